@@ -150,7 +150,7 @@ class TimeKeeper(Timekeeping):
             self._state.next_processing_time_ms(now_ms),
             channels,
             inputs,
-            (*timers, *self._plan.silent(called, timers)),
+            (*timers, *self._plan.report_silent_groups(called, timers)),
             logged.control.time.watermark_ms,
             logged.control.time.above,
             ControlOffset.find_drained(logged.sources) if self._is_draining else 0,
@@ -228,7 +228,7 @@ class TimeKeeper(Timekeeping):
         # operators' clock is the same one. What the watermark makes due is due at once.
         is_due = (due_ms is not None and due_ms <= now_ms) or state.is_due_at_once or self._must_look
         due = state.agenda.due(MAX_WATERMARK_MS, now_ms) if self._is_draining else state.due(now_ms)
-        groups = self._plan.groups_by_number(due)
+        groups = self._plan.number_groups(due)
         wake = Wake(self._next.value, groups) if groups or not has_risen else None
         # There is a first micro-batch in any case; it must not begin before its state's time.
         is_offered = is_first or self._is_ending or self._is_draining

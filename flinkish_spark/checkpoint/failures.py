@@ -40,7 +40,7 @@ from flinkish_spark.core.errors import (
     raise_translated,
 )
 from flinkish_spark.core.foreign_errors import describe_failure, is_gateway_gone, is_of_the_jvm
-from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, ErrorCategory, Rule, rule_of
+from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, ErrorCategory, Rule, find_rule
 from flinkish_spark.protocol.process_loss import (
     WHAT_TO_DO,
     JobProcess,
@@ -136,7 +136,7 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
     loss = find_process_loss(text, chain)
     notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
     where = ", ".join(part for part in (*notes, place) if part)
-    return _sorted(chain, rule_of(chain), error, where) if loss is None else _lost(loss, chain, where)
+    return _sorted(chain, find_rule(chain), error, where) if loss is None else _lost(loss, chain, where)
 
 
 def is_outage(error: BaseException) -> bool:

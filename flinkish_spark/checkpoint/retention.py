@@ -71,8 +71,8 @@ from flinkish_spark.protocol.retention import (
     CheckpointRetention,
     Deletion,
     RetentionFacts,
-    to_delete,
-    to_delete_on_cancel,
+    find_deletions,
+    find_deletions_on_cancel,
 )
 
 LOG = logging.getLogger(__name__)
@@ -611,7 +611,7 @@ class CompletedCheckpoints:
             self._to_come -= 1
             if self._to_come <= 0:
                 self._to_come = self._at_once
-                self._delete(to_delete(self._facts()))
+                self._delete(find_deletions(self._facts()))
             self._pins.clean(self._ownership.check)
         except (StoreError, CorruptObjectError, JobDirError) as error:
             LOG.warning("old checkpoints are deleted later: %s", error)
@@ -629,7 +629,7 @@ class CompletedCheckpoints:
             reason = "the job was cancelled and its checkpoints deleted"
             seal = Decision(known[-1].next(), Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)
             self._job_dir.create_decision(seal)
-        self._delete(to_delete_on_cancel(self._facts(), self._config.retention))
+        self._delete(find_deletions_on_cancel(self._facts(), self._config.retention))
 
     def _facts(self) -> RetentionFacts:
         # This order matters: a pin is made after its checkpoint's folder and goes after it. One that

@@ -26,7 +26,7 @@ ControlRow = tuple[int, int, int, int]
 
 
 def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:
-    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.wakes_since(before)]
+    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.find_new_wakes(before)]
 
 
 class _ControlPartition(InputPartition):

@@ -26,8 +26,8 @@ from flinkish_spark.protocol.accumulators import (
     AccumulatorKind,
     AccumulatorValue,
     add_value,
+    compute_result,
     merge_accumulators,
-    result,
 )
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind, merge_subtasks
 
@@ -182,7 +182,7 @@ class Accumulator(ABC):
     def get_local_value(self) -> Any:
         """Return what the current task has added so far."""
         _, held = self._own().get(self._name, (self.kind.value, None))
-        return result(self.kind, held)
+        return compute_result(self.kind, held)
 
     def _own(self) -> dict[str, tuple[str, Any]]:
         place = None if self._place is None else self._place()

@@ -33,7 +33,7 @@ from flinkish_spark.planning.stream_graph import sources_of, uid_of
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.savepoints import find_changed_meaning
-from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
+from flinkish_spark.protocol.versions import SparkMinor, VersionStep, find_version_step
 from flinkish_spark.savepoints.restore import Restore, begun_chains, check_rescale
 from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
 
@@ -269,7 +269,7 @@ def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
     """Refuse a version of Spark that is earlier than one that has run here; return which step it is."""
     before = {one: _minor(one) for one in job_dir.spark_versions()}
     ours = _minor(running)
-    step = step_to(ours, before.values())
+    step = find_version_step(ours, before.values())
     if step in (VersionStep.NONE, VersionStep.FORWARD):
         return step
     newest = max(before, key=before.__getitem__)

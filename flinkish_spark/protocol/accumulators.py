@@ -67,7 +67,7 @@ def merge_values(kind: AccumulatorKind, held: Any, other: Any) -> Any:
     return held + other
 
 
-def result(kind: AccumulatorKind, held: Any) -> Any:
+def compute_result(kind: AccumulatorKind, held: Any) -> Any:
     """Return the value that an accumulator shows."""
     match kind:
         case AccumulatorKind.AVERAGE:
@@ -120,7 +120,7 @@ class AccumulatorValue(StoredObject):
 
     @property
     def value(self) -> Any:
-        return result(self.kind, self.held)
+        return compute_result(self.kind, self.held)
 
     def merge(self, other: AccumulatorValue) -> AccumulatorValue:
         if self.kind is not other.kind:

@@ -45,7 +45,7 @@ def resolve_expected(seen: Collection[int], expected: ExpectedChannels) -> froze
     return frozenset(encode_announced_channel(index, total) for total in totals for index in range(total))
 
 
-def why_not_aligned(
+def find_misalignment(
     checkpoint: CheckpointId, acks: Sequence[SinkAck], expected: Mapping[str, ExpectedChannels]
 ) -> str:
     """Return how the barriers that sinks saw differ from the expected ones; empty if they do not."""
@@ -67,7 +67,7 @@ def why_not_aligned(
     return ""
 
 
-def sinks_reached(
+def find_reached_sinks(
     checkpoint: CheckpointId, acks: Sequence[SinkAck], expected: Mapping[str, ExpectedChannels]
 ) -> set[str]:
     """Return the sinks that saw the barrier on every channel, at least once, in this micro-batch."""

@@ -43,8 +43,8 @@ def merge_bases(before: Iterable[str], written: Collection[str]) -> tuple[str, .
     A key group has one. If two attempts of a task each wrote one, both stay live until the key group writes
     its next: only Spark knows which of the two the state names.
     """
-    anew = {_owner(name) for name in written}
-    return tuple(sorted({*written, *(name for name in before if _owner(name) not in anew)}))
+    anew = {_parse_owner(name) for name in written}
+    return tuple(sorted({*written, *(name for name in before if _parse_owner(name) not in anew)}))
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,16 @@ class LiveBases:
     def _latest(self) -> Mapping[tuple[str, str], int]:
         latest: dict[tuple[str, str], int] = {}
         for name in self.names:
-            latest[_owner(name)] = max(_batch(name), latest.get(_owner(name), 0))
+            latest[_parse_owner(name)] = max(_parse_batch(name), latest.get(_parse_owner(name), 0))
         return latest
 
     def keeps(self, name: str) -> bool:
         """Return whether the state may name a base: its key group has no later one at this checkpoint."""
         if name in self.names:
             return True
-        return _batch(name) <= self.batch.value and self._latest.get(_owner(name), -1) <= _batch(name)
+        return _parse_batch(name) <= self.batch.value and self._latest.get(
+            _parse_owner(name), -1
+        ) <= _parse_batch(name)
 
 
 def find_superseded(
@@ -74,14 +76,14 @@ def find_superseded(
     """Return the bases that no state names, nor ever will."""
     # A base is superseded only if every checkpoint has a later one of its key group. So a task's report that
     # was lost, or is late, costs disk space and no state.
-    old = (name for name in found if _batch(name) <= newest.batch.value)
+    old = (name for name in found if _parse_batch(name) <= newest.batch.value)
     return frozenset(name for name in old if not any(one.keeps(name) for one in (newest, *checkpoints)))
 
 
-def _owner(name: str) -> tuple[str, str]:
+def _parse_owner(name: str) -> tuple[str, str]:
     folder, _, file = name.rpartition("/")
     return folder, file.partition("-")[0]
 
 
-def _batch(name: str) -> int:
+def _parse_batch(name: str) -> int:
     return int(name.rpartition("/")[2].split("-")[1])

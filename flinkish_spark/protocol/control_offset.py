@@ -42,7 +42,7 @@ _member = partial(store_as, presence=Presence.LEFT_OUT)
 _Count = Annotated[int, whole(0)]
 
 
-def _groups(bits: Any) -> frozenset[int]:
+def _parse_groups(bits: Any) -> frozenset[int]:
     if not isinstance(bits, str):
         raise ValueError(f"key groups must be hexadecimal digits, got {bits!r}")
     mask = int(bits, 16)
@@ -50,7 +50,9 @@ def _groups(bits: Any) -> frozenset[int]:
 
 
 #: A bit for each key group, in hexadecimal digits.
-_GroupBits = Annotated[frozenset[int], Form(lambda groups: f"{sum(1 << one for one in groups):x}", _groups)]
+_GroupBits = Annotated[
+    frozenset[int], Form(lambda groups: f"{sum(1 << one for one in groups):x}", _parse_groups)
+]
 _PAIRS = tuple[tuple[_Count, _GroupBits], ...]
 #: Key groups by reporter number, as sorted pairs.
 _GROUPS = Form(lambda groups: write(_PAIRS, sorted(groups.items())), lambda pairs: dict(read(_PAIRS, pairs)))
@@ -121,7 +123,7 @@ class TimeOffer(StoredObject):
             self.seen.merge_max(other.seen),
         )
 
-    def wakes_since(self, before: TimeOffer) -> list[tuple[int, int]]:
+    def find_new_wakes(self, before: TimeOffer) -> list[tuple[int, int]]:
         return [] if self.wake is None or self.wake == before.wake else self.wake.rows()
 
 
@@ -152,28 +154,28 @@ class ControlOffset(StoredObject):
         )
 
     @classmethod
-    def newest(cls, sources: Iterable[Any]) -> ControlOffset:
+    def find_newest(cls, sources: Iterable[Any]) -> ControlOffset:
         """Return the newest values in the offsets of all sources of a micro-batch.
 
         Spark asks each scan of the control source separately, so a scan may lag behind another. It catches up
         in the next micro-batch.
         """
-        return reduce(cls.merge_max, _control_offsets(sources), cls())
+        return reduce(cls.merge_max, _parse_offsets(sources), cls())
 
     @classmethod
     def find_drained(cls, sources: Iterable[Any]) -> int:
         """Return the draining checkpoint whose barrier all scans of a micro-batch carry; 0 for none."""
-        given = _control_offsets(sources)
+        given = _parse_offsets(sources)
         found = {one.drained if one.drained == one.checkpoint else 0 for one in given}
         return found.pop() if len(found) == 1 else 0
 
     @classmethod
     def find_called_groups(cls, batch: int, sources: Iterable[Any]) -> list[tuple[int, int]]:
         """Return the reporter numbers and key groups that a micro-batch called, if all scans agree."""
-        wakes = [offset.time.wake for offset in _control_offsets(sources)]
+        wakes = [offset.time.wake for offset in _parse_offsets(sources)]
         wake = wakes[0] if wakes and wakes.count(wakes[0]) == len(wakes) else None
         return [] if wake is None or wake.batch != batch else wake.rows()
 
 
-def _control_offsets(sources: Iterable[Any]) -> list[ControlOffset]:
+def _parse_offsets(sources: Iterable[Any]) -> list[ControlOffset]:
     return [ControlOffset.from_json(o) for o in sources if isinstance(o, dict) and CHECKPOINT_KEY in o]

@@ -183,7 +183,7 @@ class Coordination:
         return CheckpointRequest(self._numbers, purpose, now_ms, target)
 
     def on_request(self, request: CheckpointRequest, now_ms: int) -> tuple[Effect, ...]:
-        reason = why_refused(request.purpose, self._facts(now_ms), self._queue)
+        reason = why_refused(request.purpose, self._get_facts(now_ms), self._queue)
         if reason is not None:
             return (Refuse(request, reason),)
         self._queue, rejected = self._queue.offer(request)
@@ -200,17 +200,17 @@ class Coordination:
                 text = f"not decided within {self._rules.timeout_ms} ms ({progress})"
                 effects.append(self._end(pending, CheckpointEvent.EXPIRED, Reason.EXPIRED, text))
                 self._last_end_ms = now_ms
-        effects += self._turn()
-        if is_periodic_due(self._facts(now_ms)) and not self._queue.holds(CheckpointPurpose.PERIODIC):
+        effects += self._decide_next()
+        if is_periodic_due(self._get_facts(now_ms)) and not self._queue.holds(CheckpointPurpose.PERIODIC):
             request = self.new_request(CheckpointPurpose.PERIODIC, now_ms)
-            if why_refused(request.purpose, self._facts(now_ms), self._queue) is None:
+            if why_refused(request.purpose, self._get_facts(now_ms), self._queue) is None:
                 # A full queue rejects this request itself.
                 self._queue, _ = self._queue.offer(request)
         return (*effects, *self._start(now_ms))
 
     def _start(self, now_ms: int) -> tuple[Effect, ...]:
         head = self._queue.head
-        if self._final is not None or head is None or why_waiting(head, self._facts(now_ms)) is not None:
+        if self._final is not None or head is None or why_waiting(head, self._get_facts(now_ms)) is not None:
             return ()
         self._queue = replace(self._queue, waiting=self._queue.waiting[1:])
         checkpoint, self._next_id = self._next_id, self._next_id.next()
@@ -243,7 +243,7 @@ class Coordination:
             return ()
         self._last_end_ms = now_ms
         ended = self._end(pending, CheckpointEvent.DECLINED, reason, text)
-        return (ended, *self._turn(), *self._start(now_ms))
+        return (ended, *self._decide_next(), *self._start(now_ms))
 
     def on_barriers(
         self, checkpoint: CheckpointId, batch: BatchId, participants: Iterable[Participant], now_ms: int
@@ -257,7 +257,7 @@ class Coordination:
     def on_commit_log(self, checkpoint: CheckpointId) -> tuple[Effect, ...]:
         """Note that commits/N of its micro-batch was read."""
         self._open[checkpoint].on(CheckpointEvent.COMMIT_LOG_READ)
-        return self._turn()
+        return self._decide_next()
 
     def on_decided(self, checkpoint: CheckpointId) -> None:
         """Note that this process created its COMMIT decision."""
@@ -268,9 +268,9 @@ class Coordination:
         pending = self._open.pop(checkpoint)
         pending.on(CheckpointEvent.RECEIPT_WRITTEN)
         self._last_end_ms = now_ms
-        return (NotifyCompletion(checkpoint, pending.request), *self._turn(), *self._start(now_ms))
+        return (NotifyCompletion(checkpoint, pending.request), *self._decide_next(), *self._start(now_ms))
 
-    def _turn(self) -> tuple[Effect, ...]:
+    def _decide_next(self) -> tuple[Effect, ...]:
         """Begin the next decision unless one is being made."""
         deciding = (CheckpointState.DECIDING, CheckpointState.DECIDED)
         if any(one.state in deciding for one in self._open.values()):
@@ -305,7 +305,7 @@ class Coordination:
         self._queue, gone = self._queue.remove(unwanted)
         return tuple(Refuse(request, reason) for request in gone)
 
-    def _facts(self, now_ms: int) -> TriggerFacts:
+    def _get_facts(self, now_ms: int) -> TriggerFacts:
         rules = self._rules
         return TriggerFacts(
             now_ms=now_ms,

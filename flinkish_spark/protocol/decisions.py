@@ -178,13 +178,13 @@ class ManifestRecord(StoredObject):
             decision.batch,
             decision.decided_at_ms,
             decision.purpose,
-            {uid: _share([a for a in acks if a.sink == uid], facts.get(uid, {})) for uid in uids},
+            {uid: _sum_share([a for a in acks if a.sink == uid], facts.get(uid, {})) for uid in uids},
             offsets,
             log_began_in,
         )
 
 
-def _share(acks: Sequence[SinkAck], facts: Mapping[str, Any]) -> SinkShare:
+def _sum_share(acks: Sequence[SinkAck], facts: Mapping[str, Any]) -> SinkShare:
     tasks = [task for ack in acks for task in ack.tasks]
     return SinkShare(
         sum(task.rows for task in tasks),

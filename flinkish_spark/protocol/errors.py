@@ -118,8 +118,8 @@ class Chain:
     def of(cls, text: str) -> Chain:
         reader, has_groups = _Reader(), _BETWEEN.search(text) is not None
         for line in text.splitlines():
-            reader.line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
-        return cls(tuple(reader.end() or [Cause.of("", text)]))
+            reader.read_line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
+        return cls(tuple(reader.finish() or [Cause.of("", text)]))
 
     @property
     def root(self) -> Cause:
@@ -173,11 +173,11 @@ class _Reader:
         self._raised_from: list[list[Cause]] = []
         self._is_copy = False
 
-    def line(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         if self._frames is not None:
             self._read_traceback_line(line)
         elif _TRACEBACK in line:
-            self._read_line(line.split(_TRACEBACK, 1)[0].rstrip().removesuffix(":"))
+            self._read_message_line(line.split(_TRACEBACK, 1)[0].rstrip().removesuffix(":"))
             self._close()
             if not self._goes_on:
                 self._began = len(self.found)
@@ -195,7 +195,7 @@ class _Reader:
         elif _ENDS.match(line):
             self._close()
         else:
-            self._read_line(line)
+            self._read_message_line(line)
 
     def _read_traceback_line(self, line: str) -> None:
         frame = _FRAME.match(line)
@@ -212,7 +212,7 @@ class _Reader:
         self._open = _Open(kind, [words or ""], tuple(self._frames or ()))
         self._frames = None
 
-    def _read_line(self, line: str) -> None:
+    def _read_message_line(self, line: str) -> None:
         lost, java = _LOST_TASK.search(line), _JAVA.match(line)
         head = lost or java
         if head is None:
@@ -246,7 +246,7 @@ class _Reader:
         if cause.kind or cause.message or cause.condition:
             self.found.append(cause)
 
-    def end(self) -> list[Cause]:
+    def finish(self) -> list[Cause]:
         self._close()
         inner = (cause for group in reversed(self._raised_from) for cause in group)
         return [*self.found, *inner]
@@ -607,12 +607,12 @@ _BY_CLASS = {name: rule for rule in RULES for name in rule.classes}
 _BY_WORDS = tuple((re.compile(rule.words), rule) for rule in RULES if rule.words)
 
 
-def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
+def find_rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
     """Return the row of a condition, or else of its SQLSTATE; None if there is none."""
-    return _longest(_BY_CONDITION, condition) or _longest(_BY_SQLSTATE, sqlstate)
+    return _find_longest(_BY_CONDITION, condition) or _find_longest(_BY_SQLSTATE, sqlstate)
 
 
-def rule_of(chain: Chain) -> Rule | None:
+def find_rule(chain: Chain) -> Rule | None:
     """Return the row of the innermost cause that has one, wrappers last; None if none has."""
     names = [cause.name for cause in chain.causes]
     of_a_worker = chain.causes[names.index(_WORKER) + 1 :] if _WORKER in names else ()
@@ -621,23 +621,23 @@ def rule_of(chain: Chain) -> Rule | None:
         if cause in of_a_worker and "." in cause.kind:
             # Only a client of a system is trusted, not a class of the user's.
             by_its_words = by_its_words and _CLIENT.search(cause.name) is not None
-        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause, by_its_words)
+        rule = None if cause.is_wrapper or _is_worker_error(cause) else _rule_of_cause(cause, by_its_words)
         if rule is not None:
             return rule
     for cause in chain.from_inside:
-        rule = rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)
-        if _wraps(cause) and rule is not None:
+        rule = find_rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)
+        if _is_worker_error(cause) and rule is not None:
             return rule
     return None
 
 
-def _wraps(cause: Cause) -> bool:
+def _is_worker_error(cause: Cause) -> bool:
     # A PythonException wraps the exception of Python, which follows it in the text.
     return cause.condition.split(".", 1)[0] in WRAPPERS or cause.name == _WORKER
 
 
 def _rule_of_cause(cause: Cause, by_its_words: bool) -> Rule | None:
-    found = rule_of_condition(cause.condition, cause.sqlstate)
+    found = find_rule_of_condition(cause.condition, cause.sqlstate)
     if found is not None:
         return found
     names = cause.message.split("/") if _CANNOT_MAKE in cause.message else ()
@@ -656,6 +656,6 @@ def _is_from_system(cause: Cause) -> bool:
     return not isinstance(of_python, type) or issubclass(of_python, OSError)
 
 
-def _longest(rules: dict[str, Rule], text: str) -> Rule | None:
+def _find_longest(rules: dict[str, Rule], text: str) -> Rule | None:
     fitting = [start for start in rules if text.startswith(start)]
     return rules[max(fitting, key=len)] if fitting else None

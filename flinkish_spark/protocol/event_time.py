@@ -81,7 +81,7 @@ class Valve(Generic[_K]):
 
     def resume(self, keys: Iterable[_K]) -> Valve[_K]:
         back = {
-            key: self._active_at(self.channels[key].watermark_ms)
+            key: self._make_active(self.channels[key].watermark_ms)
             for key in keys
             if self.channels[key].status is ChannelStatus.IDLE
         }
@@ -93,7 +93,7 @@ class Valve(Generic[_K]):
         for key, watermark_ms in watermarks_ms.items():
             channel = self.channels[key]
             if channel.status is ChannelStatus.ACTIVE and watermark_ms > channel.watermark_ms:
-                came = self._active_at(watermark_ms)
+                came = self._make_active(watermark_ms)
                 moved[key] = replace(came, counts=came.counts or channel.counts)
         return self._output_watermark({**self.channels, **moved})
 
@@ -107,7 +107,7 @@ class Valve(Generic[_K]):
         gone = set(keys)
         return self._output_after_removal({key: one for key, one in self.channels.items() if key not in gone})
 
-    def _active_at(self, watermark_ms: int) -> ValveChannel:
+    def _make_active(self, watermark_ms: int) -> ValveChannel:
         return ValveChannel(watermark_ms, counts=watermark_ms >= self.watermark_ms)
 
     def _output_after_removal(self, channels: dict[_K, ValveChannel]) -> Valve[_K]:

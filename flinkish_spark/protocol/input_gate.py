@@ -1,7 +1,7 @@
 """Alignment over several channels: the input gate of a chained job.
 
 The gate is a value: every event returns the next gate and the effects in the order in which they are due. An
-event that violates the contract raises :class:`GateContractError` and changes nothing. Events carry the time,
+event that violates the contract raises ValueError and changes nothing. Events carry the time,
 and an event is handled before its time: a timeout that has passed when the last barrier arrives changes
 nothing. Positions count elements of one channel; in Kafka they are offsets, so the difference of two
 positions is an upper bound of the records between them.
@@ -227,10 +227,6 @@ _NO_ID = CheckpointId(0)
 MAX_PENDING = 50
 
 
-class GateContractError(ValueError):
-    """An impossible event: unknown or blocked channel, position that goes back. The gate is unchanged."""
-
-
 @dataclass(frozen=True, slots=True)
 class InputGate:
     """The channels of one input and the checkpoints that are being aligned on them."""
@@ -255,7 +251,7 @@ class InputGate:
         return cls(settings, dict(channels))
 
     def is_blocked(self, channel: str) -> bool:
-        """Return if an open channel must not deliver now; raise GateContractError if it is not open."""
+        """Return if an open channel must not deliver now; raise ValueError if it is not open."""
         self._check_open(channel)
         return any(alignment.blocks(channel) for alignment in self.pending)
 
@@ -281,7 +277,7 @@ class InputGate:
         step = _EventStep(self, now_ms)
         step.deliver(channel, position)
         if self.is_blocked(channel):
-            raise GateContractError(f"'{channel}' is blocked at {position}, got its element there")
+            raise ValueError(f"'{channel}' is blocked at {position}, got its element there")
         step.channels[channel] = position + 1
         # Ids rise along a channel, so barriers of lower ids cannot come on it any more.
         for lower in [c for c, a in step.pending.items() if c < barrier.checkpoint and channel in a.awaited]:
@@ -310,9 +306,9 @@ class InputGate:
         return step.finish()
 
     def on_new_channel(self, channel: str, position: int, stands: NewChannel, now_ms: int) -> Step:
-        """Note a new channel, whose first element is at `position`; an open one raises GateContractError."""
+        """Note a new channel, whose first element is at `position`; an open one raises ValueError."""
         if channel in self.channels:
-            raise GateContractError(f"'{channel}' is already a channel of this gate")
+            raise ValueError(f"'{channel}' is already a channel of this gate")
         step = _EventStep(self, now_ms)
         step.channels[channel] = position
         if stands is NewChannel.AWAITS_BARRIERS:
@@ -348,7 +344,7 @@ class InputGate:
 
     def _check_open(self, channel: str) -> None:
         if channel not in self.channels:
-            raise GateContractError(f"'{channel}' is not an open channel of this gate")
+            raise ValueError(f"'{channel}' is not an open channel of this gate")
 
 
 #: Result of every event: the next gate, and the effects in their order.
@@ -368,7 +364,7 @@ class _EventStep:
     def check_position(self, channel: str, position: int) -> None:
         self._gate._check_open(channel)
         if position < self.channels[channel]:
-            raise GateContractError(
+            raise ValueError(
                 f"'{channel}' stands at {self.channels[channel]} and cannot go back to {position}"
             )
 
@@ -376,7 +372,7 @@ class _EventStep:
         self.check_position(channel, position)
         here = self.channels[channel]
         if position > here and self._gate.is_blocked(channel):
-            raise GateContractError(f"'{channel}' is blocked at {here}, got elements up to {position}")
+            raise ValueError(f"'{channel}' is blocked at {here}, got elements up to {position}")
         self.channels[channel] = position
         for checkpoint, alignment in self.pending.items():
             if alignment.collects(channel):

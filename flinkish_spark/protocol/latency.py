@@ -66,7 +66,7 @@ class LatencyHistogram:
     def add(self, latency_ms: int) -> LatencyHistogram:
         """Return the histogram with one more latency, cut to the range from 0 to 365 days."""
         known_ms = max(0, min(latency_ms, MOST_MS))
-        number = _bucket(known_ms)
+        number = _find_bucket(known_ms)
         buckets = {**self.buckets, number: self.buckets.get(number, 0) + 1}
         least_ms = known_ms if self.min_ms is None else min(self.min_ms, known_ms)
         most_ms = known_ms if self.max_ms is None else max(self.max_ms, known_ms)
@@ -121,8 +121,8 @@ class LatencyHistogram:
         if not buckets:
             return LatencyHistogram()
         assert self.min_ms is not None and self.max_ms is not None
-        least_ms = max(self.min_ms, _lowest_ms(min(buckets)))
-        most_ms = min(self.max_ms, _highest_ms(max(buckets)))
+        least_ms = max(self.min_ms, _find_lowest_ms(min(buckets)))
+        most_ms = min(self.max_ms, _find_highest_ms(max(buckets)))
         return LatencyHistogram(buckets, self.sum_ms - earlier.sum_ms, least_ms, most_ms)
 
     def quantile_ms(self, share: float) -> int | None:
@@ -146,7 +146,7 @@ class LatencyHistogram:
             seen += count
             if seen >= rank:
                 assert self.max_ms is not None
-                return min(_highest_ms(number), self.max_ms)
+                return min(_find_highest_ms(number), self.max_ms)
         return None
 
     def to_json(self) -> dict[str, Any]:
@@ -168,18 +168,18 @@ class LatencyHistogram:
         }
 
 
-def _bucket(latency_ms: int) -> int:
+def _find_bucket(latency_ms: int) -> int:
     shift = max(0, latency_ms.bit_length() - _BITS - 1)
     return (shift << _BITS) + (latency_ms >> shift)
 
 
-def _lowest_ms(bucket: int) -> int:
+def _find_lowest_ms(bucket: int) -> int:
     shift = 0 if bucket < _EXACT else (bucket >> _BITS) - 1
     return (bucket - (shift << _BITS)) << shift
 
 
-def _highest_ms(bucket: int) -> int:
-    return _lowest_ms(bucket + 1) - 1
+def _find_highest_ms(bucket: int) -> int:
+    return _find_lowest_ms(bucket + 1) - 1
 
 
 #: Reporters with these numbers measure latency: first the sink itself, then the operators.

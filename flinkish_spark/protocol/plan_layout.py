@@ -34,7 +34,7 @@ Position = Any
 _AGAIN = "#"
 
 
-def input_names(sources: Sequence[str]) -> tuple[str, ...]:
+def make_input_names(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the names of a chain's scans; further scans of the same source get a number."""
     numbers = [sources[: at + 1].count(uid) for at, uid in enumerate(sources)]
     return tuple(
@@ -50,7 +50,7 @@ def source_of(name: str) -> str:
 class Chain(StoredObject):
     """A chain of the job, from its sources to the end of a stream."""
 
-    #: Its scans of sources in the order of the plan, by the names that :func:`input_names` gives.
+    #: Its scans of sources in the order of the plan, by the names that :func:`make_input_names` gives.
     inputs: tuple[str, ...]
     #: Uids, each after the operators that it reads.
     operators: tuple[str, ...]
@@ -171,7 +171,7 @@ def lowest(positions: Sequence[Position]) -> Position:
     if all(position == positions[0] for position in positions):
         return positions[0]
     if all(SPLITS in position for position in positions):
-        return _lowest_splits(positions)
+        return _find_lowest_splits(positions)
     found: dict[str, dict[str, int]] = {}
     for position in positions:
         for topic, offsets in offsets_in(position).items():
@@ -181,7 +181,7 @@ def lowest(positions: Sequence[Position]) -> Position:
     return found
 
 
-def _lowest_splits(positions: Sequence[Position]) -> Position:
+def _find_lowest_splits(positions: Sequence[Position]) -> Position:
     """Return the minimum by split; a split without a common position is read from its beginning."""
     known = [dict(position[SPLITS]) for position in positions]
     found = []

@@ -76,16 +76,16 @@ def find_process_loss(text: str, chain: Chain) -> ProcessLoss | None:
         status = _STATUS.search(reason)
         code = None if status is None else int(status.group(1))
         return ProcessLoss(JobProcess.EXECUTOR, code == 52 or _COUNTED.search(reason) is not None, code)
-    return None if _crash_in(chain) is None else ProcessLoss(JobProcess.WORKER, is_of_memory=False)
+    return None if _find_crash(chain) is None else ProcessLoss(JobProcess.WORKER, is_of_memory=False)
 
 
 def describe_loss(chain: Chain) -> str:
     """Return the headline of a loss: the crash of a worker, rather than the end of its connection."""
-    crash = _crash_in(chain)
+    crash = _find_crash(chain)
     return chain.headline if crash is None or crash is chain.root else f"{crash} ({chain.root.name})"
 
 
-def _crash_in(chain: Chain) -> Cause | None:
+def _find_crash(chain: Chain) -> Cause | None:
     return next((cause for cause in chain.causes if _CRASHED in cause.message), None)
 
 

@@ -16,14 +16,14 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 Json = Mapping[str, Any]
 
 
-def _digest(value: Any) -> int:
+def _parse_digest(value: Any) -> int:
     if not isinstance(value, str):
         raise ValueError(f"a digest is a text, got {value!r}")
     return int(value)
 
 
 #: 64 bits as text: a JSON reader that maps numbers to doubles would lose the low ones.
-Digest = Annotated[int, Form(str, _digest)]
+Digest = Annotated[int, Form(str, _parse_digest)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class Deletion:
     parts: tuple[CheckpointPart, ...]
 
 
-def to_delete(facts: RetentionFacts) -> tuple[Deletion, ...]:
+def find_deletions(facts: RetentionFacts) -> tuple[Deletion, ...]:
     """Return the checkpoints to delete now, oldest first. Deleting may be interrupted and repeated."""
     if facts.retained < 1:
         raise ValueError(f"at least one checkpoint is retained, got {facts.retained}")
@@ -96,10 +96,10 @@ def to_delete(facts: RetentionFacts) -> tuple[Deletion, ...]:
     places = {f.checkpoint for f in (*plain[-facts.retained :], *completed[-1:])}
     oldest_kept = min(places, default=CheckpointId(0))
     goes = [f.checkpoint for f in _sort_by_id(facts) if _may_go(f, facts.history, oldest_kept)]
-    return _deletions(facts, goes)
+    return _make_deletions(facts, goes)
 
 
-def to_delete_on_cancel(facts: RetentionFacts, retention: CheckpointRetention) -> tuple[Deletion, ...]:
+def find_deletions_on_cancel(facts: RetentionFacts, retention: CheckpointRetention) -> tuple[Deletion, ...]:
     """Return the checkpoints to delete after a job was cancelled; none under RETAIN_ON_CANCELLATION.
 
     The caller seals one more id with ABORT before: new ids must be above it, since sinks recognise
@@ -125,7 +125,7 @@ def to_delete_on_cancel(facts: RetentionFacts, retention: CheckpointRetention) -
         if f.verdict is Verdict.ABORT or (f.verdict is Verdict.COMMIT and f.has_receipt)
         if f.checkpoint not in needed
     ]
-    return _deletions(facts, goes)
+    return _make_deletions(facts, goes)
 
 
 def _sort_by_id(facts: RetentionFacts) -> list[CheckpointFact]:
@@ -147,7 +147,7 @@ def _may_go(fact: CheckpointFact, history: LineageHistory, oldest_kept: Checkpoi
     return fact.checkpoint < oldest_kept or (fact.verdict is Verdict.COMMIT and is_dead)
 
 
-def _deletions(facts: RetentionFacts, goes: Iterable[CheckpointId]) -> tuple[Deletion, ...]:
+def _make_deletions(facts: RetentionFacts, goes: Iterable[CheckpointId]) -> tuple[Deletion, ...]:
     known = {f.checkpoint for f in facts.checkpoints}
     kept = facts.referenced | {max(known, default=CheckpointId(0))}
     whole = [Deletion(one, tuple(CheckpointPart)) for one in goes if one not in kept]

@@ -447,7 +447,7 @@ def check_chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     for chain, sinks in job.chains.items():
         try:
             begin_chain(chain, sinks, savepoint.chains, job.positionable)
-        except PositionsDiffer as error:
+        except PositionMismatchError as error:
             problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
         if chain not in [saved.chain for saved in savepoint.chains]:
             # The readers would wait for ever, since the source does not run again.
@@ -458,7 +458,7 @@ def check_chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     return problems
 
 
-class PositionsDiffer(ValueError):
+class PositionMismatchError(ValueError):
     """One part of a chain has read records that another part has not."""
 
 
@@ -479,7 +479,7 @@ def begin_chain(
     for name, position in begins.items():
         own = [one for one in saved if one.readers & readers]
         if any(found != position for one in own for found in _find_saved_positions(one, name)):
-            raise PositionsDiffer(f"what the sinks of '{chain.name}' have read ends at another place")
+            raise PositionMismatchError(f"what the sinks of '{chain.name}' have read ends at another place")
     anchor = _find_anchor(chain, readers, saved)
     states = {}
     for operator in chain.operators:
@@ -487,7 +487,9 @@ def begin_chain(
         if anchor is not None and having:
             fitting = [one for one in having if one == anchor or _has_positions(one, places, anchor)]
             if not fitting:
-                raise PositionsDiffer(f"'{operator}' and '{anchor.chain.name}' stood at different places")
+                raise PositionMismatchError(
+                    f"'{operator}' and '{anchor.chain.name}' stood at different places"
+                )
             states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
     return SeededChain(chain, _leave_out_none(begins), states)
 

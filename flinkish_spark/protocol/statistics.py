@@ -341,7 +341,7 @@ class Quantity(Choice):
 Sample = tuple[int | None, ...]
 
 
-def sample_of(statistics: CheckpointStatistics) -> Sample:
+def make_sample(statistics: CheckpointStatistics) -> Sample:
     """Return the quantities of one checkpoint for the summary."""
     staged = {"rows": statistics.rows, "bytes_staged": statistics.bytes_staged}
     known = statistics.durations.to_json() | staged
@@ -554,7 +554,7 @@ class StatisticsHistory(StoredObject):
             raise ValueError(
                 f"checkpoint {statistics.checkpoint} is {statistics.status.value}, not triggered"
             )
-        if self._was_here(statistics.checkpoint):
+        if self._is_known(statistics.checkpoint):
             raise ValueError(f"checkpoint {statistics.checkpoint} was triggered before")
         counts = replace(self.counts, triggered=self.counts.triggered + 1)
         return replace(self, entries=self._replace_entry(statistics), counts=counts)
@@ -573,12 +573,12 @@ class StatisticsHistory(StoredObject):
         if statistics.status is CheckpointStatus.IN_PROGRESS:
             raise ValueError(f"checkpoint {statistics.checkpoint} has not ended")
         is_open = any(e.checkpoint == statistics.checkpoint for e in self.in_progress)
-        if not is_open and self._was_here(statistics.checkpoint):
+        if not is_open and self._is_known(statistics.checkpoint):
             return self
         counts = self.counts if is_open else replace(self.counts, triggered=self.counts.triggered + 1)
         entries = self._replace_entry(statistics)
         if statistics.status is CheckpointStatus.FAILED:
-            newest = _newer(self.newest_failed, statistics)
+            newest = _choose_newer(self.newest_failed, statistics)
             counts = replace(counts, failed=counts.failed + 1)
             return replace(self, entries=entries, counts=counts, newest_failed=newest)._apply_limits()
         savepoint = self.newest_savepoint
@@ -586,9 +586,11 @@ class StatisticsHistory(StoredObject):
             self,
             entries=entries,
             counts=replace(counts, completed=counts.completed + 1),
-            samples=(*self.samples, sample_of(statistics))[-self.window :],
-            newest_completed=_newer(self.newest_completed, statistics),
-            newest_savepoint=_newer(savepoint, statistics) if statistics.purpose.is_savepoint else savepoint,
+            samples=(*self.samples, make_sample(statistics))[-self.window :],
+            newest_completed=_choose_newer(self.newest_completed, statistics),
+            newest_savepoint=_choose_newer(savepoint, statistics)
+            if statistics.purpose.is_savepoint
+            else savepoint,
         )._apply_limits()
 
     def count_refused(self) -> StatisticsHistory:
@@ -609,7 +611,7 @@ class StatisticsHistory(StoredObject):
                 known[name] = count if name in GAUGES else known.get(name, 0) + count
         return replace(self, totals=totals)
 
-    def _was_here(self, checkpoint: CheckpointId) -> bool:
+    def _is_known(self, checkpoint: CheckpointId) -> bool:
         return checkpoint <= self.dropped_up_to or any(e.checkpoint == checkpoint for e in self.entries)
 
     def _replace_entry(self, statistics: CheckpointStatistics) -> tuple[CheckpointStatistics, ...]:
@@ -645,7 +647,7 @@ def _limit_details(ended: Sequence[CheckpointStatistics], details: int) -> Itera
             yield kept
 
 
-def _newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> CheckpointStatistics:
+def _choose_newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> CheckpointStatistics:
     if known is not None and known.checkpoint > found.checkpoint:
         return known
     return found.drop_details()

@@ -111,7 +111,7 @@ class TimePlan:
             for uid in operators
         }
 
-    def operator_times(self) -> dict[str, OperatorTime]:
+    def make_operator_times(self) -> dict[str, OperatorTime]:
         names: dict[str, set[str]] = {}
         for name, uid in self.instances().items():
             names.setdefault(uid, set()).add(name)
@@ -121,7 +121,7 @@ class TimePlan:
             for uid, own in sorted(names.items())
         }
 
-    def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
+    def number_groups(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
         instances = self.instances()
         numbers = {uid: self.number_of(uid) for uid in set(instances.values())}
         found: dict[int, set[int]] = {}
@@ -133,7 +133,7 @@ class TimePlan:
                 found.setdefault(numbers[uid], set()).add(opens)
         return {number: frozenset(groups) for number, groups in sorted(found.items())}
 
-    def silent(
+    def report_silent_groups(
         self, called: Iterable[tuple[int, int]], reported: Iterable[TimerReport]
     ) -> tuple[TimerReport, ...]:
         """Return reports without timers for the key groups that were called and reported nothing."""
@@ -166,7 +166,9 @@ class TimePlan:
         agenda = Agenda(dict(sorted(found.items())))
         reporting = {one.uid for one in self.reporters}
         levels = {uid: level for uid, level in state.levels.items() if uid in reporting}
-        return replace(state, agenda=agenda, levels=levels).adapt_to_job(self.rules, self.operator_times())
+        return replace(state, agenda=agenda, levels=levels).adapt_to_job(
+            self.rules, self.make_operator_times()
+        )
 
 
 def make_reporters(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Reporter, ...]:
@@ -202,7 +204,7 @@ def find_reports(
     for sink, report in iterate_reports(acks):
         if report.reporter >= SINK_REPORTER:
             continue
-        reporter, chain = _reporter(plan, sink, report.reporter)
+        reporter, chain = _find_reporter(plan, sink, report.reporter)
         if reporter.role is ReporterRole.OPERATOR:
             name = plan.instance(reporter.uid, chain)
             for group in plan.expand_bundle(reporter.uid, report.place):
@@ -225,7 +227,7 @@ def find_reports(
     )
 
 
-def _reporter(plan: TimePlan, sink: str, number: int) -> tuple[Reporter, str]:
+def _find_reporter(plan: TimePlan, sink: str, number: int) -> tuple[Reporter, str]:
     """Return the reporter and its chain; the parts of a sink number their reporters consecutively."""
     chains = plan.chains.get(sink, ("",))
     if number >= len(plan.reporters) * len(chains):
@@ -288,7 +290,7 @@ def _count_by_counter(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str
     groups: dict[tuple[str, int, str, int], int] = {}
     for sink, report in iterate_reports(acks):
         if is_count(report):
-            reporter, chain = _reporter(plan, sink, report.reporter - FIRST_LATE_REPORTER)
+            reporter, chain = _find_reporter(plan, sink, report.reporter - FIRST_LATE_REPORTER)
             groups[reporter.uid, report.second, chain, report.place] = report.first
     found = Counter[tuple[str, int]]()
     for (uid, counter, chain, _), count in sorted(groups.items()):

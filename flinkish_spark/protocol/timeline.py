@@ -52,10 +52,10 @@ class Mark:
         word, *rest = text.split(" ")
         if word != _WORD or len(rest) not in (2, 3) or rest[0] != str(job) or not rest[1].isdecimal():
             return None
-        return cls(CheckpointId(int(rest[1])), token_in(rest[2:]))
+        return cls(CheckpointId(int(rest[1])), find_token(rest[2:]))
 
 
-def token_in(words: Iterable[str]) -> str | None:
+def find_token(words: Iterable[str]) -> str | None:
     return next((word for word in words if _TOKEN.fullmatch(word)), None)
 
 

@@ -48,7 +48,7 @@ class VersionStep(enum.Enum):
     ANOTHER_MAJOR = "ANOTHER_MAJOR"
 
 
-def step_to(running: SparkMinor, before: Iterable[SparkMinor]) -> VersionStep:
+def find_version_step(running: SparkMinor, before: Iterable[SparkMinor]) -> VersionStep:
     """Return the version step of a start with `running`, after starts with the versions `before`."""
     newest = max(before, default=running)
     if newest.major != running.major:

@@ -1,6 +1,6 @@
 """Watermark alignment over sources: the channels that are held back until others have caught up.
 
-:func:`~flinkish_spark.protocol.watermarks.to_hold_back` returns the channels that are ahead of their group.
+:func:`~flinkish_spark.protocol.watermarks.find_channels_to_hold` returns the channels ahead of their group.
 Several chains of a plan may read a source, each with an assigner of its own, and all of its scans get the
 same advice: a channel is held back only if it is ahead for every assigner. So the slowest channel of a group
 is never held back, whichever chains read it.
@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 from flinkish_spark.protocol.codec import read, whole, write
 from flinkish_spark.protocol.ids import Uid
 from flinkish_spark.protocol.time_plan import TimePlan
-from flinkish_spark.protocol.watermarks import EventTime, to_hold_back
+from flinkish_spark.protocol.watermarks import EventTime, find_channels_to_hold
 
 
 class Channels(enum.Enum):
@@ -64,7 +64,7 @@ def find_held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannel
             aligned.setdefault(assigner.source, []).append(uid)
     if not aligned:
         return {}
-    ahead = to_hold_back(plan.rules, state)
+    ahead = find_channels_to_hold(plan.rules, state)
     found = {}
     for source, uids in aligned.items():
         held: frozenset[int] | Channels = Channels.ALL

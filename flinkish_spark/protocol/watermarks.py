@@ -138,12 +138,12 @@ def _is_silent(rules: AssignerRules, since_ms: int, now_ms: int) -> bool:
 _ROWS = tuple[tuple[Instance, WatermarkMs, ChannelStatus, bool], ...]
 
 
-def _valve_members(valve: Valve[str]) -> dict[str, Any]:
+def _write_valve(valve: Valve[str]) -> dict[str, Any]:
     rows = [(uid, one.watermark_ms, one.status, one.counts) for uid, one in sorted(valve.channels.items())]
     return {"watermark_ms": valve.watermark_ms, "valve": write(_ROWS, rows)}
 
 
-def _valve_from(stored: Mapping[str, Any]) -> Valve[str]:
+def _read_valve(stored: Mapping[str, Any]) -> Valve[str]:
     rows = read(_ROWS, get_member(stored, "valve"))
     check_unique("assigner", (uid for uid, *_ in rows))
     watermark_ms = read(WatermarkMs, get_member(stored, "watermark_ms"))
@@ -151,7 +151,7 @@ def _valve_from(stored: Mapping[str, Any]) -> Valve[str]:
 
 
 #: A valve over assigners, stored as two members of its object.
-StoredValve = Annotated[Valve[str], Form(_valve_members, _valve_from)]
+StoredValve = Annotated[Valve[str], Form(_write_valve, _read_valve)]
 
 
 # Two parts of a job that share no input do not wait for each other. An operator after another one has all
@@ -318,7 +318,7 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
         raise ValueError(f"processing time went back from {state.processing_time_ms} to {now_ms}")
     reported = batch.group_by_assigner()
     known = {one.assigner: one for one in batch.inputs}
-    held_back = to_hold_back(rules, state)
+    held_back = find_channels_to_hold(rules, state)
     assigners = {}
     for uid, of_assigner in rules.items():
         before = state.assigners.get(uid) or AssignerTime(known_since_ms=now_ms)
@@ -343,22 +343,24 @@ def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
     )
 
 
-def to_hold_back(rules: Rules, state: EventTime) -> frozenset[Place]:
+def find_channels_to_hold(rules: Rules, state: EventTime) -> frozenset[Place]:
     """Return the assigners and channels to hold back in the next micro-batch: those ahead of their group."""
     slowest_ms: dict[str, int] = {}
-    running = _running(rules, state)
+    running = _find_running(rules, state)
     for uid, one in running:
         alignment = rules[uid].alignment
         if alignment is not None and state.valve.channels[uid].status is ChannelStatus.ACTIVE:
             # Without channels the watermark is that of the channels that have gone.
-            least_ms = min(_active_ms(one).values(), default=one.valve.watermark_ms)
+            least_ms = min(_find_active_ms(one).values(), default=one.valve.watermark_ms)
             slowest_ms[alignment.group] = min(least_ms, slowest_ms.get(alignment.group, least_ms))
     ahead: set[Place] = set()
     for uid, one in running:
         alignment = rules[uid].alignment
         if alignment is not None and alignment.group in slowest_ms:
             most_ms = slowest_ms[alignment.group] + alignment.max_drift_ms
-            ahead |= {(uid, channel) for channel, mark_ms in _active_ms(one).items() if mark_ms > most_ms}
+            ahead |= {
+                (uid, channel) for channel, mark_ms in _find_active_ms(one).items() if mark_ms > most_ms
+            }
     return frozenset(ahead)
 
 
@@ -368,36 +370,36 @@ def next_micro_batch_ms(rules: Rules, state: EventTime) -> int | None:
         return None
     if state.is_due_at_once:
         return state.processing_time_ms
-    held_back = to_hold_back(rules, state)
+    held_back = find_channels_to_hold(rules, state)
     awaited: Collection[str] = rules.keys()
     if not held_back:
         waiting = state.agenda.next_event_times_ms.keys()
         timed = [one for one in state.operators.values() if waiting & one.instances]
         awaited = {uid for one in timed for uid in one.inputs} if state.operators or not waiting else awaited
-    times_ms = (state.agenda.next_processing_time_ms, _next_idle_ms(rules, state, awaited, held_back))
+    times_ms = (state.agenda.next_processing_time_ms, _find_next_idle_ms(rules, state, awaited, held_back))
     return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
-def _next_idle_ms(
+def _find_next_idle_ms(
     rules: Rules, state: EventTime, awaited: Collection[str], held_back: Collection[Place]
 ) -> int | None:
     """Return the time at which the next channel of the awaited assigners becomes idle without records."""
     times_ms: list[int] = []
-    for uid, one in _running(rules, state):
+    for uid, one in _find_running(rules, state):
         idleness_ms = rules[uid].idleness_ms
         is_idle = state.valve.channels[uid].status is ChannelStatus.IDLE
         if uid not in awaited or idleness_ms is None or is_idle:
             continue
-        waiting = [one.silent_since_ms[c] for c in _active_ms(one) if (uid, c) not in held_back]
+        waiting = [one.silent_since_ms[c] for c in _find_active_ms(one) if (uid, c) not in held_back]
         since_ms = waiting if one.valve.channels else [one.known_since_ms]
         times_ms += [silent_since_ms + idleness_ms for silent_since_ms in since_ms]
     return min(times_ms, default=None)
 
 
-def _running(rules: Rules, state: EventTime) -> list[tuple[str, AssignerTime]]:
+def _find_running(rules: Rules, state: EventTime) -> list[tuple[str, AssignerTime]]:
     return [(uid, one) for uid, one in state.assigners.items() if uid in rules and not one.has_ended]
 
 
-def _active_ms(one: AssignerTime) -> dict[int, int]:
+def _find_active_ms(one: AssignerTime) -> dict[int, int]:
     channels = one.valve.channels.items()
     return {number: c.watermark_ms for number, c in channels if c.status is ChannelStatus.ACTIVE}

@@ -17,7 +17,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
-from flinkish_spark.protocol.timeline import Mark, token_in
+from flinkish_spark.protocol.timeline import Mark, find_token
 
 Json = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ def mark_in(note: str, app: str) -> Mark | None:
     found = _marked(note)
     if found is None or found[0] != app:
         return None
-    return Mark(CheckpointId(found[1]), token_in(note.split(" ")))
+    return Mark(CheckpointId(found[1]), find_token(note.split(" ")))
 
 
 def _marked(note: str) -> tuple[str, int] | None:

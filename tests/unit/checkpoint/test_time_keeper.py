@@ -144,7 +144,7 @@ class Query:
     @property
     def carried_ms(self) -> int:
         """The watermark of the last micro-batch."""
-        return ControlOffset.newest(self.controls).time.watermark_ms
+        return ControlOffset.find_newest(self.controls).time.watermark_ms
 
 
 def seen(time_ms: int, channel: int = 0) -> TimeReport:

@@ -187,7 +187,7 @@ def test_an_operator_in_two_chains_waits_for_both_and_so_do_those_behind_it(prog
     both = {"orders.sums", "orders.tops"}
     found = program.plan()
     assert found.inputs == {"first": both, "sums": both, "tops": {*both, "clicks.tops"}}
-    times = found.operator_times()
+    times = found.make_operator_times()
     assert times["first"].instances == {"first.sums", "first.tops"}
     assert (times["tops"].inputs, times["tops"].instances) == (found.inputs["tops"], {"tops"})
 
@@ -198,14 +198,14 @@ def test_an_operator_that_runs_once_for_several_has_one_name(program: Program) -
     program.sink(program.keyed(shared.union(timed(program, "clicks")), "tops"), "top")
     found = program.plan()
     assert found.inputs == {"first": {"orders.tops"}, "tops": {"orders.tops", "clicks.tops"}}
-    assert found.operator_times()["first"].instances == {"first"}
+    assert found.make_operator_times()["first"].instances == {"first"}
     assert found.chains == {"all": ("tops",), "top": ("tops",)}
 
 
 def test_who_reads_nothing_that_reaches_a_sink_is_no_operator_of_the_plan(program: Program) -> None:
     program.keyed(timed(program, "orders"), "sums")
     program.sink(program.source("raw"), "copy")
-    assert program.plan().inputs == {} == program.plan().operator_times()
+    assert program.plan().inputs == {} == program.plan().make_operator_times()
 
 
 # -- alignment -----------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from flinkish_spark.protocol.accumulators import (
     AccumulatorKind,
     AccumulatorValue,
     add_value,
+    compute_result,
     merge_accumulators,
     merge_values,
-    result,
 )
 
 K = AccumulatorKind
@@ -48,8 +48,8 @@ def held(kind: AccumulatorKind, values: list[Any]) -> Any:
 
 @pytest.mark.parametrize("kind", K)
 def test_each_kind_shows_what_it_was_given(kind: AccumulatorKind) -> None:
-    assert result(kind, held(kind, [3, 1, 2])) == SHOWN[kind]
-    assert result(kind, None) == EMPTY[kind]
+    assert compute_result(kind, held(kind, [3, 1, 2])) == SHOWN[kind]
+    assert compute_result(kind, None) == EMPTY[kind]
 
 
 @pytest.mark.parametrize("kind", K)

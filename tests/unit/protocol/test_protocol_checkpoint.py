@@ -9,8 +9,8 @@ import pytest
 from flinkish_spark.protocol.alignment import (
     AnnouncedChannels,
     encode_announced_channel,
-    sinks_reached,
-    why_not_aligned,
+    find_misalignment,
+    find_reached_sinks,
 )
 from flinkish_spark.protocol.checkpoint import (
     TRANSITIONS,
@@ -204,8 +204,8 @@ TWO_EACH = {"a": frozenset({0, 1}), "b": frozenset({0, 1})}
 )
 def test_each_channel_shows_its_barrier_exactly_once(acks, why, reached) -> None:
     """Behaviours 96, 110: exactly once a channel must not repeat it; at least once it may."""
-    assert why_not_aligned(CheckpointId(7), acks, TWO_EACH) == why
-    assert sinks_reached(CheckpointId(7), acks, TWO_EACH) == set(reached)
+    assert find_misalignment(CheckpointId(7), acks, TWO_EACH) == why
+    assert find_reached_sinks(CheckpointId(7), acks, TWO_EACH) == set(reached)
 
 
 def test_barriers_of_other_ids_do_not_disturb() -> None:
@@ -213,9 +213,9 @@ def test_barriers_of_other_ids_do_not_disturb() -> None:
     both = SinkAck("a", tuple(ack("a", 0, checkpoint=c).tasks[0] for c in (6, 7)))
     expected = {"a": frozenset({0})}
     for checkpoint in (6, 7):
-        assert why_not_aligned(CheckpointId(checkpoint), [both], expected) == ""
-        assert sinks_reached(CheckpointId(checkpoint), [both], expected) == {"a"}
-    assert why_not_aligned(CheckpointId(8), [both], expected) == "sink 'a' saw no barrier 8 on channel 0"
+        assert find_misalignment(CheckpointId(checkpoint), [both], expected) == ""
+        assert find_reached_sinks(CheckpointId(checkpoint), [both], expected) == {"a"}
+    assert find_misalignment(CheckpointId(8), [both], expected) == "sink 'a' saw no barrier 8 on channel 0"
 
 
 def test_announced_channels_must_all_show_their_barrier() -> None:
@@ -224,7 +224,7 @@ def test_announced_channels_must_all_show_their_barrier() -> None:
     expected = {"out": AnnouncedChannels.ANNOUNCED}
 
     def why(channels: list[int]) -> str:
-        return why_not_aligned(CheckpointId(7), [ack("out", *channels)], expected)
+        return find_misalignment(CheckpointId(7), [ack("out", *channels)], expected)
 
     assert why(three) == ""
     assert "saw no barrier 7 on channel" in why(three[:2])
@@ -235,7 +235,7 @@ def test_announced_channels_must_all_show_their_barrier() -> None:
         [encode_announced_channel(0, 1), encode_announced_channel(0, 2)]
     )
     for channels, reached in ((three, {"out"}), (three[:2], set()), ([], set())):
-        assert sinks_reached(CheckpointId(7), [ack("out", *channels)], expected) == reached
+        assert find_reached_sinks(CheckpointId(7), [ack("out", *channels)], expected) == reached
     for index, total in ((3, 3), (-1, 2), (0, 0), (0, 1 << 31)):
         with pytest.raises(ValueError, match="there is no channel"):
             encode_announced_channel(index, total)

@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 from flinkish_spark.jars import running_minor
-from flinkish_spark.protocol.errors import RULES, Chain, ErrorCategory, rule_of, rule_of_condition
+from flinkish_spark.protocol.errors import RULES, Chain, ErrorCategory, find_rule, find_rule_of_condition
 from tests.support.services import BUILD
 
 #: JAR and the list in it.
@@ -54,7 +54,9 @@ def test_the_lists_are_those_of_the_pinned_versions(named: Mapping[str, str]) ->
 def test_what_spark_says_of_a_plan_or_a_record_is_sorted_by_its_class(named: Mapping[str, str]) -> None:
     """A plan that is refused is not run again and again, and a record once; what nobody sorted ends, too."""
     wrong = {
-        name: rule_of_condition(name, state) for name, state in named.items() if state[:2] in ("42", "22")
+        name: find_rule_of_condition(name, state)
+        for name, state in named.items()
+        if state[:2] in ("42", "22")
     }
     assert len(wrong) > 1_000 and None not in wrong.values()
     may_pass = [name for name, rule in wrong.items() if rule and rule.category is ErrorCategory.OUTAGE]
@@ -112,7 +114,9 @@ def test_each_rule_says_why_and_what_to_do() -> None:
     ],
 )
 def test_families(named: Mapping[str, str], start: str, sort: ErrorCategory) -> None:
-    found = {name: rule_of_condition(name, state) for name, state in named.items() if name.startswith(start)}
+    found = {
+        name: find_rule_of_condition(name, state) for name, state in named.items() if name.startswith(start)
+    }
     if running_minor() == "4.1" and any(name.startswith(start) for name in NEW_IN_4_2):
         assert found == {}
         return
@@ -194,7 +198,7 @@ JAVA = "org.apache.spark.SparkException: {}\n\tat a.b.c(D.java:1)\n"
     ],
 )
 def test_the_innermost_cause_that_is_known_decides(text: str, sort: ErrorCategory) -> None:
-    rule = rule_of(Chain.of(text))
+    rule = find_rule(Chain.of(text))
     assert rule is not None and rule.category is sort, rule
 
 
@@ -212,4 +216,4 @@ def test_the_innermost_cause_that_is_known_decides(text: str, sort: ErrorCategor
     ],
 )
 def test_what_nobody_named_is_not_sorted(text: str) -> None:
-    assert rule_of(Chain.of(text)) is None
+    assert find_rule(Chain.of(text)) is None

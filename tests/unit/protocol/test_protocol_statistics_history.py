@@ -24,7 +24,7 @@ from flinkish_spark.protocol.statistics import (
     RestoredCheckpoint,
     StatisticsHistory,
     Summary,
-    sample_of,
+    make_sample,
 )
 
 EXPIRED = CheckpointFailureReason.EXPIRED
@@ -150,7 +150,7 @@ def test_the_stored_form_stays_below_a_megabyte() -> None:
         )
         for n in range(1_000)
     )
-    history = StatisticsHistory(samples=(sample_of(completed(much).complete(durations, rows=much)),) * 999)
+    history = StatisticsHistory(samples=(make_sample(completed(much).complete(durations, rows=much)),) * 999)
     for number in range(1, 31):
         begun = triggered(much + number, P.FINAL_SAVEPOINT)
         done = begun.complete(durations, rows=much, bytes_staged=much, participants=sinks)

@@ -29,7 +29,7 @@ def waiting(*places: tuple[str, int]) -> EventTime:
 
 def test_key_groups_of_operators_that_the_plan_lacks_are_not_called() -> None:
     places = [("sums", 3), ("sums", 5), ("gone", 1)]
-    assert SHARED.groups_by_number(places) == {1: frozenset({3, 5})}
+    assert SHARED.number_groups(places) == {1: frozenset({3, 5})}
 
 
 def test_a_report_of_nobody_is_refused() -> None:

@@ -20,7 +20,13 @@ from flinkish_spark.protocol.event_time import (
     TimerReport,
 )
 from flinkish_spark.protocol.timer_index import Agenda
-from flinkish_spark.protocol.watermarks import EventTime, Rules, next_micro_batch_ms, step, to_hold_back
+from flinkish_spark.protocol.watermarks import (
+    EventTime,
+    Rules,
+    find_channels_to_hold,
+    next_micro_batch_ms,
+    step,
+)
 
 BOUNDED = BoundedOutOfOrderness(1_000)
 
@@ -46,7 +52,7 @@ class Job:
 
     @property
     def held_back(self) -> set[tuple[str, int]]:
-        return set(to_hold_back(self.rules, self.state))
+        return set(find_channels_to_hold(self.rules, self.state))
 
     @property
     def next_ms(self) -> int | None:

@@ -28,9 +28,9 @@ from flinkish_spark.protocol.event_time import (
 from flinkish_spark.protocol.watermarks import (
     EventTime,
     OperatorTime,
+    find_channels_to_hold,
     next_micro_batch_ms,
     step,
-    to_hold_back,
 )
 from tests.support.effort import examples
 
@@ -170,7 +170,7 @@ def test_the_watermark_is_that_of_the_slowest_active_assigner(history) -> None:
 def test_the_slowest_of_a_group_goes_on_and_nobody_is_woken_for_nothing(history) -> None:
     rules, batches = history
     for state in run(rules, batches):
-        held = to_hold_back(rules, state)
+        held = find_channels_to_hold(rules, state)
         groups = {rules[uid].alignment.group for uid, _ in held}
         for group in groups:
             members = {uid for uid, one in rules.items() if one.alignment and one.alignment.group == group}

@@ -116,7 +116,7 @@ def test_an_operator_in_two_chains_has_two_sets_of_timers() -> None:
         SHARED, [*acks(TimeReport(0, 3, 500, NONE_MS)), *acks(TimeReport(0, 3, 7, 8), sink="right")]
     )
     assert [(t.operator, t.event_time_ms) for t in timers] == [("first.sums", 500), ("first.tops", 7)]
-    assert SHARED.groups_by_number({("first.sums", 3), ("first.tops", 4)}) == {0: frozenset({3, 4})}
+    assert SHARED.number_groups({("first.sums", 3), ("first.tops", 4)}) == {0: frozenset({3, 4})}
 
 
 def test_timers_follow_an_operator_into_other_chains() -> None:
@@ -153,7 +153,7 @@ def test_a_staged_file_without_event_time_is_read() -> None:
 
 def test_called_key_groups_go_by_number() -> None:
     places = {("tops", 3), ("sums", 1), ("sums", 0), ("gone", 5)}
-    assert PLAN.groups_by_number(places) == {0: frozenset({0, 1}), 1: frozenset({3})}
+    assert PLAN.number_groups(places) == {0: frozenset({0, 1}), 1: frozenset({3})}
     assert (PLAN.number_of("sums"), PLAN.number_of("clicks")) == (0, 3)
 
 

@@ -267,7 +267,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
-        offered = ControlOffset.newest([start]).merge_max(self._offered())
+        offered = ControlOffset.find_newest([start]).merge_max(self._offered())
         self._wait_a_little()
         self._newest = self._watch.ends(begin)
         end = self._capped(begin, self._newest)
