@@ -333,13 +333,13 @@ class Misfit(enum.Enum):
     OPERATOR_MISSING = "its operator is not in the job"
     MAX_PARALLELISM = "the number of key groups differs"
     KEY_TYPE = "the type of the key differs"
-    MEANING = "what its state means differs"
+    MEANING = "the meaning of its state differs"
     SOURCE_MISSING = "its source is not in the job"
     SOURCE_KIND = "the source is of another kind"
     INPUT_MISSING = "the source no longer reads one of its inputs"
-    NOT_POSITIONABLE = "the source cannot be told where to begin"
-    CHAINS_JOINED = "parts that stood at different places belong together now"
-    FINISHED_CHANGED = "the source had come to its end and is read by others now"
+    NOT_POSITIONABLE = "the source cannot start at a given position"
+    CHAINS_JOINED = "parts with different positions are in one chain now"
+    FINISHED_CHANGED = "the source had finished and has new readers now"
     HOOK_MISSING = "its master hook is not in the job"
 
 
@@ -479,7 +479,7 @@ def begin_chain(
     for name, position in begins.items():
         own = [one for one in saved if one.readers & readers]
         if any(found != position for one in own for found in _find_saved_positions(one, name)):
-            raise PositionMismatchError(f"what the sinks of '{chain.name}' have read ends at another place")
+            raise PositionMismatchError(f"the sinks of '{chain.name}' have read up to another position")
     anchor = _find_anchor(chain, readers, saved)
     states = {}
     for operator in chain.operators:
@@ -488,7 +488,7 @@ def begin_chain(
             fitting = [one for one in having if one == anchor or _has_positions(one, places, anchor)]
             if not fitting:
                 raise PositionMismatchError(
-                    f"'{operator}' and '{anchor.chain.name}' stood at different places"
+                    f"'{operator}' and '{anchor.chain.name}' had different positions"
                 )
             states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
     return SeededChain(chain, _leave_out_none(begins), states)
