@@ -17,9 +17,9 @@ from flinkish_spark.protocol.latency import (
     LatencyHistogram,
     MeasuredAt,
     Measurement,
-    _bucket,
-    _highest_ms,
-    _lowest_ms,
+    _find_bucket,
+    _find_highest_ms,
+    _find_lowest_ms,
     drop_latencies,
     find_measurements,
     place_of,
@@ -56,10 +56,10 @@ def test_an_empty_histogram_knows_nothing() -> None:
 def test_buckets_leave_no_gap_and_are_narrow() -> None:
     begin = 0
     for number in range(1_000):
-        assert _lowest_ms(number) == begin
-        assert _bucket(begin) == _bucket(_highest_ms(number)) == number
-        assert (_highest_ms(number) - begin) * 32 <= begin or begin < 64
-        begin = _highest_ms(number) + 1
+        assert _find_lowest_ms(number) == begin
+        assert _find_bucket(begin) == _find_bucket(_find_highest_ms(number)) == number
+        assert (_find_highest_ms(number) - begin) * 32 <= begin or begin < 64
+        begin = _find_highest_ms(number) + 1
     assert begin > MOST_MS
 
 
