@@ -120,7 +120,7 @@ _AWAITED: Mapping[CheckpointState, str] = {
     S.INITIALISING: "its record in the job directory and the master hooks",
     S.ACKNOWLEDGED: "Spark to log its micro-batch as done",
     S.LOGGED: "the checkpoints before it to be finished",
-    S.DECIDING: "its decision: sinks are asked what is left, then the job directory takes it",
+    S.DECIDING: "its decision: the sinks check the staged data, then the decision is written",
     S.DECIDED: "its commit: sinks, manifest, group offsets, receipt",
     S.CONFIRMED: "nothing",
     S.ABORTED: "nothing",

@@ -349,8 +349,8 @@ RULES = (
     Rule(
         ErrorCategory.SETTING,
         "rows of the source table were updated, deleted or overwritten, and a source of rows that are "
-        "added cannot say that others are gone",
-        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin behind that version in a "
+        "added cannot report that others are gone",
+        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin after that version in a "
         "new job_dir",
         conditions=("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
     ),
@@ -363,7 +363,7 @@ RULES = (
     Rule(
         ErrorCategory.PLAN,
         "the source table got another schema, with which its older versions cannot be read on",
-        "put the old schema back, or begin behind that version in a new job_dir",
+        "put the old schema back, or begin after that version in a new job_dir",
         conditions=(
             "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_",
             "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
@@ -405,7 +405,7 @@ RULES = (
         ErrorCategory.VALUE,
         "a value became the name of a folder or a file, and is longer than names may be: 255 bytes on "
         "most disks",
-        "partition by another column, or shorten it (substring, a hash) in front of the sink",
+        "partition by another column, or shorten it (substring, a hash) before the sink",
         words=r"[Ff]ile name too long|PathComponentTooLong|maximum path component name limit|KeyTooLong",
     ),
     # What the job directory holds.
@@ -540,7 +540,7 @@ RULES = (
     Rule(
         ErrorCategory.TRANSIENT,
         "the schema of a table changed while the job ran",
-        "nothing; the job is planned anew. If it comes back, begin behind that version in a new job_dir",
+        "nothing; the job is planned anew. If it comes back, begin after that version in a new job_dir",
         conditions=("DELTA_METADATA_CHANGED", "DELTA_SCHEMA_CHANGE", "DELTA_STREAMING_METADATA_EVOLUTION"),
         sqlstates=("51024",),
     ),

@@ -288,7 +288,7 @@ def _abort_overtaking(facts: RecoveryFacts) -> Step | None:
         return None
     if lost not in facts.pinned:
         return Pin(lost)
-    return AbortStagedFiles(facts.attempts, f"sink '{sink}' has to stage again what comes before it")
+    return AbortStagedFiles(facts.attempts, f"sink '{sink}' must stage earlier data again")
 
 
 def _replay(facts: RecoveryFacts) -> Step | None:

@@ -487,9 +487,7 @@ def begin_chain(
         if anchor is not None and having:
             fitting = [one for one in having if one == anchor or _has_positions(one, places, anchor)]
             if not fitting:
-                raise PositionMismatchError(
-                    f"'{operator}' and '{anchor.chain.name}' had different positions"
-                )
+                raise PositionMismatchError(f"'{operator}' and '{anchor.chain.name}' had different positions")
             states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
     return SeededChain(chain, _leave_out_none(begins), states)
 

@@ -300,13 +300,13 @@ def _count_by_counter(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str
     return found
 
 
-def sum_counts(batches: Iterable[StagedBatch], behind: EventTime | None = None) -> dict[str, dict[str, int]]:
+def sum_counts(batches: Iterable[StagedBatch], state: EventTime | None = None) -> dict[str, dict[str, int]]:
     """Return by operator the other counts of micro-batches, by name, and the levels after them."""
     found: dict[str, Counter[str]] = {}
     for batch in batches:
         for uid, counts in batch.counts.items():
             found.setdefault(uid, Counter()).update(counts)
-    for uid, levels in ({} if behind is None else behind.levels).items():
+    for uid, levels in ({} if state is None else state.levels).items():
         found.setdefault(uid, Counter()).update(levels)
     return {uid: dict(counts) for uid, counts in found.items()}
 

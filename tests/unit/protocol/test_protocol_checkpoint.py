@@ -276,7 +276,7 @@ def test_every_state_says_what_the_checkpoint_waits_for() -> None:
         "TRIGGERED": "its barrier to come through to sink 'totals'",
         "ACKNOWLEDGED": "Spark to log its micro-batch as done",
         "LOGGED": "the checkpoints before it to be finished",
-        "DECIDING": "its decision: sinks are asked what is left, then the job directory takes it",
+        "DECIDING": "its decision: the sinks check the staged data, then the decision is written",
         "DECIDED": "its commit: sinks, manifest, group offsets, receipt",
         "CONFIRMED": "nothing",
         "ABORTED": "nothing",

@@ -151,7 +151,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         # What readers would see before it goes first, and whatever is staged behind that, too.
         (
             facts([0, 1, 2], [0, 1, 2], [decided(2, 0, False)], [staged(1), ahead(2)], **LOST_2),
-            AbortStagedFiles(("1-1.1", "2-1.1"), "sink 'topic' has to stage again what comes before it"),
+            AbortStagedFiles(("1-1.1", "2-1.1"), "sink 'topic' must stage earlier data again"),
         ),
         (
             facts([0, 1], [0, 1], [decided(2, 0, False)], [ahead(1)], pinned=frozenset(), **LOST_2),
@@ -159,7 +159,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         ),
         (
             facts([0, 1], [0], [decided(2, 0, False)], [ahead(1)], **LOST_2),
-            AbortStagedFiles(("1-1.1",), "sink 'topic' has to stage again what comes before it"),
+            AbortStagedFiles(("1-1.1",), "sink 'topic' must stage earlier data again"),
         ),
         (
             facts([0, 1], [0, 1], [decided(2, 0, False)], [ahead(1)], order=ordered(7), **LOST_2),
