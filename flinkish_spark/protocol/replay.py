@@ -70,7 +70,7 @@ def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -
         seen += len(mine)
         if planned[-1].lost and any(task_of(one) is None for one in committed):
             return CannotReplay(
-                f"a part of micro-batch {batch.batch} is committed, and its content cannot be told apart from the rest"
+                f"a part of micro-batch {batch.batch} is committed, and its rows cannot be told apart"
             )
     while planned and not planned[-1].lost:
         planned.pop()
