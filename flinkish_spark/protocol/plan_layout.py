@@ -123,7 +123,7 @@ class PlanLayout(StoredObject):
     scans: tuple[Scan, ...]
     #: In the order of Spark's numbers; operators that share tasks have one number.
     operators: tuple[OperatorInstance, ...]
-    #: Groups of chains whose operators share tasks, one group per stateful operator, in order.
+    #: Groups of chains that share tasks; each of these chains has one operator, and a group has their order.
     shared: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT)
     #: Inputs of the scans that bring several inputs, or an input of another name.
     together: tuple[ScannedInput, ...] = field(default=(), metadata=LEFT_OUT)

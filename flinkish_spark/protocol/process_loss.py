@@ -51,7 +51,7 @@ class ProcessLoss:
 
     @property
     def was_killed(self) -> bool:
-        """True if another process has killed it."""
+        """True if it was killed from outside."""
         return self.exit_code == 128 + _SIGKILL
 
     @classmethod

@@ -53,7 +53,7 @@ class Reporter:
 
 @dataclass(frozen=True, slots=True)
 class Assigner:
-    """Assigner of event times to the records of an input, in one chain of the plan or outside of chains."""
+    """Assigner of event times to the records of an input, in one chain of the plan."""
 
     source: str
     rules: AssignerRules

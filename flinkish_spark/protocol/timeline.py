@@ -99,7 +99,7 @@ class Timeline:
         return any(checkpoint in one.given_up for one in self.stretches)
 
     def why_not_ours(self, mark: Mark, upto: CheckpointId) -> str:
-        """Return how a mark shows another timeline; empty if it is ours."""
+        """Return why a mark is not ours; empty if it is."""
         if not self.stretches or mark.checkpoint <= self.accepted:
             return ""
         if mark.checkpoint > upto:
