@@ -428,5 +428,5 @@ def test_scans_in_chains_have_names_that_are_no_uids():
         assert AssignerInput.from_json([name, None, False]).assigner == name
         assert ChannelReport.from_json([name, 0, 1]).assigner == name
     for name in ("", "#2", "orders#", "orders#two", "or ders", "orders/2", f"{long}n#2"):
-        with pytest.raises(ValueError, match="is no uid"):
+        with pytest.raises(ValueError, match="is neither a uid"):
             AssignerInput.from_json([name, None, False])
