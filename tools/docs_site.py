@@ -262,7 +262,7 @@ def foreign_errors() -> str:
         named = [*(f"{one}..." if one.endswith("_") else one for one in rule.conditions), *rule.classes]
         named += [f"SQLSTATE {one}..." for one in rule.sqlstates]
         if named:
-            then = _THEN.get(rule.sort.value, "ends")
+            then = _THEN.get(rule.category.value, "ends")
             shown = ", ".join(f"`{one}`" for one in named)
             text.append(f"| {shown} | {_cell(rule.why)} | {_cell(rule.what_to_do)} | {then} |")
     return "\n".join(text)

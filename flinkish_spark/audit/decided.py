@@ -88,12 +88,12 @@ class Decided:
         for checkpoint, decision in _commits(job_dir):
             is_confirmed = job_dir.receipt(checkpoint) is not None
             found[int(checkpoint)] = DecidedCheckpoint.of(decision, is_confirmed=is_confirmed)
-            if is_confirmed and history.superseded_by(checkpoint, decision.lineage) is None:
+            if is_confirmed and history.find_superseding(checkpoint, decision.lineage) is None:
                 newest = decision
         return cls(found, newest, history)
 
     def is_dead(self, one: DecidedCheckpoint) -> bool:
-        return self.history.superseded_by(CheckpointId(one.checkpoint), one.lineage) is not None
+        return self.history.find_superseding(CheckpointId(one.checkpoint), one.lineage) is not None
 
     def may_be_dead(self, checkpoint: int) -> bool:
         """Return whether a checkpoint may be one that a rewind left behind, whose decision is deleted."""

@@ -10,7 +10,7 @@ from flinkish_spark.core.errors import UserFunctionError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from flinkish_spark.protocol.accumulators import Accumulated
+    from flinkish_spark.protocol.accumulators import AccumulatorValues
     from flinkish_spark.protocol.user_metrics import UserMetrics
 
 
@@ -19,7 +19,7 @@ class NoTallies:
 
     def begin(self) -> None: ...
 
-    def taken(self) -> Accumulated:
+    def taken(self) -> AccumulatorValues:
         return {}
 
     def bases(self) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class TaskTallies(NoTallies):
         self._carrier.value = Tally()
         self._context.setLocalProperty(ACCUMULATORS_PROPERTY, str(self._carrier.aid))
 
-    def taken(self) -> Accumulated:
+    def taken(self) -> AccumulatorValues:
         """Return what tasks have added since :meth:`begin`, by name."""
         try:
             return counted(self._carrier.value)

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flinkish_spark.protocol.accumulators import Accumulated, together
-from flinkish_spark.protocol.bases import bases_behind
+from flinkish_spark.protocol.accumulators import AccumulatorValues, merge_accumulators
+from flinkish_spark.protocol.bases import merge_bases
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, Lineage
 from flinkish_spark.protocol.records import StagedBatch
@@ -17,7 +17,7 @@ from flinkish_spark.protocol.records import StagedBatch
 class Told:
     """All that has come together since the job began."""
 
-    accumulators: Accumulated = field(default_factory=dict)
+    accumulators: AccumulatorValues = field(default_factory=dict)
     #: Files of big key groups in a bucket that the state may name.
     bases: tuple[str, ...] = ()
 
@@ -30,8 +30,8 @@ class Told:
     def after(self, staged: StagedBatch) -> Told:
         if not staged.accumulators and not staged.bases:
             return self
-        accumulators = together([self.accumulators, staged.accumulators])
-        return Told(accumulators, bases_behind(self.bases, staged.bases))
+        accumulators = merge_accumulators([self.accumulators, staged.accumulators])
+        return Told(accumulators, merge_bases(self.bases, staged.bases))
 
 
 class AccumulatorKeeper:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.config import CheckpointingMode
-from flinkish_spark.protocol.alignment import ExpectedChannels, sinks_reached, why_not_aligned
+from flinkish_spark.protocol.alignment import ExpectedChannels, find_misalignment, find_reached_sinks
 from flinkish_spark.protocol.checkpoint import (
     CheckpointState,
     Participant,
@@ -41,10 +41,10 @@ class BarrierCounter:
 
     def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[Participant, ...]:
         """Return who acknowledges `checkpoint` with this micro-batch."""
-        why = why_not_aligned(checkpoint, staged.acks, self._channels)
+        why = find_misalignment(checkpoint, staged.acks, self._channels)
         if why and self._mode is CheckpointingMode.EXACTLY_ONCE:
             raise BarriersDoNotAddUp(why)
-        reached = sinks_reached(checkpoint, staged.acks, self._channels) if why else set(self._channels)
+        reached = find_reached_sinks(checkpoint, staged.acks, self._channels) if why else set(self._channels)
         seen = self._reached.setdefault(checkpoint, set())
         seen |= reached
         sinks = tuple(Participant(ParticipantKind.SINK, uid) for uid in sorted(reached))

@@ -67,7 +67,7 @@ class Confirmation:
 
     def _confirm(self, decision: Decision) -> Receipt:
         self._refuse_unknown_sinks(decision)
-        staged = decision.by_sink()
+        staged = decision.group_by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
         # This order matters: what a sink does about a complete checkpoint may be seen by readers, so it
         # comes after the last sink; the manifest tells readers what all sinks show; the group offsets tell

@@ -100,7 +100,7 @@ class Completion:
 
     def _check_alive(self, decision: Decision) -> None:
         """Check every committable right before the decision: a rewind is cheaper than a replay."""
-        staged = decision.by_sink()
+        staged = decision.group_by_sink()
         for uid in self._job.committers:
             committables = [c for _, c in staged.get(uid, ())]
             if not committables:

@@ -16,8 +16,8 @@ from flinkish_spark.protocol.watermark_alignment import (
     NONE_HELD,
     HeldChannels,
     HeldSources,
-    held_from_json,
-    held_to_json,
+    decode_held,
+    encode_held,
 )
 
 
@@ -101,7 +101,7 @@ class ControlFile:
     ) -> None:
         """Let the next micro-batch carry the barrier of `checkpoint`; a chained source, the next cut."""
         with self._lock:
-            self._time = self._time.raised_to(self._waiting)
+            self._time = self._time.merge_max(self._waiting)
             self._write(checkpoint, purpose)
             self._on_offer, self._purpose = checkpoint, purpose
 
@@ -168,7 +168,7 @@ def held_path(control_path: Path) -> Path:
 
 def write_held(control_path: Path, held: HeldSources) -> None:
     if held:
-        _replace(held_path(control_path), held_to_json(held))
+        _replace(held_path(control_path), encode_held(held))
     else:
         held_path(control_path).unlink(missing_ok=True)
 
@@ -176,4 +176,4 @@ def write_held(control_path: Path, held: HeldSources) -> None:
 def read_held(control_path: str, source: str) -> HeldChannels:
     """Return what of a source brings no records in the next micro-batch."""
     held = _read(held_path(Path(control_path))) if control_path else None
-    return held_from_json(held or {}).get(source, NONE_HELD)
+    return decode_held(held or {}).get(source, NONE_HELD)

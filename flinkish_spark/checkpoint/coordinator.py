@@ -347,7 +347,7 @@ class CheckpointCoordinator:
 
     def _carry_out(self, effects: Sequence[P.Effect]) -> None:
         for effect in effects:
-            match effect:  # not of P.Completed: _finished tells whoever asked
+            match effect:  # not of P.NotifyCompletion: _finished tells whoever asked
                 case P.Initialise(checkpoint, request):
                     asked = next(one.missing for one in self._state.open if one.checkpoint == checkpoint)
                     self._job.tracker.triggered(checkpoint, request, asked)
@@ -435,7 +435,7 @@ class CheckpointCoordinator:
         parts.job.ownership.check()
         parts.on_aborted(checkpoint)
         self._answer(effect.request, CheckpointAnswer.aborted(effect))
-        self._failures, verdict = self._failures.failed(checkpoint, effect.reason, effect.request.purpose)
+        self._failures, verdict = self._failures.on_failure(checkpoint, effect.reason, effect.request.purpose)
         if verdict is FailureVerdict.JOB_FAILS:
             # An outage behind it does not count as a failure that comes back. Who was too late may be one.
             is_late = effect.reason is Reason.EXPIRED
@@ -489,11 +489,11 @@ class CheckpointCoordinator:
         self._undecided = tuple(s for s in self._undecided if s.batch > decision.batch)
         self._has_backlog_request = False
         self._counter.forget(checkpoint)
-        self._failures = self._failures.completed(checkpoint)
+        self._failures = self._failures.on_completion(checkpoint)
         parts.job.tracker.confirmed(decision)
         parts.on_confirmed(decision, receipt)
         effects = self._state.on_confirmed(checkpoint, parts.job.clock.monotonic_ms())
-        completed = next(one for one in effects if isinstance(one, P.Completed))
+        completed = next(one for one in effects if isinstance(one, P.NotifyCompletion))
         # This order matters: the next checkpoint's receipt would let go of what a savepoint needs.
         if completed.request.purpose.is_savepoint:
             with self._exporting_lock:

@@ -17,20 +17,26 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer, Wake
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, AssignerInput, BatchTimes, Watermarks
 from flinkish_spark.protocol.ids import BatchId, CheckpointPurpose
-from flinkish_spark.protocol.latency import Latencies, Measurement, marked_in, measured_in, without_latencies
+from flinkish_spark.protocol.latency import (
+    Latencies,
+    Measurement,
+    drop_latencies,
+    find_marked_ms,
+    find_measurements,
+)
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.time_plan import (
     TimePlan,
-    counts_in,
-    facts_of,
-    known_channels,
-    late_in,
-    levels_behind,
-    reports_in,
-    without_reports,
+    count_late_records,
+    drop_reports,
+    find_counts,
+    find_known_channels,
+    find_reports,
+    has_reports,
+    update_levels,
 )
-from flinkish_spark.protocol.watermark_alignment import HeldChannels, held_sources
+from flinkish_spark.protocol.watermark_alignment import HeldChannels, find_held_sources
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 
 
@@ -101,8 +107,8 @@ class TimeKeeper(Timekeeping):
         self._is_bounded = any(source.is_bounded for source in self._sources.values())
         self._lock = threading.Lock()
         #: Of a job that has said nothing about time; it stores nothing.
-        self._nothing = plan.of_plan(EventTime())
-        self._state = self._nothing if stored is None else plan.of_plan(stored)
+        self._nothing = plan.adapt_to_plan(EventTime())
+        self._state = self._nothing if stored is None else plan.adapt_to_plan(stored)
         self._behind: dict[BatchId, EventTime] = {}
         self._held: dict[str, HeldChannels] = {}
         for staged in kept:
@@ -138,7 +144,7 @@ class TimeKeeper(Timekeeping):
         return self._state.is_due_at_once
 
     def noted(self, staged: StagedBatch) -> StagedBatch:
-        is_told = reports_in(staged.acks)
+        is_told = has_reports(staged.acks)
         is_kept = self._plan.is_timed or self._state != self._nothing
         if not (is_told or self._is_bounded or is_kept):
             return staged
@@ -149,21 +155,21 @@ class TimeKeeper(Timekeeping):
         inputs = tuple(self._inputs(logged))
         if not (is_told or inputs or is_kept):
             return staged
-        channels, timers = facts_of(self._plan, staged.acks)
-        called = ControlOffset.called_in(staged.batch.value, logged.sources)
+        channels, timers = find_reports(self._plan, staged.acks)
+        called = ControlOffset.find_called_groups(staged.batch.value, logged.sources)
         planned_ms = logged.processing_time_ms
         now_ms = self._clock.wall_ms() if planned_ms is None else planned_ms
         times = BatchTimes(
             self._state.next_processing_time_ms(now_ms),
             channels,
             inputs,
-            (*timers, *self._plan.silent(called, timers)),
+            (*timers, *self._plan.report_silent_groups(called, timers)),
             logged.control.time.watermark_ms,
             logged.control.time.above,
-            ControlOffset.drained_in(logged.sources) if self._is_draining else 0,
+            ControlOffset.find_drained(logged.sources) if self._is_draining else 0,
         )
-        late, counts = late_in(self._plan, staged.acks), counts_in(self._plan, staged.acks)
-        acks = without_reports(staged.acks)
+        late, counts = count_late_records(self._plan, staged.acks), find_counts(self._plan, staged.acks)
+        acks = drop_reports(staged.acks)
         return replace(staged, acks=acks, times=times, late_dropped=late, counts=counts)
 
     def on_staged(self, staged: StagedBatch) -> None:
@@ -197,14 +203,14 @@ class TimeKeeper(Timekeeping):
     def _step(self, staged: StagedBatch) -> None:
         if staged.times is not None:
             self._state = step(self._rules, self._state, staged.times)
-        self._state = levels_behind(self._state, staged.counts)
+        self._state = update_levels(self._state, staged.counts)
         self._behind[staged.batch] = self._state
 
     def _inputs(self, logged: LoggedOffsets) -> Iterator[AssignerInput]:
         """Yield what has changed about the inputs with a micro-batch."""
         for uid, assigner in self._plan.assigners.items():
             source = self._sources[assigner.source]
-            channels = known_channels(source.channels_in(logged), assigner)
+            channels = find_known_channels(source.channels_in(logged), assigner)
             # Of a scan without an entry it is not known how many there are.
             has_ended = source.is_bounded and None not in logged.sources and source.has_ended(logged)
             before = self._state.assigners.get(uid)
@@ -220,14 +226,14 @@ class TimeKeeper(Timekeeping):
         """Tell the next micro-batch what it has to know, and ask for it if it is wanted without records."""
         state = self._state
         # Which channels are too far ahead: before Spark asks the sources again.
-        held = held_sources(self._plan, state)
+        held = find_held_sources(self._plan, state)
         if held != self._held:
             write_held(self._control.path, held)
             self._held = held
         # A log that begins anew has carried nothing, whatever its state has seen.
         is_first = self._next == BatchId(0)
         carried = Watermarks() if is_first else state.carried
-        watermarks = carried.raised_to(state.watermarks)
+        watermarks = carried.merge_max(state.watermarks)
         has_risen = watermarks != carried
         matters = has_risen and (is_first or state.is_awaited(carried))
         due_ms = next_micro_batch_ms(self._rules, state)
@@ -235,7 +241,7 @@ class TimeKeeper(Timekeeping):
         # operators' clock is the same one. What the watermark makes due is due at once.
         is_due = (due_ms is not None and due_ms <= now_ms) or state.is_due_at_once or self._must_look
         due = state.agenda.due(MAX_WATERMARK_MS, now_ms) if self._is_draining else state.due(now_ms)
-        groups = self._plan.groups_by_number(due)
+        groups = self._plan.number_groups(due)
         wake = Wake(self._next.value, groups) if groups or not has_risen else None
         # There is a first micro-batch in any case; it must not begin before its state's time.
         is_offered = is_first or self._is_ending or self._is_draining
@@ -268,7 +274,7 @@ class LatencyTracker:
 
     def note(self, marked_ms: int, measured: Sequence[Measurement]) -> None:
         self._counted_ms = marked_ms
-        self._latencies = self._latencies.noted(measured)
+        self._latencies = self._latencies.add(measured)
 
     def is_due(self, marked_ms: int) -> bool:
         last_ms = self._counted_ms
@@ -285,12 +291,12 @@ class TrackedStaging:
 
     def stage(self, frame: Any, batch: BatchId, attempt: int) -> StagedBatch:
         staged = self._inner.stage(frame, batch, attempt)
-        marked_ms = marked_in(staged.acks)
+        marked_ms = find_marked_ms(staged.acks)
         # A micro-batch that a crash cut off was planned before it: it measures how long the job was down.
         if marked_ms is not None and marked_ms >= self._began_ms and self._tracker.is_due(marked_ms):
-            self._tracker.note(marked_ms, measured_in(staged.acks, self._uids))
-        return replace(staged, acks=without_latencies(staged.acks))
+            self._tracker.note(marked_ms, find_measurements(staged.acks, self._uids))
+        return replace(staged, acks=drop_latencies(staged.acks))
 
     def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:
         staged = self._inner.stage_only(frame, batch, attempt, sinks)
-        return replace(staged, acks=without_latencies(staged.acks))
+        return replace(staged, acks=drop_latencies(staged.acks))

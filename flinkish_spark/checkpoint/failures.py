@@ -40,14 +40,14 @@ from flinkish_spark.core.errors import (
     raise_translated,
 )
 from flinkish_spark.core.foreign_errors import describe_failure, is_gateway_gone, is_of_the_jvm
-from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, Rule, Sort, rule_of
+from flinkish_spark.protocol.errors import MOST_MESSAGE, Chain, ErrorCategory, Rule, find_rule
 from flinkish_spark.protocol.process_loss import (
     WHAT_TO_DO,
     JobProcess,
     ProcessLoss,
-    headline_of_loss,
+    describe_loss,
+    find_process_loss,
     is_out_of_memory,
-    process_loss,
 )
 from flinkish_spark.protocol.restart import RepeatedFailures
 
@@ -117,7 +117,7 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):
-        return _driver_gone(ProcessLoss.of_driver(exit_code_of_jvm()))
+        return _driver_gone(ProcessLoss.from_exit_code(exit_code_of_jvm()))
     return classify_alive(error, place)
 
 
@@ -133,10 +133,10 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
         lines = "".join(traceback.format_exception(error)).splitlines()
         text = "\n".join(line for line in lines if not line.startswith(_NOTE))
     chain = Chain.of(text)
-    loss = process_loss(text, chain)
+    loss = find_process_loss(text, chain)
     notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
     where = ", ".join(part for part in (*notes, place) if part)
-    return _sorted(chain, rule_of(chain), error, where) if loss is None else _lost(loss, chain, where)
+    return _sorted(chain, find_rule(chain), error, where) if loss is None else _lost(loss, chain, where)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -181,17 +181,17 @@ def _marked(text: str) -> FlinkishError | None:
 
 
 #: What each sort of failure becomes. One that a restart may mend is a QueryFailed or an Outage.
-_KINDS: dict[Sort, type[FlinkishError]] = {
-    Sort.INPUT_LOST: InputLostError,
-    Sort.SETTING: ConfigError,
-    Sort.PLAN: SchemaError,
-    Sort.RECORD: RepeatableUserError,
-    Sort.VALUE: BadRecordError,
-    Sort.DAMAGED: CorruptObjectError,
-    Sort.REFUSED: AuthorizationError,
-    Sort.ENVIRONMENT: EnvironmentFault,
-    Sort.OUTAGE: Outage,
-    Sort.TRANSIENT: QueryFailed,
+_KINDS: dict[ErrorCategory, type[FlinkishError]] = {
+    ErrorCategory.INPUT_LOST: InputLostError,
+    ErrorCategory.SETTING: ConfigError,
+    ErrorCategory.PLAN: SchemaError,
+    ErrorCategory.RECORD: RepeatableUserError,
+    ErrorCategory.VALUE: BadRecordError,
+    ErrorCategory.DAMAGED: CorruptObjectError,
+    ErrorCategory.REFUSED: AuthorizationError,
+    ErrorCategory.ENVIRONMENT: EnvironmentFault,
+    ErrorCategory.OUTAGE: Outage,
+    ErrorCategory.TRANSIENT: QueryFailed,
 }
 
 
@@ -205,7 +205,7 @@ def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -
         if type(error).__name__ == "AnalysisException":
             return SchemaError(what, why="Spark refuses the plan of this job", **facts)
         return QueryFailed(what, **facts)
-    return _KINDS[rule.sort](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
+    return _KINDS[rule.category](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
 
 
 #: Why a process is gone that said nothing about memory.
@@ -230,7 +230,7 @@ def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     # A heap that is full is told by the task that filled it, or by the end of its executor: one cause.
     cause = f"{kind.__name__} of {loss.process.value}"
     return kind(
-        ", ".join(part for part in (headline_of_loss(chain), place) if part),
+        ", ".join(part for part in (describe_loss(chain), place) if part),
         why=(_FULL if loss.is_of_memory else _SAID_NOTHING)[loss.process],
         what_to_do=WHAT_TO_DO[loss.process],
         process=loss.process,
@@ -350,7 +350,7 @@ class Patience:
         if known.restartable and is_outage(known):
             return known
         cause, kind = identity_of(known), kind_of(known)
-        self._repeated = self._repeated.failed(None, cause, kind)
+        self._repeated = self._repeated.add_failure(None, cause, kind)
         if not known.restartable or self._repeated.is_stuck(cause) or self._repeated.is_stuck_in(kind):
             raise_translated(known, error)
         return known

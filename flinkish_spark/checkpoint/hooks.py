@@ -19,7 +19,7 @@ from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, checked_name
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, check_name
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.job_status import (
     Change,
@@ -78,7 +78,7 @@ class MasterHooks:
                 what_to_do="derive it from flinkish_spark.MasterHook",
             )
         try:
-            name = checked_name(hook.name, "name of a master hook")
+            name = check_name(hook.name, "name of a master hook")
         except ValueError as error:
             raise ConfigError(str(error), what_to_do="give the hook such a name") from None
         if name in self._hooks:
@@ -223,7 +223,7 @@ class JobStates:
         clock: Clock,
         waiting: Waiting = unwatched,
     ) -> None:
-        self._state, self._listeners = JobState.created(vertices), tuple(listeners)
+        self._state, self._listeners = JobState.create(vertices), tuple(listeners)
         self._clock, self._waiting = clock, waiting
         self._newest: CheckpointId | None = None
         self._lock = threading.RLock()

@@ -58,8 +58,8 @@ from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreErr
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import SealedObjects, make_directories, sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.protocol.bases import BASES, Base, CountingBases, superseded
-from flinkish_spark.protocol.codec import LEFT_OUT, Check, Stored
+from flinkish_spark.protocol.bases import BASES, Base, LiveBases, find_superseded
+from flinkish_spark.protocol.codec import LEFT_OUT, Check, StoredObject
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
@@ -67,12 +67,12 @@ from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
 from flinkish_spark.protocol.retention import (
     CheckpointFact,
+    CheckpointPart,
     CheckpointRetention,
     Deletion,
-    Part,
     RetentionFacts,
-    to_delete,
-    to_delete_on_cancel,
+    find_deletions,
+    find_deletions_on_cancel,
 )
 
 LOG = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _name_of_a_file(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PinManifest(Stored):
+class PinManifest(StoredObject):
     checkpoint: CheckpointId
     batch: BatchId
     #: Log entries byte for byte by their key below Spark's checkpoint.
@@ -104,8 +104,8 @@ class PinManifest(Stored):
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
 
     @property
-    def counting_bases(self) -> CountingBases:
-        return CountingBases(self.batch, frozenset(self.bases))
+    def live_bases(self) -> LiveBases:
+        return LiveBases(self.batch, frozenset(self.bases))
 
 
 class CheckpointPins(abc.ABC):
@@ -422,7 +422,7 @@ class BucketPins(CheckpointPins):
             self._bases = frozenset(self._files.sizes_below(BASES))
         if newest is None:
             return frozenset()
-        return superseded(listed, newest.counting_bases, [pin.counting_bases for pin in pins])
+        return find_superseded(listed, newest.live_bases, [pin.live_bases for pin in pins])
 
     def _needed_by_nobody(self) -> frozenset[str]:
         """Return keys, also of earlier owners, that are older than the oldest pin and named by none."""
@@ -611,7 +611,7 @@ class CompletedCheckpoints:
             self._to_come -= 1
             if self._to_come <= 0:
                 self._to_come = self._at_once
-                self._delete(to_delete(self._facts()))
+                self._delete(find_deletions(self._facts()))
             self._pins.clean(self._ownership.check)
         except (StoreError, CorruptObjectError, JobDirError) as error:
             LOG.warning("old checkpoints are deleted later: %s", error)
@@ -629,7 +629,7 @@ class CompletedCheckpoints:
             reason = "the job was cancelled and its checkpoints deleted"
             seal = Decision(known[-1].next(), Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)
             self._job_dir.create_decision(seal)
-        self._delete(to_delete_on_cancel(self._facts(), self._config.retention))
+        self._delete(find_deletions_on_cancel(self._facts(), self._config.retention))
 
     def _facts(self) -> RetentionFacts:
         # This order matters: a pin is made after its checkpoint's folder and goes after it. One that
@@ -668,17 +668,17 @@ class CompletedCheckpoints:
         return fact
 
     def _delete(self, deletions: tuple[Deletion, ...]) -> None:
-        # This order matters for each checkpoint, and not between two of them: see `Part`.
-        for part in Part:
+        # This order matters for each checkpoint, and not between two of them: see `CheckpointPart`.
+        for part in CheckpointPart:
             checkpoints = [one.checkpoint for one in deletions if part in one.parts]
             if not checkpoints:
                 continue
             # What a newer owner keeps is not ours to judge, by facts that may be old.
             self._ownership.check()
-            if part is Part.PIN:
+            if part is CheckpointPart.PIN:
                 for checkpoint in checkpoints:
                     self._pins.unpin(checkpoint)
-            elif part is Part.RESTAGED:
+            elif part is CheckpointPart.RESTAGED:
                 self._job_dir.forget_restaged(checkpoints)
             else:
                 self._job_dir.delete_all(f"checkpoints/{one}/{part.value}" for one in checkpoints)

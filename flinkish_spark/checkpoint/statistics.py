@@ -30,8 +30,8 @@ from flinkish_spark.protocol.statistics import (
     RestoredCheckpoint,
     StatisticsHistory,
 )
-from flinkish_spark.protocol.time_plan import counts_of, late_of
-from flinkish_spark.protocol.user_metrics import UserMetrics, measured_after
+from flinkish_spark.protocol.time_plan import sum_counts, sum_late_records
+from flinkish_spark.protocol.user_metrics import UserMetrics, update_metrics
 
 LOG = logging.getLogger(__name__)
 _NOTHING_MEASURED = CheckpointDurations()
@@ -130,7 +130,7 @@ class Acknowledgements:
                     channels=self._channels(checkpoint, seen) if fits else (),
                 )
             )
-        late, counts = late_of(decision.batches), counts_of(decision.batches, decision.times)
+        late, counts = sum_late_records(decision.batches), sum_counts(decision.batches, decision.times)
         for one, after_ms in others:
             statistics = ParticipantStatistics(one.uid, one.kind, ack_ms=after_ms)
             if one.kind is ParticipantKind.OPERATOR and (one.uid in late or one.uid in counts):
@@ -196,7 +196,7 @@ class UserMetricKeeper:
     def on_staged(self, measured: UserMetrics) -> None:
         if measured:
             with self._lock:
-                self.now = measured_after(self.now, measured)
+                self.now = update_metrics(self.now, measured)
 
 
 _ANSWERS = {
@@ -226,7 +226,7 @@ class _Counted:
                     self.add(ack.sink, "numBytesOut", ack.bytes)
             for committable in batch.committables:
                 self.add(committable.sink, "totalCommittables", 1)
-        for uid, count in late_of(decision.batches).items():
+        for uid, count in sum_late_records(decision.batches).items():
             self.add(uid, "numLateRecordsDropped", count)
 
     def add_read(self, extents: Mapping[str, Extent], begins: Mapping[str, int]) -> None:
@@ -285,7 +285,7 @@ class CheckpointTracker:
                 self._end(self._completed(left, decision, known, _NOTHING_MEASURED, {}))
             else:
                 reason = CheckpointFailureReason.TASK_FAILED
-                self._end(left.failed(reason, reason.text, None, tuple(known.of_failed(left.checkpoint))))
+                self._end(left.fail(reason, reason.text, None, tuple(known.of_failed(left.checkpoint))))
 
     @property
     def history(self) -> StatisticsHistory:
@@ -306,9 +306,9 @@ class CheckpointTracker:
         """Note that a request got an id, and who has to acknowledge."""
         wall = self._clock.wall_ms()
         self._times[checkpoint] = Acknowledgements(asked, request.asked_at_ms, wall)
-        begun = CheckpointStatistics.triggered(checkpoint, request.purpose, wall)
+        begun = CheckpointStatistics.begin(checkpoint, request.purpose, wall)
         with self._lock:
-            self._history = self._history.triggered(begun)
+            self._history = self._history.add_triggered(begun)
 
     def offered(self, checkpoint: CheckpointId) -> None:
         times = self._times[checkpoint]
@@ -356,12 +356,12 @@ class CheckpointTracker:
         times = self._times.pop(checkpoint, None)
         if times is not None:
             durations, participants = times.durations(self._clock.monotonic_ms()), times.of_failed(checkpoint)
-            self._end(self._begun(checkpoint).failed(reason, text, durations, tuple(participants)))
+            self._end(self._begun(checkpoint).fail(reason, text, durations, tuple(participants)))
 
     def refused(self) -> None:
         """Note a request that never got an id; of many in a row, some are stored with what is stored next."""
         with self._lock:
-            self._history = self._history.refused()
+            self._history = self._history.count_refused()
         if self._clock.monotonic_ms() - self._stored_ms >= _PAUSE_MS:
             self.store()
 
@@ -374,14 +374,14 @@ class CheckpointTracker:
             LOG.warning("what sources read once more is not counted: %s", error)
             return
         with self._lock:
-            self._history = self._history.counted(counted.by_uid)
+            self._history = self._history.add_counts(counted.by_uid)
 
     def restored(self, checkpoint: CheckpointId, path: str = "") -> None:
         """Note that a start goes on from a checkpoint, or from a savepoint at `path`."""
         self._begins_at_savepoint = bool(path)
         with self._lock:
             restored = RestoredCheckpoint(checkpoint, self._clock.wall_ms(), path)
-            self._history = self._history.restored(restored)
+            self._history = self._history.add_restored(restored)
         self.store()
 
     def store(self) -> None:
@@ -408,7 +408,7 @@ class CheckpointTracker:
         except Exception as error:
             LOG.warning("what sources have read is not counted for %s: %s", decision.checkpoint, error)
         with self._lock:
-            self._history = self._history.counted(counted.by_uid)
+            self._history = self._history.add_counts(counted.by_uid)
 
     def _extents(self, offsets_text: str) -> dict[str, Extent]:
         position = LoggedOffsets.parse(offsets_text) if offsets_text else None
@@ -435,7 +435,7 @@ class CheckpointTracker:
         participants, unlisted = known.of_completed(decision, commit_ms, self._history.details)
         sinks = [one for one in participants if one.kind is ParticipantKind.SINK]
         sizes = [one.bytes for one in sinks if one.bytes is not None]
-        return begun.completed(
+        return begun.complete(
             durations,
             rows=sum(one.rows or 0 for one in sinks),
             # The sum of some is not what all of them staged.
@@ -446,7 +446,7 @@ class CheckpointTracker:
 
     def _end(self, statistics: CheckpointStatistics) -> None:
         with self._lock:
-            self._history = replace(self._history.ended(statistics), user_metrics=self._user_metrics.now)
+            self._history = replace(self._history.add_ended(statistics), user_metrics=self._user_metrics.now)
         self.store()
 
 

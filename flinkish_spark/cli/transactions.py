@@ -37,7 +37,7 @@ from flinkish_spark.job.stored_job import (
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable
-from flinkish_spark.protocol.recovery import DecidedFact, without_leftovers
+from flinkish_spark.protocol.recovery import DecidedFact, drop_leftovers
 
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.staging import OwnerLock
@@ -330,18 +330,18 @@ def _decided(job_dir: JobDir) -> Iterator[Named]:
     live = [
         DecidedFact(d.checkpoint, d.batch, job_dir.receipt(d.checkpoint) is not None, d.lineage)
         for d in commits
-        if history.superseded_by(d.checkpoint, d.lineage) is None
+        if history.find_superseding(d.checkpoint, d.lineage) is None
     ]
     standings = {
         fact.checkpoint: Standing.CONFIRMED if fact.has_receipt else Standing.DECIDED
-        for fact in without_leftovers(live)
+        for fact in drop_leftovers(live)
     }
     for decision in commits:
         yield from _named_in(decision, standings.get(decision.checkpoint, Standing.LEFT_BEHIND))
 
 
 def _named_in(decision: Decision, standing: Standing) -> Iterator[Named]:
-    for of_sink in decision.by_sink().values():
+    for of_sink in decision.group_by_sink().values():
         for place, (staged, one) in enumerate(of_sink):
             handle = _handle(one.payload)
             if handle is not None:

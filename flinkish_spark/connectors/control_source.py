@@ -26,7 +26,7 @@ ControlRow = tuple[int, int, int, int]
 
 
 def wake_rows(before: TimeOffer, after: TimeOffer) -> list[ControlRow]:
-    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.wakes_since(before)]
+    return [(int(C.Kind.WAKE), 0, number, group) for number, group in after.find_new_wakes(before)]
 
 
 class _ControlPartition(InputPartition):
@@ -46,7 +46,7 @@ class ControlReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         known = ControlOffset.from_json(start)
-        raised = known.raised_to(offered_by(read_control(self._path)))
+        raised = known.merge_max(offered_by(read_control(self._path)))
         return start if raised == known else raised.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

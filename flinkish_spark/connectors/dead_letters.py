@@ -28,9 +28,9 @@ from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalEr
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.protocol.ids import CheckpointId, Lineage, checked_name
+from flinkish_spark.protocol.ids import CheckpointId, Lineage, check_name
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
@@ -47,7 +47,7 @@ def marked(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class VisibleLetters(Stored):
+class VisibleLetters(StoredObject):
     #: By micro-batch, as dead letters name it, a digest of each committable. Micro-batches of which all
     #: are visible.
     by_batch: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -331,7 +331,7 @@ class WithDeadLetters(Sink):
 
 def _dead_uid(uid: str) -> str:
     try:
-        return checked_name(f"{uid}.dead-letters", "sink uid")
+        return check_name(f"{uid}.dead-letters", "sink uid")
     except ValueError as error:
         raise ConfigError(
             f"the uid '{uid}' is too long for a sink with dead letters",

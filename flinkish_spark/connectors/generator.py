@@ -31,10 +31,10 @@ from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
     Limit,
-    Unlimited,
-    checked_factor,
-    checked_limit,
-    checked_whole,
+    NoLimit,
+    check_factor,
+    check_limit,
+    check_whole,
 )
 from flinkish_spark.types.schemas import check_field_names
 
@@ -109,10 +109,10 @@ class Counting(Field):
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give whole numbers"):
-            checked_whole("start", self.start, least=-_MOST_LONG, most=_MOST_LONG)
-            checked_whole("step", self.step, least=-_MOST_LONG, most=_MOST_LONG)
+            check_whole("start", self.start, least=-_MOST_LONG, most=_MOST_LONG)
+            check_whole("step", self.step, least=-_MOST_LONG, most=_MOST_LONG)
             if self.cycle is not None:
-                checked_whole("cycle", self.cycle, least=1, most=_MOST_LONG)
+                check_whole("cycle", self.cycle, least=1, most=_MOST_LONG)
 
     type = T.LongType()
 
@@ -131,9 +131,9 @@ class RandomLong(Field):
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give two whole numbers, the smaller one first"):
-            checked_whole("least", self.least, least=-_MOST_LONG, most=_MOST_LONG)
-            checked_whole("most", self.most, least=self.least, most=_MOST_LONG)
-            checked_whole("most - least", self.most - self.least, least=0, most=_MOST_LONG)
+            check_whole("least", self.least, least=-_MOST_LONG, most=_MOST_LONG)
+            check_whole("most", self.most, least=self.least, most=_MOST_LONG)
+            check_whole("most - least", self.most - self.least, least=0, most=_MOST_LONG)
 
     type = T.LongType()
 
@@ -151,8 +151,8 @@ class RandomDouble(Field):
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give two numbers, the smaller one first"):
-            checked_factor("least", self.least, -1e300, 1e300)
-            checked_factor("most", self.most, self.least, 1e300)
+            check_factor("least", self.least, -1e300, 1e300)
+            check_factor("most", self.most, self.least, 1e300)
 
     type = T.DoubleType()
 
@@ -171,7 +171,7 @@ class RandomText(Field):
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give a number of characters"):
-            checked_whole("length", self.length, least=1, most=100_000)
+            check_whole("length", self.length, least=1, most=100_000)
 
     type = T.StringType()
 
@@ -248,8 +248,8 @@ class Times(Field):
                 what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)",
             )
         with refused_as_config_errors("give whole milliseconds"):
-            checked_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
-            checked_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
+            check_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
+            check_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
 
     type = T.TimestampType()
 
@@ -319,11 +319,11 @@ class DataGeneratorSource(SplitSource):
             check_methods(field, Field, f"fields[{name!r}]")
             _check_identity(name, field)
         with refused_as_config_errors("see the documentation of DataGeneratorSource"):
-            checked_limit("records", records, least=0)
-            if not isinstance(records, Unlimited):
-                checked_whole("records", records, least=0, most=(1 << 63) - 1)
-            checked_whole("seed", seed, least=-(1 << 63), most=(1 << 63) - 1)
-            checked_whole("splits", splits, least=1, most=10_000)
+            check_limit("records", records, least=0)
+            if not isinstance(records, NoLimit):
+                check_whole("records", records, least=0, most=(1 << 63) - 1)
+            check_whole("seed", seed, least=-(1 << 63), most=(1 << 63) - 1)
+            check_whole("splits", splits, least=1, most=10_000)
         _check_last(fields, records)
         self.schema = T.StructType([T.StructField(name, field.type) for name, field in fields.items()])
         check_field_names(self.schema, "a data generator")
@@ -332,7 +332,7 @@ class DataGeneratorSource(SplitSource):
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
-        return not isinstance(self._records, Unlimited)
+        return not isinstance(self._records, NoLimit)
 
     def splits(self) -> Sequence[str]:
         return [str(number) for number in range(self._parts)]
@@ -342,7 +342,7 @@ class DataGeneratorSource(SplitSource):
         return None if records is None else max(0, -(-(records - int(split)) // self._parts))
 
     def record_count(self) -> int | None:
-        return None if isinstance(self._records, Unlimited) else self._records
+        return None if isinstance(self._records, NoLimit) else self._records
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
         wanted, end = start + (_AT_ONCE if limit is None else limit), self.end(split)
@@ -368,7 +368,7 @@ class DataGeneratorSource(SplitSource):
 
 def _check_last(fields: Mapping[str, Field], records: Limit) -> None:
     """Refuse fields that cannot hold the last record, if there is one."""
-    if isinstance(records, Unlimited) or records == 0:
+    if isinstance(records, NoLimit) or records == 0:
         return
     for name, field in fields.items():
         # Others may do anything there.

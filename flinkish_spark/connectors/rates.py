@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flinkish_spark.core.validation import refused_as_config_errors, unusable
-from flinkish_spark.protocol.limits import UNLIMITED, Limit, Unlimited, checked_limit
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, NoLimit, check_limit
 
 #: So much of what was not used is kept for later: a pause is not made up for by a flood.
 _LONGEST_SAVING_S = 1.0
@@ -34,17 +34,17 @@ class RateLimit:
     Examples
     --------
     >>> RateLimit(records_per_second=1_000).records_per_batch
-    <Unlimited.UNLIMITED: 'UNLIMITED'>
+    <NoLimit.UNLIMITED: 'UNLIMITED'>
     """
 
-    records_per_second: float | Unlimited = UNLIMITED
+    records_per_second: float | NoLimit = UNLIMITED
     records_per_batch: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give a whole number above zero, or leave it out"):
-            checked_limit("records_per_batch", self.records_per_batch, least=1)
+            check_limit("records_per_batch", self.records_per_batch, least=1)
         rate = self.records_per_second
-        if isinstance(rate, Unlimited):
+        if isinstance(rate, NoLimit):
             return
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < float("inf"):
             raise unusable(
@@ -64,14 +64,14 @@ class Pace:
     def allowance(self, now_s: float) -> int | None:
         """Return how many records may be taken now; None if nothing limits them."""
         rate, most = self._limit.records_per_second, self._limit.records_per_batch
-        if isinstance(rate, Unlimited):
-            return None if isinstance(most, Unlimited) else most
+        if isinstance(rate, NoLimit):
+            return None if isinstance(most, NoLimit) else most
         gained = max(0.0, now_s - self._at_s) * rate
         # Less than one record a second would otherwise never save up one.
         self._saved = min(self._saved + gained, max(1.0, rate * _LONGEST_SAVING_S))
         self._at_s = now_s
         allowed = max(0, int(self._saved))
-        return allowed if isinstance(most, Unlimited) else min(allowed, most)
+        return allowed if isinstance(most, NoLimit) else min(allowed, most)
 
     def took(self, records: int) -> None:
         # May fall below nothing: a source that takes whole files is given nothing for a while.

@@ -32,7 +32,7 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore, ObjectMissing, make_directories, sync_directory
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, to_ms, unusable
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole, exceeds
+from flinkish_spark.protocol.limits import MOST_MS, Limit, check_limit, check_whole, exceeds
 from flinkish_spark.protocol.plan_layout import Position
 
 # The log is a folder of segments, each named by the position of its first byte in the whole log. A line is a
@@ -420,10 +420,10 @@ class SocketTextSource(SplitSource):
                 raise unusable(name, text, wanted="a text of Unicode characters", what_to_do="give a text")
         retry_delay_ms = to_ms("retry_delay_ms", retry_delay_ms)
         with refused_as_config_errors("see the documentation of SocketTextSource"):
-            checked_whole("port", port, least=1, most=65_535)
-            checked_limit("max_retries", max_retries, least=0)
-            checked_whole("retry_delay_ms", retry_delay_ms, least=0, most=MOST_MS)
-            checked_whole("max_line_bytes", max_line_bytes, least=1, most=MOST_LINE_BYTES)
+            check_whole("port", port, least=1, most=65_535)
+            check_limit("max_retries", max_retries, least=0)
+            check_whole("retry_delay_ms", retry_delay_ms, least=0, most=MOST_MS)
+            check_whole("max_line_bytes", max_line_bytes, least=1, most=MOST_LINE_BYTES)
         self.rate = RateLimit() if rate is None else rate
         self.peer = Peer(host, port, delimiter.encode(), max_retries, retry_delay_ms, max_line_bytes)
         self._connection: Connection | None = None

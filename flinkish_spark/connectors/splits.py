@@ -46,7 +46,7 @@ from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadLimit, for_running_spark
 from flinkish_spark.core.validation import check_methods, instance_of
-from flinkish_spark.protocol.codec import Form, Presence, Stored, read, stored
+from flinkish_spark.protocol.codec import Form, Presence, StoredObject, read, store_as
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowest
 from flinkish_spark.transport import columns as C
@@ -66,17 +66,17 @@ _PAIRS = Form(
 
 
 @dataclass(frozen=True)
-class SplitPosition(Stored):
+class SplitPosition(StoredObject):
     """A place in each split up to which it was read."""
 
-    uid: str = field(metadata=stored(_UID))
+    uid: str = field(metadata=store_as(_UID))
     #: By split, in the order in which the splits were found. The place in it is the split's number
     #: and its channel: splits are added behind, and never removed.
-    offsets: Annotated[Mapping[str, Offset], _PAIRS] = field(metadata=stored(SPLITS))
+    offsets: Annotated[Mapping[str, Offset], _PAIRS] = field(metadata=store_as(SPLITS))
     #: Whether there will never be more: the source is bounded and was read to its end.
-    is_ended: bool = field(default=False, metadata=stored(_ENDED, Presence.LEFT_OUT))
+    is_ended: bool = field(default=False, metadata=store_as(_ENDED, Presence.LEFT_OUT))
     #: Splits that have come to their end: they bring nothing any more.
-    done: frozenset[str] = field(default=frozenset(), metadata=stored(_DONE, Presence.LEFT_OUT, at=2))
+    done: frozenset[str] = field(default=frozenset(), metadata=store_as(_DONE, Presence.LEFT_OUT, at=2))
 
     @classmethod
     def from_json(cls, value: Position) -> Self:

@@ -22,8 +22,14 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator as SparkAccumulator
 from pyspark.accumulators import AccumulatorParam, _accumulatorRegistry
 
-from flinkish_spark.protocol.accumulators import AccumulatorKind, AccumulatorValue, added, result, together
-from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind, measured_together
+from flinkish_spark.protocol.accumulators import (
+    AccumulatorKind,
+    AccumulatorValue,
+    add_value,
+    compute_result,
+    merge_accumulators,
+)
+from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind, merge_subtasks
 
 LOG = logging.getLogger(__name__)
 #: Local property of a query of ours: the number of Spark's accumulator that carries what tasks add.
@@ -109,12 +115,12 @@ def counted(tally: Tally) -> dict[str, AccumulatorValue]:
         {name: AccumulatorValue.of(AccumulatorKind(kind), held) for name, (kind, held) in own.items()}
         for _, own in sorted(tally.counts.items())
     )
-    return together(parts)
+    return merge_accumulators(parts)
 
 
 def measured(tally: Tally) -> dict[str, dict[str, UserMetric]]:
     """Return what functions have measured in tasks, over all places, by uid and name."""
-    return measured_together(
+    return merge_subtasks(
         (uid, name, UserMetric(one.kind, one.count, one.total, one.least, one.most))
         for (_, uid), own in sorted(tally.metrics.items())
         for name, one in own.items()
@@ -171,12 +177,12 @@ class Accumulator(ABC):
         """
         own = self._own()
         _, held = own.get(self._name, (self.kind.value, None))
-        own[self._name] = self.kind.value, added(self.kind, held, value)
+        own[self._name] = self.kind.value, add_value(self.kind, held, value)
 
     def get_local_value(self) -> Any:
         """Return what the current task has added so far."""
         _, held = self._own().get(self._name, (self.kind.value, None))
-        return result(self.kind, held)
+        return compute_result(self.kind, held)
 
     def _own(self) -> dict[str, tuple[str, Any]]:
         place = None if self._place is None else self._place()

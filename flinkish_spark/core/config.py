@@ -11,7 +11,7 @@ from flinkish_spark.protocol.checkpoint import FinishedParticipants
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import CoordinationRules
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, Limit, check_choice, check_limit, check_whole
 from flinkish_spark.protocol.retention import CheckpointRetention
 
 #: More checkpoints than this are a slip: in flight, each holds transactions open; retained, files on disk.
@@ -23,7 +23,7 @@ _LEAST_LEASE_MS = 15_000
 
 def require_positive(name: str, value: int) -> None:
     with refused_as_config_errors(f"set {name} to 1 or more"):
-        checked_whole(name, value, least=1)
+        check_whole(name, value, least=1)
 
 
 class CheckpointingMode(Choice):
@@ -101,15 +101,15 @@ class CheckpointConfig:
         hold_plain_values(self)
         with refused_as_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
             for name in ("interval_ms", "timeout_ms", "restart_budget_ms"):
-                checked_whole(name, getattr(self, name), least=1, most=MOST_MS)
-            checked_whole("owner_lease_ms", self.owner_lease_ms, least=_LEAST_LEASE_MS, most=MOST_MS)
-            checked_whole("min_pause_ms", self.min_pause_ms, least=0, most=MOST_MS)
-            checked_whole("retained", self.retained, least=1, most=MOST_RETAINED)
-            checked_whole("max_concurrent", self.max_concurrent, least=1, most=MOST_CONCURRENT)
-            checked_limit("tolerable_failures", self.tolerable_failures, least=0)
-            checked_choice("retention", self.retention, CheckpointRetention)
-            checked_choice("mode", self.mode, CheckpointingMode)
-            checked_choice("finished", self.finished, FinishedParticipants)
+                check_whole(name, getattr(self, name), least=1, most=MOST_MS)
+            check_whole("owner_lease_ms", self.owner_lease_ms, least=_LEAST_LEASE_MS, most=MOST_MS)
+            check_whole("min_pause_ms", self.min_pause_ms, least=0, most=MOST_MS)
+            check_whole("retained", self.retained, least=1, most=MOST_RETAINED)
+            check_whole("max_concurrent", self.max_concurrent, least=1, most=MOST_CONCURRENT)
+            check_limit("tolerable_failures", self.tolerable_failures, least=0)
+            check_choice("retention", self.retention, CheckpointRetention)
+            check_choice("mode", self.mode, CheckpointingMode)
+            check_choice("finished", self.finished, FinishedParticipants)
 
     @property
     def is_exactly_once(self) -> bool:

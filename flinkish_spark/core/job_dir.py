@@ -27,7 +27,7 @@ from flinkish_spark.core.store import (
 )
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, to_path
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
@@ -40,7 +40,7 @@ from flinkish_spark.protocol.savepoints import Seed
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch, Timeline
 
-_S = TypeVar("_S", bound=Stored)
+_S = TypeVar("_S", bound=StoredObject)
 
 JOB_KEY = "job.json"
 #: Folder in which sources keep at which offsets they began.
@@ -76,7 +76,7 @@ class JobDir:
         self.place = StoreSpec(str(store.root)) if isinstance(store, LocalStore) else place
         self._objects = SealedObjects(store, "the job directory")
 
-    def _create(self, key: str, kind: str, stored: Stored) -> CreateResult:
+    def _create(self, key: str, kind: str, stored: StoredObject) -> CreateResult:
         return self.store.create_if_absent(key, seal(kind, stored.to_json()))
 
     def _optional(self, key: str, kind: str, stored: type[_S]) -> _S | None:
@@ -310,7 +310,7 @@ class JobDir:
             decision = self.decision(checkpoint)
             if decision is None or decision.verdict is not Verdict.COMMIT:
                 continue
-            if history.superseded_by(checkpoint, decision.lineage) is None:
+            if history.find_superseding(checkpoint, decision.lineage) is None:
                 yield decision
 
     def create_receipt(self, receipt: Receipt) -> CreateResult:
@@ -345,7 +345,7 @@ class JobDir:
         self.drop_rewind(intent)
 
     def history(self) -> LineageHistory:
-        return LineageHistory.of(intent.past() for intent in self._finished_rewinds())
+        return LineageHistory.of(intent.to_finished_rewind() for intent in self._finished_rewinds())
 
     def _finished_rewinds(self) -> Iterator[RewindIntent]:
         for number in self._objects.numbers("rewinds"):

@@ -18,7 +18,7 @@ from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress
 from flinkish_spark.core.errors import CorruptObjectError, InternalError
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.control_offset import ControlOffset, StoredWatermarks
 from flinkish_spark.protocol.event_time import Watermarks
 
@@ -31,7 +31,7 @@ MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch(Stored):
+class MicroBatch(StoredObject):
     """The number, time and watermarks of a micro-batch, as each of its tasks is told them."""
 
     #: Of the operators, in the micro-batch before it and in this one.
@@ -61,8 +61,8 @@ class MicroBatch(Stored):
         # A log that begins with stored state says what that has seen: no watermark goes back.
         before = control.time.seen if earlier is None else earlier.control.time.watermarks
         # Offsets say it until the next checkpoint, also where a job is started again.
-        drained_before = 0 if earlier is None else ControlOffset.drained_in(earlier.sources)
-        drains = ControlOffset.drained_in(here.sources) > drained_before
+        drained_before = 0 if earlier is None else ControlOffset.find_drained(earlier.sources)
+        drains = ControlOffset.find_drained(here.sources) > drained_before
         return cls(
             before,
             control.time.watermarks,
@@ -74,8 +74,8 @@ class MicroBatch(Stored):
 
     def progress(self, uid: str) -> Progress:
         """Return where time stands for an operator."""
-        watermark_ms = self.watermarks.at(uid)
-        before_ms = min(self.before.at(uid), watermark_ms)
+        watermark_ms = self.watermarks.get(uid)
+        before_ms = min(self.before.get(uid), watermark_ms)
         # A window that ends with this millisecond takes the elements of this micro-batch before it fires.
         timers_to_ms = self.processing_time_ms - 1
         return Progress(before_ms, watermark_ms, self.processing_time_ms, self.drained_to_ms, timers_to_ms)

@@ -59,7 +59,7 @@ class LoggedOffsets:
 
     @property
     def control(self) -> ControlOffset:
-        return ControlOffset.newest(self.sources)
+        return ControlOffset.find_newest(self.sources)
 
     def kafka(self, topics: frozenset[str]) -> dict[str, dict[int, int]]:
         """Return topic -> partition -> next offset of the source that reads `topics`, its lowest scan's."""

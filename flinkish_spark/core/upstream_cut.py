@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentSettings, InputGate
 from flinkish_spark.protocol.plan_layout import OWN_KEYS
@@ -33,7 +33,7 @@ class CutPhase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut(Stored):
+class Cut(StoredObject):
     """The newest upstream checkpoint whose cut the source came to."""
 
     checkpoint: CheckpointId

@@ -22,7 +22,7 @@ from flinkish_spark.operators.async_wait import AsyncSpec
 from flinkish_spark.planning.async_calls import async_calls
 from flinkish_spark.planning.stream_graph import TransformNode
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.limits import check_whole
 
 
 class AsyncDataStream:
@@ -191,8 +191,8 @@ def _spec(
         )
     timeout_ms = to_ms("timeout_ms", timeout_ms)
     with refused_as_config_errors("give whole numbers: timeout_ms=2_000, capacity=100"):
-        checked_whole("timeout_ms", timeout_ms, least=1)
-        checked_whole("capacity", capacity, least=1)
+        check_whole("timeout_ms", timeout_ms, least=1)
+        check_whole("capacity", capacity, least=1)
     instance_of(
         "retry_strategy",
         retry,
@@ -216,9 +216,9 @@ def _batch_spec(
     if batch_timeout_ms is not None:
         batch_timeout_ms = to_ms("batch_timeout_ms", batch_timeout_ms)
     with refused_as_config_errors("give whole numbers: batch_size=32"):
-        checked_whole("batch_size", batch_size, least=1)
+        check_whole("batch_size", batch_size, least=1)
         if batch_timeout_ms is not None:
-            checked_whole("batch_timeout_ms", batch_timeout_ms, least=0)
+            check_whole("batch_timeout_ms", batch_timeout_ms, least=0)
     return replace(_spec(function, timeout_ms, capacity, retry, limits), batch_size=batch_size)
 
 

@@ -73,8 +73,8 @@ from flinkish_spark.planning.transforms import (
     map_rows,
     process_rows,
 )
-from flinkish_spark.protocol.ids import checked_name
-from flinkish_spark.protocol.job_graph import Chained
+from flinkish_spark.protocol.ids import check_name
+from flinkish_spark.protocol.job_graph import ChainingStrategy
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.hints import StateType
@@ -343,7 +343,7 @@ class OperatorSettings:
             or another operator reads already.
         """
         try:
-            checked_name(uid, "uid")
+            check_name(uid, "uid")
         except ValueError as error:
             raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
         settings = self._settings()
@@ -433,20 +433,20 @@ class OperatorSettings:
         GraphError
             The stream comes from something else. Between two keyed operators, when the job starts.
         """
-        return self._chain(Chained.HEAD, "start_new_chain")
+        return self._chain(ChainingStrategy.HEAD, "start_new_chain")
 
     def disable_chaining(self) -> Self:
         """Let a function have tasks that nothing else shares; see :meth:`start_new_chain`.
 
         What is behind it is reached through a shuffle, too. A sink right behind it stays with it.
         """
-        return self._chain(Chained.NEVER, "disable_chaining")
+        return self._chain(ChainingStrategy.NEVER, "disable_chaining")
 
-    def _chain(self, chained: Chained, method: str) -> Self:
+    def _chain(self, chained: ChainingStrategy, method: str) -> Self:
         settings = self._settings()
         if settings is not None:
             self._environment.graph.chained[id(settings)] = chained
-        elif not isinstance(self._node, KeyedNode | SourceNode) or chained is Chained.NEVER:
+        elif not isinstance(self._node, KeyedNode | SourceNode) or chained is ChainingStrategy.NEVER:
             raise GraphError(
                 f"{method}() was called on {self._what()}",
                 why="only a function of single records can be told to have tasks of its own: a source and a "

@@ -82,9 +82,9 @@ from flinkish_spark.planning.partitioning import (
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph, sources_of
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.job_status import JobStatus
-from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, Limit, check_choice, check_limit, check_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.savepoints import RestoreRules
 from flinkish_spark.reporters.reporter import ReportedJob, Reporter, Reporting
@@ -192,21 +192,21 @@ class StreamExecutionEnvironment:
         _check_session(spark)
         instance_of("job", job, str, what_to_do='give the job a name like "orders"')
         with refused_as_config_errors('give the job a name like "orders"'):
-            checked_name(job, "job name")
+            check_name(job, "job name")
         check_max_parallelism(max_parallelism)
         trigger_interval_ms = to_ms("trigger_interval_ms", trigger_interval_ms)
         with refused_as_config_errors("leave it out for micro-batches as fast as possible"):
-            checked_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
+            check_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
         with refused_as_config_errors("leave it out for 3 tries, or give UNLIMITED"):
-            checked_limit("tries_without_progress", tries_without_progress, least=1)
+            check_limit("tries_without_progress", tries_without_progress, least=1)
         if latency_tracking_interval_ms is not None:
             name = "latency_tracking_interval_ms"
             latency_tracking_interval_ms = to_ms(name, latency_tracking_interval_ms)
             with refused_as_config_errors("leave it out to measure no latency"):
-                checked_whole(name, latency_tracking_interval_ms, least=1, most=MOST_MS)
+                check_whole(name, latency_tracking_interval_ms, least=1, most=MOST_MS)
         with refused_as_config_errors("give one of these, without quotes"):
-            checked_choice("standby", standby, Standby)
-            checked_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
+            check_choice("standby", standby, Standby)
+            check_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
         run_tasks_in_this_python(spark)
         self.spark = spark
         self.job = job

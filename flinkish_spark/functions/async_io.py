@@ -26,7 +26,7 @@ from flinkish_spark.core.validation import (
 )
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.durations import Duration, Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, checked_factor, checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, check_factor, check_whole
 
 
 class ToSide(NamedTuple):
@@ -259,11 +259,11 @@ class AsyncRetryStrategy:
     def __post_init__(self) -> None:
         hold_plain_values(self)
         with refused_as_config_errors("give a whole number; delays are milliseconds"):
-            checked_whole("max_attempts", self.max_attempts, least=0)
-            checked_whole("the first delay", self.first_delay_ms, least=0)
-            checked_whole("the longest delay", self.longest_delay_ms, least=0)
-            checked_factor("jitter", self.jitter, 0, 1)
-            checked_factor("multiplier", self.multiplier, 1, MOST_MS)
+            check_whole("max_attempts", self.max_attempts, least=0)
+            check_whole("the first delay", self.first_delay_ms, least=0)
+            check_whole("the longest delay", self.longest_delay_ms, least=0)
+            check_factor("jitter", self.jitter, 0, 1)
+            check_factor("multiplier", self.multiplier, 1, MOST_MS)
         for name in ("result_predicate", "exception_predicate"):
             if getattr(self, name) is not None:
                 check_function(getattr(self, name), name, 1)
@@ -398,8 +398,8 @@ class CircuitBreaker:
     def __post_init__(self) -> None:
         hold_plain_values(self)
         with refused_as_config_errors("CircuitBreaker(failures=10, reset_ms=30_000)"):
-            checked_whole("failures", self.failures, least=1)
-            checked_whole("reset_ms", self.reset_ms, least=1)
+            check_whole("failures", self.failures, least=1)
+            check_whole("reset_ms", self.reset_ms, least=1)
 
 
 @dataclass(frozen=True)

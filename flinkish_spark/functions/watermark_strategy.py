@@ -22,12 +22,12 @@ from flinkish_spark.core.validation import (
 from flinkish_spark.protocol.durations import Duration, Milliseconds
 from flinkish_spark.protocol.event_time import (
     Alignment,
-    AsReported,
     AssignerRules,
     BoundedOutOfOrderness,
     Generation,
     NoWatermarks,
-    checked_time,
+    ReportedWatermarks,
+    check_time,
 )
 from flinkish_spark.protocol.limits import UnusableValueError
 
@@ -165,7 +165,7 @@ class WatermarkStrategy:
             check_methods(factory, WatermarkGenerator, f"the class {factory.__name__}")
         else:
             check_function(factory, "the factory of a watermark generator", 0)
-        return cls(AsReported(), factory)
+        return cls(ReportedWatermarks(), factory)
 
     @classmethod
     def no_watermarks(cls) -> WatermarkStrategy:
@@ -314,7 +314,7 @@ class ChannelGenerators:
         return made
 
     def _emit(self, channel: int, watermark_ms: int) -> None:
-        checked_time("the watermark", watermark_ms)
+        check_time("the watermark", watermark_ms)
         before_ms = self._greatest_ms[channel]
         if before_ms is None or watermark_ms > before_ms:
             self._greatest_ms[channel] = watermark_ms

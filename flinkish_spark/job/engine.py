@@ -37,7 +37,7 @@ from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.limits import Limit
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
-from flinkish_spark.protocol.time_plan import TimePlan, counts_of, late_of
+from flinkish_spark.protocol.time_plan import TimePlan, sum_counts, sum_late_records
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Timeline
 from flinkish_spark.savepoints.files import RestoreSettings
 
@@ -232,9 +232,9 @@ class JobProgress:
         self.checkpoints += 1
         self.newest = decision.checkpoint
         self.stood_at(decision)
-        for uid, count in late_of(decision.batches).items():
+        for uid, count in sum_late_records(decision.batches).items():
             self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
-        for uid, counts in counts_of(decision.batches).items():
+        for uid, counts in sum_counts(decision.batches).items():
             own = self.counts.setdefault(uid, {})
             for name, count in counts.items():
                 own[name] = own.get(name, 0) + count

@@ -32,8 +32,8 @@ from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import sources_of, uid_of
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
-from flinkish_spark.protocol.savepoints import changed_meaning
-from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
+from flinkish_spark.protocol.savepoints import find_changed_meaning
+from flinkish_spark.protocol.versions import SparkMinor, VersionStep, find_version_step
 from flinkish_spark.savepoints.restore import Restore, begun_chains, check_rescale
 from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
 
@@ -240,7 +240,7 @@ def _check_meaning(planned: PlannedJob, job_dir: JobDir) -> None:
     """Raise JobDirError where an operator would take state for something else than what has stored it."""
     recorded = (job_dir.known_settings() or {}).get(_MEANING, {})
     for uid, shape in planned.operators.items():
-        changed = changed_meaning(recorded.get(uid, {}), shape.meaning)
+        changed = find_changed_meaning(recorded.get(uid, {}), shape.meaning)
         if changed:
             raise JobDirError(
                 f"the state of operator '{uid}' would mean something else: {changed}",
@@ -269,7 +269,7 @@ def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
     """Refuse a version of Spark that is earlier than one that has run here; return which step it is."""
     before = {one: _minor(one) for one in job_dir.spark_versions()}
     ours = _minor(running)
-    step = step_to(ours, before.values())
+    step = find_version_step(ours, before.values())
     if step in (VersionStep.NONE, VersionStep.FORWARD):
         return step
     newest = max(before, key=before.__getitem__)

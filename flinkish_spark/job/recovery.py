@@ -118,7 +118,7 @@ class Recovery:
         self, staged: Mapping[str, StagedBatch], decisions: Mapping[CheckpointId, Decision]
     ) -> R.RecoveryFacts:
         history = self._job_dir.history()
-        decided = R.without_leftovers(
+        decided = R.drop_leftovers(
             R.DecidedFact(d.checkpoint, d.batch, self._job_dir.receipt(d.checkpoint) is not None, d.lineage)
             for d in decisions.values()
         )
@@ -208,7 +208,7 @@ class Recovery:
                 self._replay(checkpoint)
             case R.Pin(checkpoint):
                 self._pin(decisions[checkpoint])
-            case R.AbortStaged(attempts, reason):
+            case R.AbortStagedFiles(attempts, reason):
                 for name in attempts:
                     self._abort(staged[name], reason)
                     self._ownership.check()

@@ -47,7 +47,7 @@ class JobReporter(QuietListener):
             LOG.warning("the reports begin anew: %s", error)
             earlier = None
         now_ms = self._clock.wall_ms()
-        self._report = JobReport.begun(epoch, now_ms, self._vertices, self._settings, earlier)
+        self._report = JobReport.begin(epoch, now_ms, self._vertices, self._settings, earlier)
         self._store(self._report)
         self._job_dir.forget_reports_before(epoch)
 
@@ -56,7 +56,7 @@ class JobReporter(QuietListener):
         with self._lock:
             if self._report is None:
                 return
-            self._report = self._report.after(change)
+            self._report = self._report.apply(change)
             if isinstance(change, JobStatusChange) or self._report.is_settled:
                 self._store(self._report)
 

@@ -44,11 +44,11 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import Stored, member, object_of, stored, text_of
+from flinkish_spark.protocol.codec import StoredObject, expect_object, expect_text, get_member, store_as
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch, checked_name
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch, check_name
+from flinkish_spark.protocol.limits import check_whole
 
 LOG = logging.getLogger(__name__)
 
@@ -125,13 +125,13 @@ class OutsideRequest:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"the name of a request is 32 hex digits, got {self.name!r}")
-        checked_whole("asked_at_ms", self.asked_at_ms, least=0)
+        check_whole("asked_at_ms", self.asked_at_ms, least=0)
         if self.kind in _TO_A_DIRECTORY:
             is_place = self.target.startswith("/") or "://" in self.target
             if not is_place or len(self.target) > _LONGEST_TARGET or "\0" in self.target:
                 raise ValueError(f"the target must be an absolute path or a URL, got {self.target[:200]!r}")
         elif self.kind is RequestKind.REWIND:
-            checked_name(self.target, "order id")
+            check_name(self.target, "order id")
         elif self.target:
             raise ValueError(f"{self.kind.value} has no target, got {self.target[:200]!r}")
 
@@ -152,14 +152,14 @@ class OutsideRequest:
 
     @classmethod
     def from_json(cls, name: str, value: Any) -> OutsideRequest:
-        told = object_of(value, "a request")
+        told = expect_object(value, "a request")
         return cls(
             name,
-            RequestKind(member(told, "kind")),
-            OwnerEpoch(member(told, "owner_epoch")),
-            member(told, "asked_at_ms"),
-            text_of(member(told, "target"), "target"),
-            StopMode(member(told, "stop_mode")),
+            RequestKind(get_member(told, "kind")),
+            OwnerEpoch(get_member(told, "owner_epoch")),
+            get_member(told, "asked_at_ms"),
+            expect_text(get_member(told, "target"), "target"),
+            StopMode(get_member(told, "stop_mode")),
         )
 
 
@@ -185,10 +185,10 @@ class ReplyKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply(Stored):
+class Reply(StoredObject):
     """The answer to a request, as it is stored; see :class:`.CheckpointAnswer`."""
 
-    kind: ReplyKind = field(metadata=stored("outcome"))
+    kind: ReplyKind = field(metadata=store_as("outcome"))
     #: The checkpoint that was taken for it; None if there was none, or nobody said.
     checkpoint: CheckpointId | None = None
     #: Why it was not completed, where the job gave a reason.
@@ -209,7 +209,7 @@ class Claimant(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(Stored):
+class Claim(StoredObject):
     """Created once per request, before it is carried out or taken back."""
 
     by: Claimant

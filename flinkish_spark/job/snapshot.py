@@ -192,7 +192,7 @@ class JobSnapshot:
         job_dir, lineages = self.job.job_dir, self.job.job_dir.history()
         looked_at = (job_dir.decision(one) for one in reversed(job_dir.decided_ids()[-_MOST_LOOKED_AT:]))
         commits = (one for one in looked_at if one is not None and one.batches)
-        live = (one for one in commits if lineages.superseded_by(one.checkpoint, one.lineage) is None)
+        live = (one for one in commits if lineages.find_superseding(one.checkpoint, one.lineage) is None)
         return tuple(islice(live, 2))
 
     @cached_property
@@ -200,7 +200,7 @@ class JobSnapshot:
         """Count, by sink, what is decided and not confirmed."""
         newest = self.newest_commits[:1]
         waiting = [one for one in newest if self.job.job_dir.receipt(one.checkpoint) is None]
-        return {uid: len(found) for one in waiting for uid, found in one.by_sink().items()}
+        return {uid: len(found) for one in waiting for uid, found in one.group_by_sink().items()}
 
     @cached_property
     def flow(self) -> Flow | None:

@@ -21,7 +21,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import upstream_cut
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.failures import CheckpointFailureReason
-from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Lineage, checked_name
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Lineage, check_name
 from flinkish_spark.protocol.lineage import RetainedCheckpoint, why_not_rewindable
 from flinkish_spark.protocol.statistics import (
     CheckpointDurations,
@@ -29,7 +29,7 @@ from flinkish_spark.protocol.statistics import (
     CheckpointStatus,
     StatisticsHistory,
 )
-from flinkish_spark.protocol.time_plan import counts_of, late_of
+from flinkish_spark.protocol.time_plan import sum_counts, sum_late_records
 
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.retention import CheckpointPins
@@ -65,7 +65,7 @@ class StoredJob:
         job_dir = open_job_dir(place)
         with as_damage(f"{JOB_KEY} in the job directory"):
             settings = job_dir.known_settings() or {}
-            name = checked_name(settings["job"], "job name")
+            name = check_name(settings["job"], "job name")
             return cls(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
 
     def pins(self) -> CheckpointPins:
@@ -213,7 +213,7 @@ def checkpoint_views(
     views = []
     for checkpoint in sorted(stored.keys() | measured.keys()):
         commit = commits.get(checkpoint)
-        rewind = None if commit is None else lineages.superseded_by(checkpoint, commit.lineage)
+        rewind = None if commit is None else lineages.find_superseding(checkpoint, commit.lineage)
         superseded_by = None if rewind is None else rewind.lineage
         why_not = why_not_rewindable(checkpoint, known, tuple(commits.values()), lineages)
         parts = stored.get(checkpoint, (None, None, None))
@@ -267,8 +267,8 @@ def _of_commit(commit: Decision) -> dict[str, Any]:
         "hooks": sorted(commit.hook_states),
         "uids": list(commit.uids),
         "finished": list(commit.finished),
-        "late_dropped": late_of(commit.batches),
-        "counts": counts_of(commit.batches, commit.times),
+        "late_dropped": sum_late_records(commit.batches),
+        "counts": sum_counts(commit.batches, commit.times),
     }
 
 

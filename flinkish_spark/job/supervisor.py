@@ -142,7 +142,7 @@ class RestartPolicy:
             self._failed_records.add(error.record)
             if not error.is_placed:
                 self._unplaced.add(error.record)
-        self.history = self.history.failed(now_ms)
+        self.history = self.history.add_failure(now_ms)
         if error.ends_when_repeated and not is_outage(error):
             self._raise_if_stuck(error, batch)
         verdict = self._strategy.decide(self.history, self._random())
@@ -155,14 +155,16 @@ class RestartPolicy:
         """Note that a checkpoint was confirmed."""
         self._failed_records -= self._unplaced
         self._unplaced.clear()
-        self._repeated = self._repeated.progressed()
+        self._repeated = self._repeated.reset()
         self._first.clear()
         self._first_of_kind.clear()
-        self.history = self.history.ran_well()
+        self.history = self.history.reset_attempts()
 
     def _raise_if_stuck(self, error: FlinkishError, batch: BatchId | None) -> None:
         cause, kind = identity_of(error), kind_of(error)
-        self._repeated = repeated = self._repeated.failed(None if batch is None else batch.value, cause, kind)
+        self._repeated = repeated = self._repeated.add_failure(
+            None if batch is None else batch.value, cause, kind
+        )
         if repeated.times_of_kind(kind) == 1:
             self._first_of_kind[kind] = error
         if repeated.times(cause) == 1:
@@ -693,7 +695,7 @@ class Supervisor:
             with self._waiting("the master hooks to be restored"):
                 stored = self._restored(job, newest, savepoint)
             if newest is not None:
-                self._failures = self._failures.completed(newest.checkpoint)
+                self._failures = self._failures.on_completion(newest.checkpoint)
         return Recovered(start, kept, stored, confirmation)
 
     def _restored(

@@ -20,7 +20,7 @@ from flinkish_spark.core.validation import (
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.ddl import DdlError, parse_ddl
 from flinkish_spark.types.hints import first_required, unfit_for_rows
@@ -252,8 +252,8 @@ class IntervalJoin(JoinOfPairs):
         hold_plain_values(self)
         self._check_pairs()
         with refused_as_config_errors("set it to a number of milliseconds, which may be negative"):
-            checked_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
-            checked_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
+            check_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
+            check_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
         one_of("lower", self.lower, Bound)
         one_of("upper", self.upper, Bound)
         tag_or_none("left_late", self.left_late)

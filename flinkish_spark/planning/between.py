@@ -45,7 +45,7 @@ from flinkish_spark.planning.transforms import (
     transformed,
 )
 from flinkish_spark.protocol.alignment import ExpectedChannels
-from flinkish_spark.protocol.job_graph import Chained
+from flinkish_spark.protocol.job_graph import ChainingStrategy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import ORIGIN, DealRows, DealtRows, SideBySide
 from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
@@ -114,7 +114,7 @@ def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
             continue
         name = function.settings.name
         where = f"'{name}' stands in front of the keyed operator '{uid}' and behind another one"
-        if graph.chained_of(step) is not Chained.ALWAYS:
+        if graph.chained_of(step) is not ChainingStrategy.ALWAYS:
             raise GraphError(
                 f"'{name}' stands between the keyed operator '{uid}' and another one, and is to have tasks "
                 "of its own (start_new_chain, disable_chaining)",

@@ -47,13 +47,13 @@ from flinkish_spark.planning.stream_graph import (
 )
 from flinkish_spark.planning.transforms import TransformSettings, frame_function
 from flinkish_spark.protocol.job_graph import (
+    ChainingReason,
     JobEdge,
     JobGraph,
     JobOperator,
     OperatorKind,
     RunsIn,
     ShipStrategy,
-    Why,
 )
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.routing import Distribution
@@ -63,9 +63,9 @@ from flinkish_spark.worker.broadcast_runner import Checkpointed
 _Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
 
 _OF_STATE = {
-    Distribution.BY_KEY: (ShipStrategy.HASH, Why.BY_KEY),
-    Distribution.BY_CHANNEL: (ShipStrategy.CHANNEL, Why.BY_CHANNEL),
-    Distribution.BROADCAST: (ShipStrategy.BROADCAST, Why.TO_ALL),
+    Distribution.BY_KEY: (ShipStrategy.HASH, ChainingReason.BY_KEY),
+    Distribution.BY_CHANNEL: (ShipStrategy.CHANNEL, ChainingReason.BY_CHANNEL),
+    Distribution.BROADCAST: (ShipStrategy.BROADCAST, ChainingReason.TO_ALL),
 }
 
 
@@ -251,21 +251,23 @@ class _Reading:
         if passage.moves:
             settings = _settings_of(step)
             if settings is not None and settings.parallelism is not None:
-                return JobEdge("", ShipStrategy.REBALANCE, Why.OWN_TASKS, 0, output, tuple(moved))
+                return JobEdge("", ShipStrategy.REBALANCE, ChainingReason.OWN_TASKS, 0, output, tuple(moved))
             if is_set_apart(self._graph, steps):
-                return JobEdge("", ShipStrategy.REBALANCE, Why.SAID, 0, output, tuple(moved))
+                return JobEdge("", ShipStrategy.REBALANCE, ChainingReason.SAID, 0, output, tuple(moved))
             if moved:
-                why = Why.MOVED if moved[-1].is_shuffle else Why.SAME_TASKS
+                why = ChainingReason.MOVED if moved[-1].is_shuffle else ChainingReason.SAME_TASKS
                 return JobEdge("", moved[-1], why, 0, output, tuple(moved[:-1]))
         both = _settings_of(front) is not None and _settings_of(step) is not None
         is_first = isinstance(front, KeyedNode) or passage.deferred_from == at
         if is_first and isinstance(passage.end, SinkNode):
-            why = Why.EVALUATED
+            why = ChainingReason.EVALUATED
         elif passage.is_in_branch(at) and _settings_of(step) is not None:
-            why = Why.SAME_PASS if both and passage.is_in_branch(at - 1) else Why.BRANCHES
+            why = (
+                ChainingReason.SAME_PASS if both and passage.is_in_branch(at - 1) else ChainingReason.BRANCHES
+            )
         else:
             is_one_pass = self._ends_in_python(front) and self._begins_in_python(step)
-            why = Why.SAME_PASS if is_one_pass else Why.SAME_TASKS
+            why = ChainingReason.SAME_PASS if is_one_pass else ChainingReason.SAME_TASKS
         return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
     def _into_end(
@@ -275,17 +277,17 @@ class _Reading:
             ship, why = _OF_STATE[passage.distribution]
             return JobEdge("", ship, why, passage.entry, output, tuple(moved))
         if moved and moved[-1].is_shuffle:
-            return JobEdge("", moved[-1], Why.MOVED, 0, output, tuple(moved[:-1]))
+            return JobEdge("", moved[-1], ChainingReason.MOVED, 0, output, tuple(moved[:-1]))
         if passage.is_behind_state and front is not operator_of(passage.path.base):
-            return JobEdge("", ShipStrategy.FORWARD, Why.SAME_TASKS, 0, output, tuple(moved))
-        return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output, tuple(moved))
+            return JobEdge("", ShipStrategy.FORWARD, ChainingReason.SAME_TASKS, 0, output, tuple(moved))
+        return JobEdge("", ShipStrategy.FORWARD, ChainingReason.EVALUATED, 0, output, tuple(moved))
 
     def _note(self, front: _Node, behind: _Node, edge: JobEdge, counts: bool) -> None:
         """Keep an edge; one that is there on another path, too, is what holds on both."""
         there = self._edges.setdefault(behind, {})
         place = front, edge.entry, edge.output
         known = there.get(place, replace(edge, runs=0))
-        kept = edge if known.why is Why.SAME_PASS else known
+        kept = edge if known.why is ChainingReason.SAME_PASS else known
         there[place] = replace(kept, runs=known.runs + counts)
 
     def _is_in_arrow(self, node: _Node) -> bool:
@@ -311,7 +313,9 @@ class _Reading:
             self._make(front, made)
         edges = [replace(edge, source=self.ids[front]) for (front, *_), edge in arriving.items()]
         if len(edges) > 1 and not isinstance(node, KeyedNode):
-            edges = [replace(one, why=Why.STREAMS_MEET) if one.why.is_chained else one for one in edges]
+            edges = [
+                replace(one, why=ChainingReason.STREAMS_MEET) if one.why.is_chained else one for one in edges
+            ]
         self.ids[node] = self._id_of(node, edges)
         self._parallelism[node] = self._tasks_of(node, arriving)
         made[node] = self._described(node, tuple(edges))
@@ -385,7 +389,7 @@ class _Reading:
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 front = self.ids.get(source) or _digest(["uid", source.uid])
-                edge = JobEdge(front, ShipStrategy.FORWARD, Why.EVALUATED, output=uid)
+                edge = JobEdge(front, ShipStrategy.FORWARD, ChainingReason.EVALUATED, output=uid)
                 own, kind = _digest(["uid", uid]), OperatorKind.SINK
                 yield JobOperator(own, uid, uid, "dead letters", kind, RunsIn.JVM, (), None, None, 1, (edge,))
 

@@ -83,7 +83,7 @@ from flinkish_spark.planning.transforms import (
     frame_function,
     transformed,
 )
-from flinkish_spark.protocol.alignment import Announced
+from flinkish_spark.protocol.alignment import AnnouncedChannels
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape
@@ -448,7 +448,9 @@ class Planner:
             source = source.with_own_time() or source
         frame = source.load_marked(self._spark, self._place) if marked else None
         if frame is not None:
-            return RecordStream(name, frame, origins, self._barriers, Announced.ANNOUNCED, is_marked=True)
+            return RecordStream(
+                name, frame, origins, self._barriers, AnnouncedChannels.ANNOUNCED, is_marked=True
+            )
         records, has_channels = source.load(self._spark, self._place), source.has_channels
         return RecordStream(
             name, records, origins, self._barriers, SOURCE_CHANNELS, has_channels=has_channels

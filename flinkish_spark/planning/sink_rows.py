@@ -30,7 +30,7 @@ from flinkish_spark.planning.transforms import (
     read_functions,
     transformed,
 )
-from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
+from flinkish_spark.protocol.alignment import AnnouncedChannels, ExpectedChannels
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
 from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
@@ -200,7 +200,7 @@ class PlannedSink:
         found: set[int] = set()
         for number, part in enumerate(self.parts):
             # Barriers of unions come from the control source or from operators, which have fixed channels.
-            assert not isinstance(part.channels, Announced)
+            assert not isinstance(part.channels, AnnouncedChannels)
             found |= {_moved(channel, number) for channel in part.channels}
         return frozenset(found)
 

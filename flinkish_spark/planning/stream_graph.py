@@ -15,8 +15,8 @@ from pyspark.sql import types as T
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import RichFunction
-from flinkish_spark.protocol.ids import checked_name
-from flinkish_spark.protocol.job_graph import Chained
+from flinkish_spark.protocol.ids import check_name
+from flinkish_spark.protocol.job_graph import ChainingStrategy
 from flinkish_spark.transport.routing import Distribution
 
 if TYPE_CHECKING:
@@ -176,19 +176,19 @@ class StreamGraph:
     #: Key groups of operators that say nothing else.
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
     #: Functions without a key that may not share a vertex with others, by the identity of their settings.
-    chained: dict[int, Chained] = field(default_factory=dict)
+    chained: dict[int, ChainingStrategy] = field(default_factory=dict)
     #: Operators that share tasks with those of the same group only, by uid.
     slot_sharing: dict[str, str] = field(default_factory=dict)
     #: Names of the chains that a job has begun with; None where these follow from the graph.
     begun_chains: frozenset[str] | None = None
 
-    def chained_of(self, node: object) -> Chained:
+    def chained_of(self, node: object) -> ChainingStrategy:
         settings = getattr(node.function, "settings", None) if isinstance(node, TransformNode) else None
-        return self.chained.get(id(settings), Chained.ALWAYS)
+        return self.chained.get(id(settings), ChainingStrategy.ALWAYS)
 
     def check_uid(self, uid: str) -> str:
         try:
-            checked_name(uid, "uid")
+            check_name(uid, "uid")
         except ValueError as error:
             raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
         if uid in (*self.uids(), *self.async_uids):

@@ -23,10 +23,10 @@ from flinkish_spark.planning.stream_graph import (
     operator_scans,
     upstreams,
 )
-from flinkish_spark.protocol.event_time import AssignerRules, Untimed
+from flinkish_spark.protocol.event_time import AssignerRules, NoWatermarkStrategy
 from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
 from flinkish_spark.protocol.plan_layout import Chain, source_of
-from flinkish_spark.protocol.time_plan import Assigner, Reporter, TimePlan, assigner_uid, reporters_of
+from flinkish_spark.protocol.time_plan import Assigner, Reporter, TimePlan, assigner_uid, make_reporters
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.worker.time import NULL_TIME
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_UNTIMED = AssignerRules(Untimed())
+_UNTIMED = AssignerRules(NoWatermarkStrategy())
 
 
 def time_column(records: DataFrame, timestamps: Column) -> Column:
@@ -136,7 +136,7 @@ class _Names:
 
 
 def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
-    return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
+    return make_reporters([node.uid for node in graph.operators], inputs_of(graph))
 
 
 def _entries(graph: StreamGraph, end: End) -> Iterator[tuple[Path, str, tuple[str, ...]]]:

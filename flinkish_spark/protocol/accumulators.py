@@ -1,7 +1,7 @@
-"""What functions of a job have counted: values that can be added to, merged and stored.
+"""Accumulators of a job's functions: how their values are added to, merged and stored.
 
-A value is what tasks of one kind of accumulator have put in, as JSON can hold it. Merging does not depend on
-the order for whole numbers; floats are merged in the order of the tasks, which is the same each time.
+JSON can hold each value. The order of merging does not matter for whole numbers; floats are merged in the
+order of the tasks, which is the same each time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 
 
 class AccumulatorKind(enum.Enum):
-    """What an accumulator makes of what it is given; the names are those of Flink's classes."""
+    """How an accumulator combines values, by the name of Flink's class."""
 
     INT_COUNTER = "IntCounter"
     LONG_COUNTER = "LongCounter"
@@ -38,21 +38,21 @@ _WHOLE = {
 }
 
 
-def added(kind: AccumulatorKind, held: Any, given: Any) -> Any:
-    """Return what is held behind one more value."""
+def add_value(kind: AccumulatorKind, held: Any, given: Any) -> Any:
+    """Return the accumulator's content after one more value."""
     wanted = int if kind in _WHOLE else (int, float)
     if isinstance(given, bool) or not isinstance(given, wanted):
         number = "whole number" if kind in _WHOLE else "number"
         raise TypeError(f"a {kind.value} takes a {number}, not {given!r:.100}")
     if kind is AccumulatorKind.AVERAGE:
-        return merged(kind, held, [float(given), 1])
+        return merge_values(kind, held, [float(given), 1])
     if kind is AccumulatorKind.HISTOGRAM:
-        return merged(kind, held, {given: 1})
-    return merged(kind, held, given if kind in _WHOLE else float(given))
+        return merge_values(kind, held, {given: 1})
+    return merge_values(kind, held, given if kind in _WHOLE else float(given))
 
 
-def merged(kind: AccumulatorKind, held: Any, other: Any) -> Any:
-    """Return what two of the same kind hold together; None stands for nothing yet."""
+def merge_values(kind: AccumulatorKind, held: Any, other: Any) -> Any:
+    """Merge the content of two accumulators of the same kind; None stands for an empty one."""
     if held is None or other is None:
         return other if held is None else held
     match kind:
@@ -67,7 +67,7 @@ def merged(kind: AccumulatorKind, held: Any, other: Any) -> Any:
     return held + other
 
 
-def result(kind: AccumulatorKind, held: Any) -> Any:
+def compute_result(kind: AccumulatorKind, held: Any) -> Any:
     """Return the value that an accumulator shows."""
     match kind:
         case AccumulatorKind.AVERAGE:
@@ -82,16 +82,16 @@ def result(kind: AccumulatorKind, held: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class AccumulatorValue(Stored):
-    """What one accumulator holds, over all tasks."""
+class AccumulatorValue(StoredObject):
+    """Content of one accumulator, over all tasks."""
 
     kind: AccumulatorKind
-    #: As text: whole ones in decimal, floats exactly, as `float.hex` writes them. An average is a sum and a
-    #: count, a histogram its numbers and how often each came, in turn.
+    #: As text: whole numbers in decimal, floats exactly, as `float.hex` writes them. An average is a sum and
+    #: a count; a histogram alternates between a number and its count.
     numbers: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        # Whatever cannot be taken apart is refused where it is read.
+        # Raises ValueError if the numbers cannot be parsed.
         _ = self.held
 
     @classmethod
@@ -105,7 +105,7 @@ class AccumulatorValue(Stored):
 
     @property
     def held(self) -> Any:
-        """What is held; raises ValueError if it is nothing of that kind."""
+        """The parsed content; ValueError if the numbers do not fit the kind."""
         kind, numbers = self.kind, self.numbers
         wanted = {AccumulatorKind.AVERAGE: 2, AccumulatorKind.HISTOGRAM: len(numbers) // 2 * 2}.get(kind, 1)
         if len(numbers) != wanted:
@@ -120,24 +120,25 @@ class AccumulatorValue(Stored):
 
     @property
     def value(self) -> Any:
-        return result(self.kind, self.held)
+        return compute_result(self.kind, self.held)
 
-    def merged(self, other: AccumulatorValue) -> AccumulatorValue:
+    def merge(self, other: AccumulatorValue) -> AccumulatorValue:
         if self.kind is not other.kind:
             raise ValueError(f"it is a {self.kind.value} and a {other.kind.value}")
-        return AccumulatorValue.of(self.kind, merged(self.kind, self.held, other.held))
+        return AccumulatorValue.of(self.kind, merge_values(self.kind, self.held, other.held))
 
 
-Accumulated = Mapping[str, AccumulatorValue]
+#: By the accumulator's name.
+AccumulatorValues = Mapping[str, AccumulatorValue]
 
 
-def together(parts: Iterable[Accumulated]) -> dict[str, AccumulatorValue]:
-    """Return what several parts of a job have counted, by name."""
+def merge_accumulators(parts: Iterable[AccumulatorValues]) -> dict[str, AccumulatorValue]:
+    """Merge the accumulators of several parts of a job by name."""
     found: dict[str, AccumulatorValue] = {}
     for part in parts:
         for name, value in part.items():
             try:
-                found[name] = found[name].merged(value) if name in found else value
+                found[name] = found[name].merge(value) if name in found else value
             except ValueError as error:
                 raise ValueError(f"the accumulator '{name}' was added twice: {error}") from None
     return dict(sorted(found.items()))

@@ -1,4 +1,4 @@
-"""The life of one checkpoint: who asks for it, whether it may start, who has acknowledged."""
+"""The life of one checkpoint: its request, the conditions of its start, its acknowledgements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    #: Rises with every request of a process; tells requests apart and orders them within a rank.
+    #: Rises with every request of a process; identifies requests and orders those of one rank.
     number: int
     purpose: CheckpointPurpose
     asked_at_ms: int
@@ -27,13 +27,13 @@ class CheckpointRequest:
 
     @property
     def is_forced(self) -> bool:
-        """Return whether it ignores the number of checkpoints in flight and the size of the queue."""
+        """True if the request ignores the limits of checkpoints in flight and of the queue."""
         return self.purpose.is_savepoint
 
 
 @dataclass(frozen=True, slots=True)
 class RequestQueue:
-    """Requests that wait, most important first. A full one turns away the newest of the least important."""
+    """Waiting requests, the most important first. A full queue rejects the newest of the least important."""
 
     limit: int = 1_000
     waiting: tuple[CheckpointRequest, ...] = ()
@@ -50,25 +50,25 @@ class RequestQueue:
         return any(request.purpose is purpose for request in self.waiting)
 
     def offer(self, request: CheckpointRequest) -> tuple[RequestQueue, CheckpointRequest | None]:
-        """Return the queue with `request` in its place, and the request that has no room any more."""
+        """Return the queue with `request` added in order, and the request that a full queue rejects."""
         ordered = tuple(sorted((*self.waiting, request), key=lambda one: one.order))
         if len(ordered) <= self.limit or request.is_forced:
             return RequestQueue(self.limit, ordered), None
         rejected = [one for one in ordered if not one.is_forced][-1]
         return RequestQueue(self.limit, tuple(one for one in ordered if one is not rejected)), rejected
 
-    def without(
+    def remove(
         self, unwanted: Callable[[CheckpointRequest], bool]
     ) -> tuple[RequestQueue, tuple[CheckpointRequest, ...]]:
         gone = tuple(one for one in self.waiting if unwanted(one))
         return RequestQueue(self.limit, tuple(one for one in self.waiting if one not in gone)), gone
 
 
-# A checkpoint moves only along TRANSITIONS; an event that they do not list raises and changes nothing. What
-# they cannot say: DECISION_WON may be sent only by whoever won the create-if-absent of decision.json, and
-# RECEIPT_WRITTEN only after every sink and the group offsets answered.
+# A checkpoint moves only along TRANSITIONS; an event that they do not list raises and changes nothing. Two
+# rules are not in the table: only the process that won the create-if-absent of decision.json may send
+# DECISION_WON, and RECEIPT_WRITTEN may be sent only after every sink and the group offsets answered.
 class CheckpointState(enum.Enum):
-    #: It has an id; its storage is made and its hooks are called.
+    #: It has an id; its folder is created and its hooks are called.
     INITIALISING = "INITIALISING"
     #: The id is in the control offset; no micro-batch has carried it through yet.
     TRIGGERED = "TRIGGERED"
@@ -76,7 +76,7 @@ class CheckpointState(enum.Enum):
     ACKNOWLEDGED = "ACKNOWLEDGED"
     #: commits/N was read: Spark will never run that batch again. It waits for its turn.
     LOGGED = "LOGGED"
-    #: Its committables are looked at and the decision is written.
+    #: The coordinator checks its committables and writes the decision.
     DECIDING = "DECIDING"
     #: decision.json says COMMIT: it is complete, and everything in it must finish.
     DECIDED = "DECIDED"
@@ -107,7 +107,7 @@ TRANSITIONS: Mapping[CheckpointState, Mapping[CheckpointEvent, CheckpointState]]
     S.TRIGGERED: {E.ALL_ACKNOWLEDGED: S.ACKNOWLEDGED, **_ENDS},
     S.ACKNOWLEDGED: {E.COMMIT_LOG_READ: S.LOGGED, **_ENDS},
     S.LOGGED: {E.TURN_CAME: S.DECIDING, **_ENDS},
-    # Whoever writes the decision owns the checkpoint: only it can still decline.
+    # Only the writer of the decision can still decline.
     S.DECIDING: {E.DECISION_WON: S.DECIDED, E.DECLINED: S.ABORTED},
     S.DECIDED: {E.RECEIPT_WRITTEN: S.CONFIRMED},
     S.CONFIRMED: {},
@@ -120,7 +120,7 @@ _AWAITED: Mapping[CheckpointState, str] = {
     S.INITIALISING: "its record in the job directory and the master hooks",
     S.ACKNOWLEDGED: "Spark to log its micro-batch as done",
     S.LOGGED: "the checkpoints before it to be finished",
-    S.DECIDING: "its decision: sinks are asked what is left, then the job directory takes it",
+    S.DECIDING: "its decision: the sinks check the staged data, then the decision is written",
     S.DECIDED: "its commit: sinks, manifest, group offsets, receipt",
     S.CONFIRMED: "nothing",
     S.ABORTED: "nothing",
@@ -128,7 +128,7 @@ _AWAITED: Mapping[CheckpointState, str] = {
 
 
 class IllegalTransitionError(ValueError):
-    """The table has no such step; the checkpoint is unchanged."""
+    """The transition table has no such step; the checkpoint or job is unchanged."""
 
 
 class ParticipantKind(enum.Enum):
@@ -139,18 +139,18 @@ class ParticipantKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One that has to acknowledge: an operator, a sink or a master hook."""
+    """An operator, a sink or a master hook that must acknowledge each checkpoint."""
 
     kind: ParticipantKind
     uid: str
 
     def __hash__(self) -> int:
-        # A thousand of them are looked up per checkpoint, and an enum hashes itself in Python.
+        # A checkpoint looks up a thousand participants, and an enum computes its hash in Python.
         return hash(self.uid)
 
 
 class PendingCheckpoint:
-    """A checkpoint from its id to its end. Owned by one thread."""
+    """A checkpoint that has an id and has not ended. Owned by one thread."""
 
     __slots__ = ("_missing", "batch", "checkpoint", "finished", "hook_states", "request", "started_at_ms",
                  "state")  # fmt: skip
@@ -185,7 +185,7 @@ class PendingCheckpoint:
 
     @property
     def awaited(self) -> str:
-        """The object of its sentence "waits for ..."."""
+        """End of the sentence "the checkpoint waits for ..."."""
         if self.state is CheckpointState.TRIGGERED:
             missing = sorted(f"{one.kind.value} '{one.uid}'" for one in self.missing)
             more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
@@ -202,7 +202,7 @@ class PendingCheckpoint:
         self.state = following
 
     def acknowledge(self, participant: Participant) -> bool:
-        """Note an acknowledgement; return whether it counts. Empty state is one, too."""
+        """Note an acknowledgement, also of empty state; return False if the checkpoint did not await it."""
         is_early = self.state in (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
         is_new = is_early and participant in self._missing
         if is_new:
@@ -210,7 +210,7 @@ class PendingCheckpoint:
         return is_new
 
     def acknowledge_in(self, batch: BatchId, participants: Iterable[Participant]) -> None:
-        """Note what came with a staged micro-batch; what comes before the barrier went out is discarded."""
+        """Note the acknowledgements of a staged micro-batch; ignore those before the barrier went out."""
         if self.state is CheckpointState.TRIGGERED and any([self.acknowledge(one) for one in participants]):
             self.batch = batch
             if not self._missing:
@@ -238,24 +238,24 @@ class ParticipantStatus(enum.Enum):
 
 
 class FinishedParticipants(Choice):
-    """What becomes of checkpoints once some participants have finished."""
+    """Policy for checkpoints after some participants have finished."""
 
-    #: Only those that run are asked; the others are recorded as finished.
+    #: Only running participants must acknowledge; the others are recorded as finished.
     ALLOWED = "ALLOWED"
     REFUSED = "REFUSED"
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerFacts:
-    """All that the answers depend on. Times are monotonic milliseconds."""
+    """Facts that decide if a checkpoint may start. Times are monotonic milliseconds."""
 
     now_ms: int
     phase: JobPhase
     schedule: Schedule
     #: Checkpoints triggered and neither confirmed nor aborted.
     in_flight: int
-    #: Whether one of them is being prepared or has not come through the job yet: barriers are
-    #: offered one after the other, each to a micro-batch of its own.
+    #: True while one of them is being initialised or its barrier is still in the job: barriers are offered
+    #: one after the other, each to a micro-batch of its own.
     barrier_on_its_way: bool
     last_trigger_ms: int
     last_end_ms: int
@@ -267,13 +267,13 @@ class TriggerFacts:
 
 
 def why_refused(purpose: CheckpointPurpose, facts: TriggerFacts, queue: RequestQueue) -> Reason | None:
-    """Return why a request is refused before it is queued; None if it may wait for its turn."""
+    """Return the reason to refuse a request before it is queued; None to queue it."""
     if facts.phase is JobPhase.STOPPED:
         return Reason.SHUT_DOWN
     if purpose is CheckpointPurpose.PERIODIC and facts.schedule is Schedule.OFF:
         return Reason.PERIODIC_SCHEDULING_OFF
     if purpose in (CheckpointPurpose.PERIODIC, CheckpointPurpose.FOLLOW_UP) and queue.holds(purpose):
-        # Nobody waits for these: one answers for all.
+        # Nobody waits for a periodic or follow-up checkpoint, so one request serves all.
         return Reason.ALREADY_QUEUED
     if facts.phase is JobPhase.STARTING or ParticipantStatus.NOT_RUNNING in facts.participants.values():
         return Reason.PARTICIPANT_NOT_RUNNING
@@ -289,11 +289,11 @@ def is_periodic_due(facts: TriggerFacts) -> bool:
 
 
 def why_waiting(head: CheckpointRequest, facts: TriggerFacts) -> Reason | None:
-    """Return why the first request of the queue has to wait; None if it starts now."""
+    """Return the reason for which the first request of the queue must wait; None to start it now."""
     is_full = not head.is_forced and facts.in_flight >= facts.max_concurrent
     if facts.barrier_on_its_way or is_full:
         return Reason.TOO_MANY_PENDING
     if head.purpose is CheckpointPurpose.PERIODIC and facts.now_ms - facts.last_end_ms < facts.min_pause_ms:
-        # It was due when it was queued; since then another checkpoint has ended.
+        # The request was due when it was queued; since then another checkpoint has ended.
         return Reason.MINIMUM_PAUSE
     return None

@@ -1,4 +1,4 @@
-"""Words to choose from: which one a misspelt word was meant to be, and enums that say it."""
+"""Suggestions for misspelt words, and enums that make them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Return "Did you mean 'X'?" with the known word that is spelt most like `word`, or an empty text."""
+    """Return "Did you mean 'X'?" with the known word most similar to `word`, or an empty text."""
     # Imported here: every process imports this module, and few misspell a word.
     import difflib
 
@@ -19,7 +19,7 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 class _Members(enum.EnumMeta):
     if TYPE_CHECKING:
-        ...  # Type checkers know the members, and would take any name for one.
+        ...  # With `__getattr__`, type checkers would accept any name as a member.
     else:
 
         def __getattr__(cls, name: str) -> Any:
@@ -28,9 +28,9 @@ class _Members(enum.EnumMeta):
             members = cls.__members__
             near = closest(name, members)
             text = f"{cls.__name__} has no {name}. {near}".rstrip()
-            # Without an object Python adds no suggestion of its own.
+            # Without an object Python does not add a suggestion of its own.
             raise AttributeError(f"{text} To do: choose from {', '.join(members)}.", name=name, obj=None)
 
 
 class Choice(enum.Enum, metaclass=_Members):
-    """An enum of which a misspelt member says which one was meant."""
+    """An enum that suggests the right name for a misspelt member."""

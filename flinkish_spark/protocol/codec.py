@@ -1,17 +1,16 @@
-"""How dataclasses become JSON and are read again: by the hints of their fields.
+"""Dataclasses as JSON, written and read by the type hints of their fields.
 
-- :class:`Stored` is an object with a member per field, :class:`StoredRow` a list of its fields' values, and
-  :class:`StoredAlone` the value of its only field.
+- A :class:`StoredObject` is stored as an object with a member per field, a :class:`StoredRow` as a list of
+  its fields' values, and a :class:`StoredScalar` as the value of its only field.
 - A hint is the type that is stored: `int`, `str`, `bool`, `float`, `Any`, an enum by its value, a class of
   these three or one with `to_json` and `from_json` of its own, a union of classes with a `TAG`; `X | None`,
   `tuple`, `Sequence`, `frozenset` (in order), `Mapping`. `Annotated` adds a :class:`Check`, or a
-  :class:`Form` in place of all that.
-- :func:`stored` is the metadata of a field whose member has another name or place, or may be left out.
+  :class:`Form` that replaces all of these.
+- :func:`store_as` is the metadata of a field whose member has another name or place, or may be left out.
 
-Reading is strict and converts nothing: a value of another type, a missing member, or one that a class
-refuses when it is made raises :class:`StoredFormError` with the place where it stands. Members that
-nobody knows are left alone; a class that `IS_CLOSED` refuses them. Nothing that is read names a class or
-runs code.
+Reading is strict and converts nothing: a value of another type, a missing member, or a value that a class
+refuses raises :class:`StoredFormError` with its place. Unknown members are ignored; a class that `IS_CLOSED`
+refuses them. Nothing that is read names a class or runs code.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 from typing import Annotated, Any, ClassVar, Self
 
-from flinkish_spark.protocol.limits import UNLIMITED, Limit, UnusableValueError, checked_whole
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, UnusableValueError, check_whole
 
 _Convert = Callable[[Any], Any]
 _SCALARS = {
@@ -39,12 +38,12 @@ _SCALARS = {
 }
 _UNIONS = (typing.Union, types.UnionType)
 _ABSENT = object()
-#: Of a field's metadata.
+#: Key of our entry in a field's metadata.
 _MEMBER = "flinkish_spark.stored"
 
 
 class StoredFormError(ValueError):
-    """What is stored is not of the form that is expected; says where."""
+    """A stored value does not have the expected form; the message says at which place."""
 
     def __init__(self, says: str, joint: str = ": ") -> None:
         super().__init__(says, joint)
@@ -53,18 +52,18 @@ class StoredFormError(ValueError):
     def __str__(self) -> str:
         return f"{self._place}{self._joint}{self._says}" if self._place else self._says
 
-    def stands_in(self, outer: str) -> None:
+    def add_place(self, outer: str) -> None:
         joint = "." if outer and self._place and not self._place.startswith("[") else ""
         self._place = f"{outer}{joint}{self._place}"
 
 
 class Presence(enum.Enum):
-    """Whether a member is always there."""
+    """How a field appears among the members of its object."""
 
     ALWAYS = enum.auto()
-    #: It is left out where the field has its default.
+    #: The member is left out if the field has its default.
     LEFT_OUT = enum.auto()
-    #: There is no such member: those of the field's class stand among those of the object.
+    #: The field has no member of its own: the members of its value are members of the object.
     INLINE = enum.auto()
 
 
@@ -75,48 +74,48 @@ class _Member:
     at: int | None = None
 
 
-def stored(key: str = "", presence: Presence = Presence.ALWAYS, at: int | None = None) -> dict[str, Any]:
+def store_as(key: str = "", presence: Presence = Presence.ALWAYS, at: int | None = None) -> dict[str, Any]:
     return {_MEMBER: _Member(key, presence, at)}
 
 
-LEFT_OUT = stored(presence=Presence.LEFT_OUT)
-INLINE = stored(presence=Presence.INLINE)
+LEFT_OUT = store_as(presence=Presence.LEFT_OUT)
+INLINE = store_as(presence=Presence.INLINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a value is stored: what writes it, None if it is JSON itself; what reads it."""
+    """Functions that write and read a value; `write` is None if the value is JSON itself."""
 
     write: Any
     read: _Convert
-    #: Of a row that needs nothing else: what gets its values.
+    #: Returns the values of a row whose values are all JSON; None for everything else.
     get: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """With a hint: what is read is given to `check`, which returns it or raises ValueError."""
+    """Function for a hint that gets each value read, and returns it or raises ValueError."""
 
     check: _Convert
 
 
 def whole(least: int, most: Limit = UNLIMITED) -> Check:
-    def checked(value: Any) -> int:
+    def check_bounds(value: Any) -> int:
         try:
-            return checked_whole("it", value, least, most)
+            return check_whole("it", value, least, most)
         except UnusableValueError as error:
-            raise _wrong(error.wanted, value) from None
+            raise _make_error(error.wanted, value) from None
 
-    return Check(checked)
+    return Check(check_bounds)
 
 
 class Record:
-    """What the three bases share; their own `from_json` and `to_json` are not asked for a field's value."""
+    """Base of the three stored forms; `from_json` and `to_json` are not called for the value of a field."""
 
     __slots__ = ()
-    #: Of members whose fields have a default, and no metadata.
+    #: Presence of members whose fields have a default and no metadata.
     DEFAULTS: ClassVar[Presence] = Presence.ALWAYS
-    #: Whether members that nobody knows are refused.
+    #: True if reading refuses unknown members.
     IS_CLOSED: ClassVar[bool] = False
     #: A member, and the value by which it tells this class from others of a union.
     TAG: ClassVar[tuple[str, str] | None] = None
@@ -127,14 +126,14 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read the stored form; raise ValueError if it is none."""
+        """Read the stored form; raise ValueError if it is wrong."""
         return typing.cast(Self, read(cls, value))
 
     def _check_read(self) -> None:
-        """Raise ValueError if what was read cannot be; not asked of what is made otherwise."""
+        """Raise ValueError if the values read contradict each other; called after reading only."""
 
 
-class Stored(Record):
+class StoredObject(Record):
     """A dataclass that is stored as an object; see the module's head."""
 
     __slots__ = ()
@@ -150,7 +149,7 @@ class StoredRow(Record):
     __slots__ = ()
 
 
-class StoredAlone(Record):
+class StoredScalar(Record):
     """A dataclass of one field that is stored as that field's value: a number, a text."""
 
     __slots__ = ()
@@ -170,10 +169,10 @@ def _form(hint: Any) -> Form:
     kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Annotated:
         own = next((mark for mark in hint.__metadata__ if isinstance(mark, Form)), None)
-        form = _form(args[0]) if own is None else Form(own.write, _ours(own.read))
+        form = _form(args[0]) if own is None else Form(own.write, _wrap_errors(own.read))
         for mark in hint.__metadata__:
             if isinstance(mark, Check):
-                form = Form(form.write, _read_and_check(form.read, _ours(mark.check)))
+                form = Form(form.write, _read_and_check(form.read, _wrap_errors(mark.check)))
         return form
     if hint is Any:
         return Form(None, lambda value: value)
@@ -190,7 +189,7 @@ def _form(hint: Any) -> Form:
     if issubclass(kind, enum.Enum):
         return _enum(kind)
     if not issubclass(kind, Record):
-        return Form(methodcaller("to_json"), _ours(kind.from_json))
+        return Form(methodcaller("to_json"), _wrap_errors(kind.from_json))
     return _dataclass(kind)
 
 
@@ -198,11 +197,11 @@ def _dataclass(cls: Any) -> Form:
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = dataclasses.fields(cls)
     names = [field.name for field in fields]
-    if issubclass(cls, StoredAlone):
+    if issubclass(cls, StoredScalar):
         return Form(attrgetter(*names), _alone_reader(cls, hints[names[0]]))
     if issubclass(cls, StoredRow):
         kinds = [hints[name] for name in names]
-        further = [_further(kind) for kind in kinds]
+        further = [_find_attribute(kind) for kind in kinds]
         get = _getter([name + path for name, path in zip(names, further, strict=True)])
         rest = [Any if path else kind for kind, path in zip(kinds, further, strict=True)]
         is_plain = all(_form(kind).write is None for kind in rest)
@@ -213,10 +212,10 @@ def _dataclass(cls: Any) -> Form:
 
 def _alone_reader(cls: Any, hint: Any) -> _Convert:
     convert = _form(hint).read
-    # The same few ids stand in every record of a checkpoint.
+    # Every record of a checkpoint repeats the same few ids.
     make = functools.lru_cache(maxsize=1_000)(cls)
 
-    return _ours(lambda value: make(value if type(value) is hint else convert(value)))
+    return _wrap_errors(lambda value: make(value if type(value) is hint else convert(value)))
 
 
 def _member(cls: type[Record], field: dataclasses.Field[Any]) -> _Member:
@@ -228,7 +227,7 @@ def _member(cls: type[Record], field: dataclasses.Field[Any]) -> _Member:
 def _getter(paths: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     if len(paths) > 1:
         return attrgetter(*paths)
-    # Of one path attrgetter returns the value itself, and of none it cannot be made.
+    # attrgetter returns the value itself for one path, and refuses an empty list of paths.
     ones = [attrgetter(path) for path in paths]
     return lambda value: tuple(get(value) for get in ones)
 
@@ -238,8 +237,8 @@ def _object_writer(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
     for one in sorted((one for one in members if one not in ordered), key=lambda one: one[2].at or 0):
         ordered.insert(one[2].at or 0, one)
     keys = [member.key or field.name for field, _, member in ordered]
-    # A value that is an attribute of the field's is got together with all others.
-    further = ["" if m.presence is Presence.LEFT_OUT else _further(hint) for _, hint, m in ordered]
+    # One attrgetter gets all values, also those that are an attribute of the field's value.
+    further = ["" if m.presence is Presence.LEFT_OUT else _find_attribute(hint) for _, hint, m in ordered]
     get = _getter([field.name + path for (field, *_), path in zip(ordered, further, strict=True)])
     always: list[Any] = []
     optional: list[Any] = []
@@ -272,13 +271,13 @@ def _object_writer(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
     return write_more if inline or tag else write_object
 
 
-def _further(hint: Any) -> str:
-    """Return the attribute that is the stored form of a value; empty if it is none."""
+def _find_attribute(hint: Any) -> str:
+    """Return the attribute of a value that is its stored form; empty if there is none."""
     if not isinstance(hint, type):
         return ""
     if issubclass(hint, enum.Enum):
         return "._value_"
-    return f".{dataclasses.fields(typing.cast(Any, hint))[0].name}" if issubclass(hint, StoredAlone) else ""
+    return f".{dataclasses.fields(typing.cast(Any, hint))[0].name}" if issubclass(hint, StoredScalar) else ""
 
 
 def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _Member]]) -> _Convert:
@@ -292,7 +291,7 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
 
     def read_object(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _wrong("an object", value)
+            raise _make_error("an object", value)
         given = []
         for key, kind, convert, default in steps:
             # Here and not by a function: most values are of these kinds.
@@ -303,7 +302,7 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
                 try:
                     given.append(convert(one))
                 except StoredFormError as error:
-                    error.stands_in(key)
+                    error.add_place(key)
                     raise
             elif default is None:
                 raise StoredFormError(f"{key!r} is missing")
@@ -316,7 +315,7 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
             found._check_read()
         return found
 
-    return _ours(read_object)
+    return _wrap_errors(read_object)
 
 
 def _kind(hint: Any) -> Any:
@@ -329,15 +328,15 @@ def _default(field: dataclasses.Field[Any]) -> Callable[[], Any]:
     return (lambda: default) if factory is dataclasses.MISSING else factory
 
 
-def _wrong(wanted: str, value: Any) -> StoredFormError:
-    # It may be a whole record.
+def _make_error(wanted: str, value: Any) -> StoredFormError:
+    # The value may be a whole record.
     return StoredFormError(f"must be {wanted}, got {value!r:.200}", " ")
 
 
-def _ours(convert: _Convert) -> _Convert:
+def _wrap_errors(convert: _Convert) -> _Convert:
     """Return a function that raises StoredFormError in place of ValueError."""
 
-    def converted(value: Any) -> Any:
+    def convert_value(value: Any) -> Any:
         try:
             return convert(value)
         except StoredFormError:
@@ -345,7 +344,7 @@ def _ours(convert: _Convert) -> _Convert:
         except ValueError as error:
             raise StoredFormError(str(error)) from error
 
-    return converted
+    return convert_value
 
 
 def _read_and_check(convert: _Convert, check: _Convert) -> _Convert:
@@ -353,9 +352,9 @@ def _read_and_check(convert: _Convert, check: _Convert) -> _Convert:
 
 
 def _scalar(wanted: str, kinds: tuple[type, ...], value: Any) -> Any:
-    # True is an int, and no number.
+    # By type(), since True is an int.
     if type(value) not in kinds:
-        raise _wrong(wanted, value)
+        raise _make_error(wanted, value)
     return value
 
 
@@ -366,7 +365,7 @@ def _enum(choices: type[enum.Enum]) -> Form:
         try:
             return members[value]
         except (KeyError, TypeError):
-            raise _wrong(f"one of {', '.join(map(str, members))}", value) from None
+            raise _make_error(f"one of {', '.join(map(str, members))}", value) from None
 
     return Form(attrgetter("_value_"), read_enum)
 
@@ -374,10 +373,10 @@ def _enum(choices: type[enum.Enum]) -> Form:
 def _union(hint: Any, args: tuple[Any, ...]) -> Form:
     tags = {cls.TAG: _form(cls) for cls in args if getattr(cls, "TAG", None)}
     if len(tags) == len(args):
-        return Form(methodcaller("to_json"), functools.partial(_tagged, tags))
+        return Form(methodcaller("to_json"), functools.partial(_read_tagged, tags))
     others = [one for one in args if one is not type(None)]
     if len(others) != 1:
-        raise TypeError(f"nothing tells the parts of {hint} from each other when they are stored")
+        raise TypeError(f"the parts of {hint} cannot be told apart when they are stored")
     form = _form(others[0])
     convert = form.write
     return Form(
@@ -386,10 +385,10 @@ def _union(hint: Any, args: tuple[Any, ...]) -> Form:
     )
 
 
-def _tagged(tags: Mapping[tuple[str, str], Form], value: Any) -> Any:
+def _read_tagged(tags: Mapping[tuple[str, str], Form], value: Any) -> Any:
     [key] = {key for key, _ in tags}
     if not isinstance(value, dict):
-        raise _wrong("an object", value)
+        raise _make_error("an object", value)
     form = tags.get((key, str(value.get(key))))
     if form is None:
         names = " or ".join(name for _, name in tags)
@@ -415,10 +414,10 @@ def _row_reader(hints: Sequence[Any], make: Callable[..., Any]) -> _Convert:
 
     def read_row(value: Any) -> Any:
         if not isinstance(value, list) or len(value) != len(steps):
-            raise _wrong(f"a list of {len(steps)} values", value)
+            raise _make_error(f"a list of {len(steps)} values", value)
         return make(*_read_each(value, steps))
 
-    return _ours(read_row)
+    return _wrap_errors(read_row)
 
 
 def _read_each(value: list[Any], steps: Iterable[tuple[Any, _Convert]]) -> list[Any]:
@@ -427,7 +426,7 @@ def _read_each(value: list[Any], steps: Iterable[tuple[Any, _Convert]]) -> list[
         for one, (kind, convert) in zip(value, steps):  # noqa: B905
             given.append(one if type(one) is kind else convert(one))
     except StoredFormError as error:
-        error.stands_in(f"[{len(given)}]")
+        error.add_place(f"[{len(given)}]")
         raise
     return given
 
@@ -438,15 +437,15 @@ def _items(hint: Any, make: Callable[[Iterable[Any]], Any]) -> Form:
 
     def read_items(value: Any) -> Any:
         if not isinstance(value, list):
-            raise _wrong("a list", value)
+            raise _make_error("a list", value)
         found = _read_each(value, itertools.repeat((kind, form.read)))
         result = make(found)
         if len(result) != len(found):
-            raise _wrong("a list without repetitions", value)
+            raise _make_error("a list without repetitions", value)
         return result
 
     if make is frozenset:
-        # It has no order of its own.
+        # A set has no order.
         return Form(lambda value: [write(hint, one) for one in sorted(value)], read_items)
     if form.get is not None:
         return Form(lambda value: list(map(list, map(form.get, value))), read_items)
@@ -454,40 +453,40 @@ def _items(hint: Any, make: Callable[[Iterable[Any]], Any]) -> Form:
 
 
 def _mapping(key_hint: Any, hint: Any) -> Form:
-    of_key, form = _form(key_hint), _form(hint)
+    key_form, form = _form(key_hint), _form(hint)
 
     def write_mapping(value: Any) -> dict[Any, Any]:
         return {write(key_hint, key): write(hint, one) for key, one in value.items()}
 
     def read_mapping(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict):
-            raise _wrong("an object", value)
+            raise _make_error("an object", value)
         found = {}
         for key, one in value.items():
             try:
-                found[of_key.read(key)] = one if type(one) is hint else form.read(one)
+                found[key_form.read(key)] = one if type(one) is hint else form.read(one)
             except StoredFormError as error:
-                error.stands_in(f"[{key!r}]")
+                error.add_place(f"[{key!r}]")
                 raise
         return found
 
-    is_plain = of_key.write is None and form.write is None
+    is_plain = key_form.write is None and form.write is None
     return Form(dict if is_plain else write_mapping, read_mapping)
 
 
-def object_of(value: Any, what: str) -> Mapping[str, Any]:
+def expect_object(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be an object, got {value!r}")
     return value
 
 
-def text_of(value: Any, what: str) -> str:
+def expect_text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{what} must be a text, got {value!r}")
     return value
 
 
-def member(stored: Mapping[str, Any], name: str) -> Any:
+def get_member(stored: Mapping[str, Any], name: str) -> Any:
     if name not in stored:
         raise ValueError(f"{name!r} is missing")
     return stored[name]

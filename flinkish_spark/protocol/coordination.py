@@ -1,7 +1,7 @@
-"""All checkpoints of one start of a query: what is asked for, in flight, and due next.
+"""All checkpoints of one start of a query: the requested ones, those in flight, and the next one due.
 
 The coordinator tells this object what happened and carries out the effects that it returns, in
-their order. It keeps no clock and touches nothing; the same calls give the same effects.
+their order. It has no clock and does no I/O; the same calls give the same effects.
 
 Rules:
 
@@ -10,10 +10,10 @@ Rules:
    their commit log, for their turn and for their receipt, up to `max_concurrent`.
 3. Decisions are made one after the other, in the order of ids: the next is not begun before the
    receipt of the one before it is durable.
-4. A decision of n covers all micro-batches up to its own, so it subsumes what is older and
-   undecided. A savepoint is not subsumed: a younger checkpoint waits for it.
-5. What an aborted checkpoint staged is not lost: it passes to the next one, which is asked for
-   at once.
+4. A decision of n covers all micro-batches up to its own, so it subsumes older undecided
+   checkpoints. A savepoint is not subsumed: a younger checkpoint waits for it.
+5. The data that an aborted checkpoint staged is not lost: it passes to the next one, which is
+   requested at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose
 
 @dataclass(frozen=True, slots=True)
 class CoordinationRules:
-    """The settings of `CheckpointConfig` that the rules need; times in milliseconds."""
+    """Settings of `CheckpointConfig` for the rules; times in milliseconds."""
 
     interval_ms: int
     min_pause_ms: int
@@ -56,7 +56,7 @@ class CoordinationRules:
 
 @dataclass(frozen=True, slots=True)
 class Initialise:
-    """Make the storage of a checkpoint and call its hooks; then say how that went."""
+    """Effect: create the storage of a checkpoint, call its hooks, and report the result."""
 
     checkpoint: CheckpointId
     request: CheckpointRequest
@@ -64,7 +64,7 @@ class Initialise:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Let the next micro-batch carry its barrier."""
+    """Effect: let the next micro-batch carry its barrier."""
 
     checkpoint: CheckpointId
     request: CheckpointRequest
@@ -72,7 +72,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Look at what it staged, write its decision, commit, write its receipt; say how that went."""
+    """Effect: check its staged data, write its decision, commit, write its receipt, and report the result."""
 
     checkpoint: CheckpointId
     batch: BatchId
@@ -80,7 +80,7 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Write ABORT for its id, durably, and tell everybody."""
+    """Effect: write ABORT for its id, durably, and notify requesters and listeners."""
 
     checkpoint: CheckpointId
     request: CheckpointRequest
@@ -90,26 +90,26 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Tell whoever asked that there will be no checkpoint; nothing has an id yet."""
+    """Effect: tell the requester that there will be no checkpoint; the request has no id yet."""
 
     request: CheckpointRequest
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
-    """Tell whoever asked, and everybody else, that it is confirmed."""
+class NotifyCompletion:
+    """Effect: tell the requester and all listeners that the checkpoint is confirmed."""
 
     checkpoint: CheckpointId
     request: CheckpointRequest
 
 
-Effect = Initialise | Offer | Decide | Abort | Refuse | Completed
+Effect = Initialise | Offer | Decide | Abort | Refuse | NotifyCompletion
 _EARLY = (CheckpointState.INITIALISING, CheckpointState.TRIGGERED)
 
 
 class Coordination:
-    """See the module's head. Owned by one thread."""
+    """State of all checkpoints of one start; see the module's docstring. Owned by one thread."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Coordination:
         self._statuses: Mapping[str, ParticipantStatus] = {}
         self._last_trigger_ms = self._last_end_ms = last_ms
         self._numbers = 0
-        #: The checkpoint behind whose barrier the job ends: nothing starts behind it.
+        #: The final checkpoint, after whose barrier the job ends: no checkpoint starts after it.
         self._final: CheckpointId | None = None
 
     @property
@@ -139,12 +139,12 @@ class Coordination:
 
     @property
     def barrier_on_its_way(self) -> bool:
-        """Whether a checkpoint is being prepared or its barrier has not come through."""
+        """True while a checkpoint is being initialised or its barrier is still in the job."""
         return any(one.state in _EARLY for one in self._open.values())
 
     @property
     def needs_micro_batches(self) -> bool:
-        """Whether nothing in flight can complete unless more micro-batches come through."""
+        """True if every checkpoint in flight needs another micro-batch to complete."""
         return bool(self._open) and all(one.state in _EARLY for one in self._open.values())
 
     @property
@@ -159,7 +159,7 @@ class Coordination:
         self._phase, self._statuses = phase, dict(statuses)
 
     def on_schedule(self, schedule: Schedule) -> tuple[Effect, ...]:
-        """Switch the timer; switching it off drops the requests that it has queued."""
+        """Switch periodic checkpoints on or off; switching them off refuses the queued ones."""
         self._schedule = schedule
         if schedule is Schedule.ON:
             return ()
@@ -168,7 +168,7 @@ class Coordination:
         )
 
     def on_stop(self, reason: Reason, text: str) -> tuple[Effect, ...]:
-        """End everything that can end: the query is over. Whoever decides a checkpoint finishes it."""
+        """End every checkpoint that can end: the query is over. One that is being decided is finished."""
         self._phase = JobPhase.STOPPED
         effects: list[Effect] = [*self._refuse_queued(lambda one: True, Reason.SHUT_DOWN)]
         for one in self.open:
@@ -183,7 +183,7 @@ class Coordination:
         return CheckpointRequest(self._numbers, purpose, now_ms, target)
 
     def on_request(self, request: CheckpointRequest, now_ms: int) -> tuple[Effect, ...]:
-        reason = why_refused(request.purpose, self._facts(now_ms), self._queue)
+        reason = why_refused(request.purpose, self._get_facts(now_ms), self._queue)
         if reason is not None:
             return (Refuse(request, reason),)
         self._queue, rejected = self._queue.offer(request)
@@ -191,7 +191,7 @@ class Coordination:
         return (*refused, *self._start(now_ms))
 
     def on_time(self, now_ms: int) -> tuple[Effect, ...]:
-        """Expire what is too old, ask for the periodic checkpoint, start what may start."""
+        """Expire old checkpoints, request the periodic one, start the next one if it may start."""
         effects: list[Effect] = []
         for pending in self.open:
             if pending.is_expired(now_ms, self._rules.timeout_ms):
@@ -200,17 +200,17 @@ class Coordination:
                 text = f"not decided within {self._rules.timeout_ms} ms ({progress})"
                 effects.append(self._end(pending, CheckpointEvent.EXPIRED, Reason.EXPIRED, text))
                 self._last_end_ms = now_ms
-        effects += self._turn()
-        if is_periodic_due(self._facts(now_ms)) and not self._queue.holds(CheckpointPurpose.PERIODIC):
+        effects += self._decide_next()
+        if is_periodic_due(self._get_facts(now_ms)) and not self._queue.holds(CheckpointPurpose.PERIODIC):
             request = self.new_request(CheckpointPurpose.PERIODIC, now_ms)
-            if why_refused(request.purpose, self._facts(now_ms), self._queue) is None:
-                # In a full queue it is itself the one that has no room.
+            if why_refused(request.purpose, self._get_facts(now_ms), self._queue) is None:
+                # A full queue rejects this request itself.
                 self._queue, _ = self._queue.offer(request)
         return (*effects, *self._start(now_ms))
 
     def _start(self, now_ms: int) -> tuple[Effect, ...]:
         head = self._queue.head
-        if self._final is not None or head is None or why_waiting(head, self._facts(now_ms)) is not None:
+        if self._final is not None or head is None or why_waiting(head, self._get_facts(now_ms)) is not None:
             return ()
         self._queue = replace(self._queue, waiting=self._queue.waiting[1:])
         checkpoint, self._next_id = self._next_id, self._next_id.next()
@@ -225,7 +225,7 @@ class Coordination:
     def on_initialised(
         self, checkpoint: CheckpointId, hooks: Mapping[Participant, Any]
     ) -> tuple[Effect, ...]:
-        """Storage is there and every hook has answered: the barrier may go out."""
+        """Let the barrier go out: the storage exists and every hook has answered."""
         pending = self._open.get(checkpoint)
         if pending is None:
             return ()
@@ -243,7 +243,7 @@ class Coordination:
             return ()
         self._last_end_ms = now_ms
         ended = self._end(pending, CheckpointEvent.DECLINED, reason, text)
-        return (ended, *self._turn(), *self._start(now_ms))
+        return (ended, *self._decide_next(), *self._start(now_ms))
 
     def on_barriers(
         self, checkpoint: CheckpointId, batch: BatchId, participants: Iterable[Participant], now_ms: int
@@ -255,23 +255,23 @@ class Coordination:
         return self._start(now_ms)
 
     def on_commit_log(self, checkpoint: CheckpointId) -> tuple[Effect, ...]:
-        """commits/N of its micro-batch was read."""
+        """Note that commits/N of its micro-batch was read."""
         self._open[checkpoint].on(CheckpointEvent.COMMIT_LOG_READ)
-        return self._turn()
+        return self._decide_next()
 
     def on_decided(self, checkpoint: CheckpointId) -> None:
-        """Its COMMIT was created, by this process."""
+        """Note that this process created its COMMIT decision."""
         self._open[checkpoint].on(CheckpointEvent.DECISION_WON)
 
     def on_confirmed(self, checkpoint: CheckpointId, now_ms: int) -> tuple[Effect, ...]:
-        """Its receipt is durable."""
+        """Note that its receipt is durable."""
         pending = self._open.pop(checkpoint)
         pending.on(CheckpointEvent.RECEIPT_WRITTEN)
         self._last_end_ms = now_ms
-        return (Completed(checkpoint, pending.request), *self._turn(), *self._start(now_ms))
+        return (NotifyCompletion(checkpoint, pending.request), *self._decide_next(), *self._start(now_ms))
 
-    def _turn(self) -> tuple[Effect, ...]:
-        """Begin the next decision, if none is under way."""
+    def _decide_next(self) -> tuple[Effect, ...]:
+        """Begin the next decision unless one is being made."""
         deciding = (CheckpointState.DECIDING, CheckpointState.DECIDED)
         if any(one.state in deciding for one in self._open.values()):
             return ()
@@ -302,10 +302,10 @@ class Coordination:
     def _refuse_queued(
         self, unwanted: Callable[[CheckpointRequest], bool], reason: Reason
     ) -> tuple[Refuse, ...]:
-        self._queue, gone = self._queue.without(unwanted)
+        self._queue, gone = self._queue.remove(unwanted)
         return tuple(Refuse(request, reason) for request in gone)
 
-    def _facts(self, now_ms: int) -> TriggerFacts:
+    def _get_facts(self, now_ms: int) -> TriggerFacts:
         rules = self._rules
         return TriggerFacts(
             now_ms=now_ms,

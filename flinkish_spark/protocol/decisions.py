@@ -1,6 +1,6 @@
-"""What is decided about checkpoints and what came of it: decisions, receipts, intents, manifests.
+"""Stored records of a checkpoint's decision and completion: decisions, receipts, intents, manifests.
 
-Each type says when it is written, and what it proves.
+Each class says when it is written, and what it proves.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
-from flinkish_spark.protocol.codec import LEFT_OUT, Form, Stored, stored
+from flinkish_spark.protocol.codec import LEFT_OUT, Form, StoredObject, store_as
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
-from flinkish_spark.protocol.lineage import FIRST_LINEAGE, PastRewind, RewindKind, Tables
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE, FinishedRewind, RewindKind, Tables
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
 
@@ -25,7 +25,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Stored):
+class Decision(StoredObject):
     """The one create-if-absent object per checkpoint id.
 
     A COMMIT carries all that is needed to finish it in any process: the batches with their
@@ -43,15 +43,15 @@ class Decision(Stored):
     commits_text: str = ""
     #: Sources, operators and sinks of the job.
     uids: tuple[str, ...] = ()
-    #: What it was for, and the wall-clock time of its trigger.
+    #: Purpose, and wall-clock time of the trigger.
     purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
     triggered_at_ms: int = 0
     #: Uids that had finished before its trigger: a restore does not run them again.
     finished: tuple[str, ...] = ()
     hook_states: Mapping[str, Any] = field(default_factory=dict)
-    #: Where time stood behind its last micro-batch; None in a job without event time and timers.
+    #: Event time after its last micro-batch; None in a job without event time and timers.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
-    #: What they held behind it, since the job began.
+    #: Accumulators after its last micro-batch, since the job began.
     accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
     #: Files of big key groups in a bucket that its state may name.
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
@@ -64,7 +64,7 @@ class Decision(Stored):
     def batch(self) -> BatchId:
         return self.batches[-1].batch
 
-    def by_sink(self) -> dict[str, list[tuple[StagedBatch, Committable]]]:
+    def group_by_sink(self) -> dict[str, list[tuple[StagedBatch, Committable]]]:
         """Return the committables of all sinks in batch order, each with its batch."""
         found: dict[str, list[tuple[StagedBatch, Committable]]] = {}
         for batch in self.batches:
@@ -74,7 +74,7 @@ class Decision(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt(Stored):
+class Receipt(StoredObject):
     """Written after every sink and the group offsets are committed: the checkpoint is confirmed."""
 
     checkpoint: CheckpointId
@@ -84,12 +84,12 @@ class Receipt(Stored):
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Committed offsets by group, topic and partition.
     group_offsets: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
-    #: What sinks said about what they committed, by sink uid, such as the version of a table.
+    #: Facts of the sinks about their commit, by sink uid, such as the version of a table.
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class RewindIntent(Stored):
+class RewindIntent(StoredObject):
     """An unfinished rewind: written before the first delete, so that recovery can finish it."""
 
     #: The lowest micro-batch that leaves Spark's log.
@@ -107,13 +107,13 @@ class RewindIntent(Stored):
     #: The order that is carried out; empty if there was none.
     order_id: str = ""
 
-    def past(self) -> PastRewind:
-        return PastRewind(self.lineage, self.kind, self.target, self.first_removed)
+    def to_finished_rewind(self) -> FinishedRewind:
+        return FinishedRewind(self.lineage, self.kind, self.target, self.first_removed)
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerRecord(Stored):
-    """An id that was given out, durable before its barrier goes out: a new owner seals it."""
+class TriggerRecord(StoredObject):
+    """Record of an assigned id, durable before its barrier goes out: a new owner seals it."""
 
     checkpoint: CheckpointId
     owner_epoch: OwnerEpoch
@@ -126,25 +126,25 @@ Positions = Mapping[str, Mapping[Annotated[int, Form(str, int)], int]]
 
 
 @dataclass(frozen=True, slots=True)
-class SinkShare(Stored):
-    """What one sink shows with a checkpoint."""
+class SinkShare(StoredObject):
+    """Records and facts of one sink in a checkpoint."""
 
-    #: Records that it got, those included that its policy kept out.
+    #: Records that it received, including those that its policy dropped.
     rows: int
-    #: Those that its policy kept out, or sent elsewhere.
+    #: Records that its policy dropped, or sent to the dead letters.
     dropped: int
     dead_lettered: int
-    #: What it said about its commit, such as the version of a table.
+    #: Facts about its commit, such as the version of a table.
     facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestRecord(Stored):
+class ManifestRecord(StoredObject):
     """A checkpoint that every sink has committed.
 
-    Readers who must see whole checkpoints only read up to what the newest record names. A record of a
-    higher lineage supersedes those of lower ones from its first micro-batch on, among those with the same
-    `log_began_in`: the job went back.
+    Readers of whole checkpoints read up to the offsets of the newest record. After a rewind, a record of a
+    higher lineage supersedes records of lower lineages from its first micro-batch on, among those with the
+    same `log_began_in`.
     """
 
     checkpoint: CheckpointId
@@ -154,12 +154,12 @@ class ManifestRecord(Stored):
     last_batch: BatchId
     decided_at_ms: int
     purpose: CheckpointPurpose
-    #: By sink uid; sinks that got nothing have a share of no rows.
+    #: By sink uid; sinks without records have a share of 0 rows.
     sinks: Mapping[str, SinkShare]
     offsets: Positions
-    #: The lineage from which micro-batches are counted. A job that is given another number of shuffle
-    #: partitions counts from 0 again, and supersedes nothing by that.
-    log_began_in: Lineage = field(default=FIRST_LINEAGE, metadata=stored(at=2))
+    #: The lineage in which micro-batch 0 of the current log ran. A job with a new number of shuffle
+    #: partitions counts from 0 again, which supersedes nothing.
+    log_began_in: Lineage = field(default=FIRST_LINEAGE, metadata=store_as(at=2))
 
     @classmethod
     def of(
@@ -178,13 +178,13 @@ class ManifestRecord(Stored):
             decision.batch,
             decision.decided_at_ms,
             decision.purpose,
-            {uid: _share([a for a in acks if a.sink == uid], facts.get(uid, {})) for uid in uids},
+            {uid: _sum_share([a for a in acks if a.sink == uid], facts.get(uid, {})) for uid in uids},
             offsets,
             log_began_in,
         )
 
 
-def _share(acks: Sequence[SinkAck], facts: Mapping[str, Any]) -> SinkShare:
+def _sum_share(acks: Sequence[SinkAck], facts: Mapping[str, Any]) -> SinkShare:
     tasks = [task for ack in acks for task in ack.tasks]
     return SinkShare(
         sum(task.rows for task in tasks),

@@ -1,4 +1,4 @@
-"""Lengths of time as a user gives them: milliseconds, a timedelta, or a text such as "10 seconds"."""
+"""Durations as a user gives them: milliseconds, a timedelta, or a text such as "10 seconds"."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.limits import UnusableValueError
 
-#: A length of time; a whole number is milliseconds.
+#: A duration; a whole number is milliseconds.
 Duration = int | timedelta | str
 
 if TYPE_CHECKING:
-    #: The type of a field that takes a Duration and holds milliseconds: it is read as a number.
+    #: The type of a field that takes a Duration and holds milliseconds.
     Milliseconds = int | Any
     #: The type of a field that takes any path and holds it as text.
     PathText = str | Any
@@ -34,11 +34,11 @@ _WANTED = 'a whole number of milliseconds, a timedelta, or a text like "10 secon
 
 
 def milliseconds(name: str, value: Any) -> Any:
-    """Return a timedelta or a text as whole milliseconds, and anything else as it is."""
+    """Convert a timedelta or a text to whole milliseconds; return any other value unchanged."""
     if isinstance(value, timedelta):
         exact = Fraction(value // timedelta(microseconds=1), 1_000)
     elif isinstance(value, str):
-        exact = _of_text(name, value)
+        exact = _parse_text(name, value)
     else:
         return value
     if exact.denominator != 1:
@@ -46,7 +46,7 @@ def milliseconds(name: str, value: Any) -> Any:
     return exact.numerator
 
 
-def _of_text(name: str, text: str) -> Fraction:
+def _parse_text(name: str, text: str) -> Fraction:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise UnusableValueError(name, text, _WANTED)

@@ -1,8 +1,8 @@
-"""How an object of the job directory is written: JSON with a kind, a format and a checksum.
+"""Format of the objects in the job directory: JSON with a kind, a format and a checksum.
 
-Reading checks all three before anything is believed, and never runs code: no pickle, no class
-name is taken from a file. A torn or altered object raises :class:`EnvelopeError`; the caller
-decides what that means, and never falls back to an older object silently.
+Reading checks all three before it uses the content, and never runs code: no pickle, no class name
+from a file. A torn or altered object raises ValueError; the caller decides how to go on, and never
+falls back to an older object silently.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-#: Of everything below the job directory. Until 0.1.0 is tagged a change only writes tests/golden anew.
+#: Format of everything below the job directory. Until 0.1.0 is tagged a change only writes tests/golden anew.
 FORMAT = 1
 
 
-class EnvelopeError(ValueError):
-    """The bytes are not an object of the expected kind and format, or fail their checksum."""
-
-
-class NewerFormatError(EnvelopeError):
+class NewerFormatError(ValueError):
     """The object was written by a newer version of this package."""
 
 
@@ -41,14 +37,14 @@ def unseal(kind: str, data: bytes) -> dict[str, Any]:
         head = json.loads(head_line)
         found_format, found_kind, digest = head["format"], head["kind"], head["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise EnvelopeError(f"not a sealed {kind}: {error}") from error
+        raise ValueError(f"not a sealed {kind}: {error}") from error
     if not isinstance(found_format, int) or found_format > FORMAT:
         raise NewerFormatError(f"written in format {found_format!r}, this version reads up to {FORMAT}")
     if found_kind != kind:
-        raise EnvelopeError(f"expected a {kind}, found a {found_kind!r}")
+        raise ValueError(f"expected a {kind}, found a {found_kind!r}")
     if rest or hashlib.sha256(f"{kind}\n{found_format}\n{text}".encode()).hexdigest() != digest:
-        raise EnvelopeError(f"the checksum of this {kind} does not match: torn or altered")
+        raise ValueError(f"the checksum of this {kind} does not match: torn or altered")
     body = json.loads(text)
     if not isinstance(body, dict):
-        raise EnvelopeError(f"the body of this {kind} is not an object")
+        raise ValueError(f"the body of this {kind} is not an object")
     return body

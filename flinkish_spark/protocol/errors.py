@@ -1,13 +1,13 @@
 """Errors of Spark, Delta and Kafka: the innermost one in a text, and what it means for a job.
 
-An error inside `foreachBatch` reaches the driver as one text: Spark's own sentence, what Py4J says about
-the call into Python, a Python traceback, in that one the text of a Java exception with its frames, and
-behind those its causes. What a person needs, the type and the message of the innermost one, stands at the
-end. Frames of Py4J, of PySpark and of this package are left out.
+An error inside `foreachBatch` reaches the driver as one text: Spark's own sentence, Py4J's message about
+the call into Python, a Python traceback that contains the text of a Java exception with its frames, and then
+its causes. The useful part, the type and the message of the innermost exception, is at the end. Frames of
+Py4J, of PySpark and of this package are left out.
 
 Spark and Delta give an error a *condition* (``DIVIDE_BY_ZERO``), and Spark an SQLSTATE (``22012``). The rows
-of :data:`RULES` name the conditions that a running job meets; the SQLSTATE sorts the others. What no row
-sorts is restarted, and ends the job if it comes back without progress
+of :data:`RULES` name the conditions that a running job meets; the SQLSTATE classifies the others. After an
+error that no row classifies the job restarts, and it ends if the error repeats without progress
 (:class:`~flinkish_spark.protocol.restart.RepeatedFailures`).
 """
 
@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 
 #: Longest message of one cause that is kept; Spark prints whole rows and plans into some.
 MOST_MESSAGE = 700
-#: Longest part of a headline by which a failure is known again.
+#: Longest part of a headline that identifies a repeated failure.
 MOST_IDENTITY = 300
 #: Frames of a user's program that are kept of a traceback, the innermost.
 MOST_FRAMES = 4
-#: Behind such a line Spark prints the query, with every literal of ours in it.
+#: After such a line Spark prints the query, with all of its literals.
 _ASIDE = re.compile(r"\n=== Streaming Query ===|\n== (?:SQL|DataFrame|PySpark)\b")
 _CONDITION = re.compile(r"^\s*\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]\s*")
-#: The same at the beginning of a line in the middle of a text.
+#: A condition at the beginning of a line in the middle of a text.
 _NAMED_LINE = re.compile(r"^\[[A-Z][A-Z0-9]*_[A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] ")
 _SQLSTATE = re.compile(r"\bSQLSTATE: ([0-9A-Z]{5})\b")
 _SQLSTATE_AT_END = re.compile(r"\s*\bSQLSTATE: [0-9A-Z]{5}\b\.?\s*$")
@@ -37,18 +37,18 @@ _LOST_TASK = re.compile(r"Lost task \S+ in stage .*?\): ((?:[a-z_][\w$]*\.)+[A-Z
 _PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:\.<locals>\.[\w.]+)*)(?:: (.*))?$")
 _TRACEBACK = "Traceback (most recent call last):"
 _GROUP = f"Exception Group {_TRACEBACK}"
-#: What stands before each line of a group of exceptions, and between them.
+#: Prefix of each line of an exception group, and the lines between its exceptions.
 _MARGIN = re.compile(r"^\s*(?:\+-\+?-{3,}.*|[+|](?: |$))")
 _BETWEEN = re.compile(r"^\s*\+-\+-{3,}", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)')
 _FROM = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 _JVM_STACK = "JVM stacktrace:"
-#: Lines that end a message: frames of Java, and what stands between two stacks.
+#: Lines that end a message: frames of Java, and lines between two stacks.
 _ENDS = re.compile(
     r"^\s+at \S|^\s*\.\.\. \d+ (?:more|common frames omitted)|^\s*Driver stacktrace:|^\s*Suppressed: "
 )
-#: Where frames are of no use to a user: this package, what calls it, and libraries.
+#: Frames that do not help a user: this package, its callers, and libraries.
 _FOREIGN_FRAMES = re.compile(
     r"(?:^|[/\\])(?:flinkish_spark|py4j|pyspark|site-packages|dist-packages)[/\\]|^<frozen "
     r"|pyspark\.zip|py4j-.*\.zip|\.p[xy][xi]$|[/\\]lib[/\\]python3"
@@ -57,7 +57,7 @@ _PROXY = re.compile(r"An exception was raised by the Python Proxy\.(?: Return Me
 _CALLING = re.compile(r"An error occurred while calling \S+\s*")
 #: Numbers, addresses, UUIDs and the like.
 _NUMBERS = re.compile(r"\b(?=[0-9a-f-]*\d)(?:0x)?[0-9a-f]+(?:-[0-9a-f]+)*\b|\d+", re.IGNORECASE)
-#: What wraps another error and says nothing about it.
+#: Exceptions that wrap another one and say nothing about it.
 _WRAPPERS = frozenset(
     {"Py4JJavaError", "Py4JException", "StreamingQueryException", "UndeclaredThrowableException"}
 )
@@ -65,27 +65,27 @@ _WRAPPERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    #: Its class as the text has it, with its package; empty where a message stands alone.
+    #: Class of the exception with its package, as in the text; empty for a message without a class.
     kind: str
-    #: What it says, on one line, without condition and SQLSTATE, cut to :data:`MOST_MESSAGE`.
+    #: The message on one line, without condition and SQLSTATE, cut to :data:`MOST_MESSAGE`.
     message: str
     #: Spark's or Delta's name of the error, like ``DIVIDE_BY_ZERO``; empty without one.
     condition: str = ""
     #: Five characters; empty without one.
     sqlstate: str = ""
-    #: Of the user's program, innermost last; empty for Java.
+    #: Frames of the user's program, innermost last; empty for Java.
     frames: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, kind: str, text: str, frames: Iterable[str] = ()) -> Cause:
-        """Take condition and SQLSTATE out of a message; only Spark's own classes have them."""
+        """Parse condition and SQLSTATE of a message; only Spark's own classes have them."""
         text = _ASIDE.split(text, maxsplit=1)[0]
         named = _CONDITION.match(text) if "." in kind or not kind else None
         condition = named.group(1) if named else ""
         state = _SQLSTATE.search(text)
         if named:
             text = text[named.end() :]
-        # A user's function may say the same word: only at the end it is Spark's.
+        # A user's message may contain the word, too: only at the end it is Spark's.
         text = _SQLSTATE_AT_END.sub("", text)
         text = _PROXY.sub("", _CALLING.sub("", text))
         message = " ".join(text.split())
@@ -118,8 +118,8 @@ class Chain:
     def of(cls, text: str) -> Chain:
         reader, has_groups = _Reader(), _BETWEEN.search(text) is not None
         for line in text.splitlines():
-            reader.line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
-        return cls(tuple(reader.end() or [Cause.of("", text)]))
+            reader.read_line(_MARGIN.sub("", line).replace(_GROUP, _TRACEBACK) if has_groups else line)
+        return cls(tuple(reader.finish() or [Cause.of("", text)]))
 
     @property
     def root(self) -> Cause:
@@ -127,7 +127,7 @@ class Chain:
 
     @property
     def headline(self) -> str:
-        """The innermost cause, and where it says nothing but its name, the one around it as well."""
+        """The innermost cause, preceded by the one around it if it has no message."""
         root = self.root
         around = (one for one in self.from_inside if not one.is_wrapper and (one.message or one.condition))
         told = next(around, root)
@@ -143,7 +143,7 @@ class Chain:
 
     @property
     def trace(self) -> str:
-        """The way from the innermost cause outwards, in a few lines, with frames of the user's program."""
+        """The causes from the innermost one outwards, in a few lines, with frames of the user's program."""
         lines: list[str] = []
         for cause in self.from_inside:
             line = str(cause)
@@ -155,7 +155,7 @@ class Chain:
 
 @dataclass(slots=True)
 class _Open:
-    """An exception whose message goes on."""
+    """An exception whose message may continue on the next line."""
 
     kind: str
     words: list[str] = field(default_factory=list)
@@ -167,16 +167,17 @@ class _Reader:
         self.found: list[Cause] = []
         self._open: _Open | None = _Open("")
         self._frames: list[str] | None = None
-        #: Where the traceback that is read began, and what others were raised from, innermost first.
+        #: Start of the current traceback in `found`, and the causes that others were raised from, innermost
+        #: first.
         self._began, self._goes_on = 0, False
         self._raised_from: list[list[Cause]] = []
         self._is_copy = False
 
-    def line(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         if self._frames is not None:
-            self._in_traceback(line)
+            self._read_traceback_line(line)
         elif _TRACEBACK in line:
-            self._head_or_words(line.split(_TRACEBACK, 1)[0].rstrip().removesuffix(":"))
+            self._read_message_line(line.split(_TRACEBACK, 1)[0].rstrip().removesuffix(":"))
             self._close()
             if not self._goes_on:
                 self._began = len(self.found)
@@ -185,7 +186,7 @@ class _Reader:
             self._close()
             self._goes_on = True
             if line.strip() == _FROM:
-                # Printed first, and the inner one: it belongs behind what was raised from it.
+                # Python prints the inner exception first; it belongs after the one raised from it.
                 self._raised_from.append(self.found[self._began :])
                 del self.found[self._began :]
         elif line.strip() == _JVM_STACK:
@@ -194,9 +195,9 @@ class _Reader:
         elif _ENDS.match(line):
             self._close()
         else:
-            self._head_or_words(line)
+            self._read_message_line(line)
 
-    def _in_traceback(self, line: str) -> None:
+    def _read_traceback_line(self, line: str) -> None:
         frame = _FRAME.match(line)
         if frame:
             path, number, name = frame.groups()
@@ -211,7 +212,7 @@ class _Reader:
         self._open = _Open(kind, [words or ""], tuple(self._frames or ()))
         self._frames = None
 
-    def _head_or_words(self, line: str) -> None:
+    def _read_message_line(self, line: str) -> None:
         lost, java = _LOST_TASK.search(line), _JAVA.match(line)
         head = lost or java
         if head is None:
@@ -220,20 +221,20 @@ class _Reader:
                 # The message of another exception, whose class was left out.
                 self._close()
                 self._open = _Open("")
-            self._say(line)
+            self._add_words(line)
             return
         if lost is not None:
-            self._say(line[: lost.start(1)])
+            self._add_words(line[: lost.start(1)])
         self._close()
         kind, words = head.groups()
         if self._is_copy:
-            # Behind "JVM stacktrace:" stands the same exception as before.
+            # After "JVM stacktrace:" the same exception is printed once more.
             self._is_copy = False
             if not words or (self.found and self.found[-1].message[:40] in " ".join(words.split())):
                 return
         self._open = _Open(kind, [words or ""])
 
-    def _say(self, words: str) -> None:
+    def _add_words(self, words: str) -> None:
         if self._open is not None:
             self._open.words.append(words)
 
@@ -245,13 +246,13 @@ class _Reader:
         if cause.kind or cause.message or cause.condition:
             self.found.append(cause)
 
-    def end(self) -> list[Cause]:
+    def finish(self) -> list[Cause]:
         self._close()
         inner = (cause for group in reversed(self._raised_from) for cause in group)
         return [*self.found, *inner]
 
 
-class Sort(enum.Enum):
+class ErrorCategory(enum.Enum):
     #: Lost input. The job ends: what it still has to read is gone, replaced or damaged.
     INPUT_LOST = "INPUT_LOST"
     #: User error. The job ends: a setting, such as what is read of a table, does not fit what it meets.
@@ -276,17 +277,17 @@ class Sort(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    sort: Sort
-    #: For people; sentences without their full stop.
+    category: ErrorCategory
+    #: For people; sentences without a full stop.
     why: str
     what_to_do: str
     #: Beginnings of conditions; the longest that fits wins.
     conditions: tuple[str, ...] = ()
-    #: Beginnings of SQLSTATEs, for conditions that nobody names; the longest that fits wins.
+    #: Beginnings of SQLSTATEs, for conditions in no row; the longest that fits wins.
     sqlstates: tuple[str, ...] = ()
     #: Names of exceptions without their package.
     classes: tuple[str, ...] = ()
-    #: A pattern that a message has in it, of an error that has no condition of its own.
+    #: A pattern in the message of an error without a condition.
     words: str = ""
 
 
@@ -296,14 +297,14 @@ _GOES_ON = "the job goes on from the last checkpoint"
 RULES = (
     # Input.
     Rule(
-        Sort.INPUT_LOST,
+        ErrorCategory.INPUT_LOST,
         "the table at this path is not the one that the job has read so far: it was dropped and created "
         "again",
         f"put the old table back, {_NEW_JOB}, which reads the new table from its beginning",
         conditions=("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",),
     ),
     Rule(
-        Sort.INPUT_LOST,
+        ErrorCategory.INPUT_LOST,
         "a table, a folder, a file or a log entry that the job has not read yet is gone; VACUUM and Delta's "
         "own cleaning delete files and entries when their retention is over",
         f"put it back as it was, {_NEW_JOB}; keep it for longer than a job may stand still "
@@ -324,14 +325,14 @@ RULES = (
         ),
     ),
     Rule(
-        Sort.INPUT_LOST,
+        ErrorCategory.INPUT_LOST,
         "a file of the input is damaged, or of another format than the source was told",
         f"put the right file in its place, or move it out of the folder, {_NEW_JOB}",
         conditions=("DELTA_FAILED_READ_FILE_FOOTER", "FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER"),
         words=r"is not a Parquet file|Expected magic number at tail|Not an Avro data file|Malformed ORC file",
     ),
     Rule(
-        Sort.INPUT_LOST,
+        ErrorCategory.INPUT_LOST,
         "records of the topic that the job has not read yet are gone: their retention is over, or the "
         "topic was deleted and created again",
         f"raise the topic's retention; {_NEW_JOB}, which begins with what is there",
@@ -346,23 +347,23 @@ RULES = (
     ),
     # The job as it is written.
     Rule(
-        Sort.SETTING,
+        ErrorCategory.SETTING,
         "rows of the source table were updated, deleted or overwritten, and a source of rows that are "
-        "added cannot say that others are gone",
-        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin behind that version in a "
+        "added cannot report that others are gone",
+        "read the change feed (DeltaSource(path, DeltaChanges.FEED)), or begin after that version in a "
         "new job_dir",
         conditions=("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
     ),
     Rule(
-        Sort.SETTING,
+        ErrorCategory.SETTING,
         "the table writes no change feed",
         "ALTER TABLE ... SET TBLPROPERTIES (delta.enableChangeDataFeed = true), or read its rows",
         conditions=("DELTA_CHANGE_TABLE_FEED_DISABLED",),
     ),
     Rule(
-        Sort.PLAN,
+        ErrorCategory.PLAN,
         "the source table got another schema, with which its older versions cannot be read on",
-        "put the old schema back, or begin behind that version in a new job_dir",
+        "put the old schema back, or begin after that version in a new job_dir",
         conditions=(
             "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_",
             "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE",
@@ -370,21 +371,21 @@ RULES = (
         ),
     ),
     Rule(
-        Sort.PLAN,
+        ErrorCategory.PLAN,
         "the plan of this job, a schema or a setting is one that Spark or Delta does not accept",
         f"correct it; {_GOES_ON}",
         sqlstates=("0A", "22KD", "42", "51", "55", "F0", "KD0"),
     ),
     # Records and functions.
     Rule(
-        Sort.RECORD,
+        ErrorCategory.RECORD,
         "a value does not fit the type that is declared, or cannot be converted to it",
         f"correct the record, choose a wider type, or use try_cast and functions like it; {_GOES_ON}",
         conditions=("EXPRESSION_DECODING_FAILED", "EXPRESSION_ENCODING_FAILED", "INVALID_EXTERNAL_TYPE"),
         sqlstates=("22003", "22007", "22008", "22015", "22018"),
     ),
     Rule(
-        Sort.RECORD,
+        ErrorCategory.RECORD,
         "a record of a file, or a text in a transform, cannot be read with the declared schema",
         f"correct it, or read it with another schema or mode; {_GOES_ON}",
         conditions=(
@@ -394,22 +395,22 @@ RULES = (
         ),
     ),
     Rule(
-        Sort.RECORD,
+        ErrorCategory.RECORD,
         "an expression or a function of a transform failed on a record",
         f"correct the transform or the record, or raise the limit that the message names; {_GOES_ON}",
         sqlstates=("21", "22", "23", "38", "39", "54", "P0"),
         classes=("PythonException",),
     ),
     Rule(
-        Sort.VALUE,
+        ErrorCategory.VALUE,
         "a value became the name of a folder or a file, and is longer than names may be: 255 bytes on "
         "most disks",
-        "partition by another column, or shorten it (substring, a hash) in front of the sink",
+        "partition by another column, or shorten it (substring, a hash) before the sink",
         words=r"[Ff]ile name too long|PathComponentTooLong|maximum path component name limit|KeyTooLong",
     ),
     # What the job directory holds.
     Rule(
-        Sort.DAMAGED,
+        ErrorCategory.DAMAGED,
         "Spark's own log or state of the query, in the job directory, is damaged or has lost a file, or was "
         "written by other operators than the job has now",
         "declare operators and states as they were; restore the job directory from a copy of the newest "
@@ -429,7 +430,7 @@ RULES = (
     ),
     # Who may, and with what.
     Rule(
-        Sort.REFUSED,
+        ErrorCategory.REFUSED,
         "Kafka refuses this principal, or does not believe it",
         "grant the rights, or correct the options of security",
         classes=(
@@ -442,7 +443,7 @@ RULES = (
         ),
     ),
     Rule(
-        Sort.ENVIRONMENT,
+        ErrorCategory.ENVIRONMENT,
         "Spark or Delta lacks a library, a setting, or a feature that a table needs",
         "put the JAR on the class path, or a newer one, or set what the message names, and start again",
         conditions=(
@@ -462,7 +463,7 @@ RULES = (
     ),
     # What comes and goes.
     Rule(
-        Sort.OUTAGE,
+        ErrorCategory.OUTAGE,
         "a system that the job needs does not answer, or is busy",
         "look whether it runs and can be reached from here; the job goes on by itself when it answers",
         conditions=("DATA_SOURCE_EXTERNAL_ERROR", "INTERNAL_ERROR_NETWORK"),
@@ -510,47 +511,47 @@ RULES = (
         r"|Network is unreachable",
     ),
     Rule(
-        Sort.OUTAGE,
+        ErrorCategory.OUTAGE,
         "a disk is full, or the machine has run out of something else",
         "make room; the job goes on by itself then",
         words=r"No space left on device|[Dd]isk quota exceeded|Too many open files|Cannot allocate memory"
         r"|Resource temporarily unavailable|Stale file handle",
     ),
     Rule(
-        Sort.OUTAGE,
+        ErrorCategory.OUTAGE,
         "an executor was taken away while it worked",
         "nothing, if that was wanted; else look into the log of the cluster",
         words=r"exited unrelated to the running tasks|Executor decommission|[Nn]ode decommission|worker lost",
     ),
     Rule(
-        Sort.OUTAGE,
+        ErrorCategory.OUTAGE,
         "another writer of the same table was faster",
         "nothing; if it happens often, let others write at other times, or other partitions",
         conditions=("CONCURRENT_STREAM_LOG_UPDATE", "DELTA_CONCURRENT_"),
         sqlstates=("2D521", "40"),
     ),
     Rule(
-        Sort.TRANSIENT,
+        ErrorCategory.TRANSIENT,
         "there is no TLS connection to Kafka: certificates were renewed, or do not fit",
         "nothing, if they were renewed: the job starts again with clients that read them anew; else correct "
         "the options ssl.*",
         classes=("SslAuthenticationException",),
     ),
     Rule(
-        Sort.TRANSIENT,
+        ErrorCategory.TRANSIENT,
         "the schema of a table changed while the job ran",
-        "nothing; the job is planned anew. If it comes back, begin behind that version in a new job_dir",
+        "nothing; the job is planned anew. If it comes back, begin after that version in a new job_dir",
         conditions=("DELTA_METADATA_CHANGED", "DELTA_SCHEMA_CHANGE", "DELTA_STREAMING_METADATA_EVOLUTION"),
         sqlstates=("51024",),
     ),
     Rule(
-        Sort.TRANSIENT,
+        ErrorCategory.TRANSIENT,
         "a Python worker of Spark's did not start, or the machine is far too busy to start one",
         "look whether PYSPARK_PYTHON is the interpreter that has pyspark and pyarrow, on each machine",
         words=r"Python worker (?:to|failed to) connect back|Accept timed out",
     ),
     Rule(
-        Sort.TRANSIENT,
+        ErrorCategory.TRANSIENT,
         "memory ran out",
         "give executors more memory, or let a micro-batch take fewer records",
         sqlstates=("53", "82"),
@@ -558,7 +559,7 @@ RULES = (
         words=r"OutOfMemoryError|Java heap space|GC overhead limit exceeded",
     ),
     Rule(
-        Sort.TRANSIENT,
+        ErrorCategory.TRANSIENT,
         "a file, a folder or Spark's state could not be read or written",
         "look whether the disk is there, and whether the job may write. If Spark's state cannot be read and "
         "it comes back, go back to an older checkpoint (flinkish rewind)",
@@ -566,7 +567,7 @@ RULES = (
         sqlstates=("42K04", "58", "KD001"),
     ),
     Rule(
-        Sort.TRANSIENT,
+        ErrorCategory.TRANSIENT,
         "a function or a data source in Python failed within Spark",
         "see the log for the whole trace",
         conditions=(
@@ -576,8 +577,8 @@ RULES = (
         ),
     ),
 )
-#: Conditions that only say that what stands inside them failed; what is inside is looked at first, and
-#: where nothing inside is known, they are no reason to end a job at once.
+#: Conditions that only say that an inner part failed; the inner causes are classified first, and if none of
+#: them is known, the condition is no reason to end a job at once.
 WRAPPERS = frozenset(
     {
         "FAILED_EXECUTE_UDF",
@@ -591,70 +592,70 @@ WRAPPERS = frozenset(
     }
 )
 
-#: What Spark makes of an exception in a Python worker.
+#: Spark's exception for an exception in a Python worker.
 _WORKER = "PythonException"
 #: Classes of libraries that talk to databases, brokers and services.
 _CLIENT = re.compile(
     "Operational|Interface|Time(?:d)?[Oo]ut|Connect|Client|H(?:TTP|ttp)|SSL|Network|Transport|Unavail|Socket|Request"
 )
-#: What Hadoop says of a folder that it cannot make, whatever the reason, and the most bytes of a name.
+#: Hadoop's message about a folder that it cannot create, whatever the reason, and the most bytes of a name.
 _CANNOT_MAKE, _MOST_BYTES = "Mkdirs failed to create", 255
-_NAME_TOO_LONG = next(rule for rule in RULES if rule.sort is Sort.VALUE)
+_NAME_TOO_LONG = next(rule for rule in RULES if rule.category is ErrorCategory.VALUE)
 _BY_CONDITION = {start: rule for rule in RULES for start in rule.conditions}
 _BY_SQLSTATE = {start: rule for rule in RULES for start in rule.sqlstates}
 _BY_CLASS = {name: rule for rule in RULES for name in rule.classes}
 _BY_WORDS = tuple((re.compile(rule.words), rule) for rule in RULES if rule.words)
 
 
-def rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
-    """Return the row of a condition, or else of its SQLSTATE; None if neither is sorted."""
-    return _longest(_BY_CONDITION, condition) or _longest(_BY_SQLSTATE, sqlstate)
+def find_rule_of_condition(condition: str, sqlstate: str = "") -> Rule | None:
+    """Return the row of a condition, or else of its SQLSTATE; None if there is none."""
+    return _find_longest(_BY_CONDITION, condition) or _find_longest(_BY_SQLSTATE, sqlstate)
 
 
-def rule_of(chain: Chain) -> Rule | None:
+def find_rule(chain: Chain) -> Rule | None:
     """Return the row of the innermost cause that has one, wrappers last; None if none has."""
     names = [cause.name for cause in chain.causes]
     of_a_worker = chain.causes[names.index(_WORKER) + 1 :] if _WORKER in names else ()
     for cause in chain.from_inside:
-        by_its_words = _speaks_for_itself(cause)
+        by_its_words = _is_from_system(cause)
         if cause in of_a_worker and "." in cause.kind:
-            # Of a client of a system, and not one of the user's own classes.
+            # Only a client of a system is trusted, not a class of the user's.
             by_its_words = by_its_words and _CLIENT.search(cause.name) is not None
-        rule = None if cause.is_wrapper or _wraps(cause) else _rule_of_cause(cause, by_its_words)
+        rule = None if cause.is_wrapper or _is_worker_error(cause) else _rule_of_cause(cause, by_its_words)
         if rule is not None:
             return rule
     for cause in chain.from_inside:
-        rule = rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)
-        if _wraps(cause) and rule is not None:
+        rule = find_rule_of_condition(cause.condition, cause.sqlstate) or _BY_CLASS.get(cause.name)
+        if _is_worker_error(cause) and rule is not None:
             return rule
     return None
 
 
-def _wraps(cause: Cause) -> bool:
-    # A PythonException holds the exception of Python, which stands behind it.
+def _is_worker_error(cause: Cause) -> bool:
+    # A PythonException wraps the exception of Python, which follows it in the text.
     return cause.condition.split(".", 1)[0] in WRAPPERS or cause.name == _WORKER
 
 
 def _rule_of_cause(cause: Cause, by_its_words: bool) -> Rule | None:
-    found = rule_of_condition(cause.condition, cause.sqlstate)
+    found = find_rule_of_condition(cause.condition, cause.sqlstate)
     if found is not None:
         return found
     names = cause.message.split("/") if _CANNOT_MAKE in cause.message else ()
     if any(len(name.encode("utf-8")) > _MOST_BYTES for name in names):
         return _NAME_TOO_LONG
     words = (rule for words, rule in _BY_WORDS if by_its_words and words.search(cause.message))
-    # Words first: they say more than the class, which may be any SocketTimeoutException.
+    # Words first: they are more specific than a class such as SocketTimeoutException.
     return next(words, None) or _BY_CLASS.get(cause.name)
 
 
-def _speaks_for_itself(cause: Cause) -> bool:
-    """Whether the words are those of a system: a ValueError quotes a record, and that may say anything."""
+def _is_from_system(cause: Cause) -> bool:
+    """Return if a system wrote the message: a ValueError may quote any words of a record."""
     if not cause.kind or "." in cause.kind:
         return not cause.kind.startswith("__main__.")
     of_python = getattr(builtins, cause.kind, None)
     return not isinstance(of_python, type) or issubclass(of_python, OSError)
 
 
-def _longest(rules: dict[str, Rule], text: str) -> Rule | None:
+def _find_longest(rules: dict[str, Rule], text: str) -> Rule | None:
     fitting = [start for start in rules if text.startswith(start)]
     return rules[max(fitting, key=len)] if fitting else None

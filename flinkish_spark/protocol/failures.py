@@ -1,17 +1,17 @@
-"""Why a checkpoint ends without completing, and how many such ends in a row a job takes.
+"""Reasons of failed checkpoints, and the number of failures in a row that a job tolerates.
 
 Rules of this file, Flink's where Flink has one:
 
-- Every end has one reason. :data:`FAILURE_TEXTS` says of each when it may come, and what it means.
-- What counts is what a restart may mend or a user must know of: expiry, decline, storage, hooks.
-  What the job itself brought about does not: a refused trigger, subsumption, shutdown, a failing
-  task (the restart strategy counts that one), a newer owner.
+- Every failure has one reason. :data:`FAILURE_TEXTS` says of each when it may come, and what it means.
+- Failures count if a restart may mend them or a user must know of them: expiry, decline, storage,
+  hooks. Those that the job itself caused do not count: a refused trigger, subsumption, shutdown, a
+  failing task (the restart strategy counts that one), a newer owner.
 - Failures *in a row* are counted. One completed checkpoint clears the count; a failure of an id
   that is not newer than the last completed one says nothing about the job as it is now.
 - Each id counts once, however often it is declined.
 - A savepoint's failure does not count: a person waits for the answer, and failing the job
   would not make the savepoint succeed. The last checkpoint of a job counts, savepoint or not:
-  the job stands still behind its barrier and must not do so for ever.
+  the job stands still after its barrier and must not do so for ever.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dataclasses import dataclass, field, replace
 
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
-from flinkish_spark.protocol.limits import Limit, checked_limit, exceeds
+from flinkish_spark.protocol.limits import Limit, check_limit, exceeds
 
-#: Ids that were counted and are remembered; far more than can be in flight at a time.
+#: Number of counted ids that are remembered; far more than can be in flight at a time.
 REMEMBERED_IDS = 64
 
 
 class CheckpointFailureReason(Choice):
-    """Every reason for which a checkpoint ends without completing."""
+    """Reason of a failed or refused checkpoint."""
 
     # The trigger is refused: no id is used up, nothing was asked.
     SHUT_DOWN = "SHUT_DOWN"
@@ -61,17 +61,17 @@ class CheckpointFailureReason(Choice):
 
     @property
     def phase(self) -> FailurePhase:
-        """When this reason may come."""
+        """Phase of a checkpoint in which this reason may occur."""
         return next(phase for phase, reasons in FAILURE_TEXTS.items() if self in reasons)
 
     @property
     def counts(self) -> bool:
-        """Whether it counts toward the tolerable failures."""
+        """True if it counts toward the tolerable failures."""
         return self in _COUNTED
 
     @property
     def text(self) -> str:
-        """One line for a log or a table."""
+        """Explanation in one line, for a log or a table."""
         return FAILURE_TEXTS[self.phase][self]
 
 
@@ -92,16 +92,16 @@ FAILURE_TEXTS: Mapping[FailurePhase, Mapping[CheckpointFailureReason, str]] = {
         _R.PERIODIC_SCHEDULING_OFF: "periodic checkpoints are switched off",
         _R.ALREADY_QUEUED: "a periodic request is waiting in the queue already",
         _R.QUEUE_FULL: "the queue of requests is full of more important ones",
-        _R.TOO_MANY_PENDING: "as many checkpoints as allowed are in flight",
+        _R.TOO_MANY_PENDING: "the allowed number of checkpoints is in flight",
         _R.MINIMUM_PAUSE: "the pause after the last checkpoint is not over",
-        _R.PARTICIPANT_NOT_RUNNING: "somebody who must take part is not running",
-        _R.PARTICIPANT_FINISHED: "somebody who must take part has finished, which is not allowed",
+        _R.PARTICIPANT_NOT_RUNNING: "a participant is not running",
+        _R.PARTICIPANT_FINISHED: "a participant has finished, and the settings do not allow that",
         _R.STORAGE_NOT_READY: "the storage is not ready to take a checkpoint",
     },
     FailurePhase.INITIALISATION: {
         _R.ID_COUNTER_FAILED: "the next checkpoint id could not be read",
         _R.INITIALISATION_CANCELLED: "it was discarded while it was being triggered",
-        _R.INITIALISATION_FAILED: "its place in the storage could not be made",
+        _R.INITIALISATION_FAILED: "its record in the job directory could not be written",
         _R.HOOK_FAILED: "a master hook failed",
     },
     FailurePhase.IN_FLIGHT: {
@@ -109,7 +109,7 @@ FAILURE_TEXTS: Mapping[FailurePhase, Mapping[CheckpointFailureReason, str]] = {
         _R.BARRIERS_DO_NOT_ADD_UP: "a sink did not see the barrier exactly once on every channel",
         _R.EXPIRED: "it was not decided within its timeout",
         _R.SUBSUMED: "a newer checkpoint completed first",
-        _R.STAGED_DATA_DEAD: "something that was staged for it can no longer be committed",
+        _R.STAGED_DATA_DEAD: "data staged for it can no longer be committed",
         _R.TASK_FAILED: "the query failed and is restarted",
         _R.JOB_STOPPED: "the job was stopped or cancelled",
         _R.DECISION_FAILED: "the store did not take the decision",
@@ -125,36 +125,36 @@ _COUNTED |= {_R.BARRIERS_DO_NOT_ADD_UP, _R.EXPIRED, _R.STAGED_DATA_DEAD, _R.DECI
 class FailureVerdict(enum.Enum):
     #: It counts, and the job goes on.
     TOLERATED = "TOLERATED"
-    #: It says nothing about the job: its reason, its id or its purpose does not count.
+    #: Its reason, its id or its purpose does not count.
     NOT_COUNTED = "NOT_COUNTED"
-    #: More in a row than are tolerable: the job must fail, with an error that says so.
+    #: There are more failures in a row than tolerable: the job must fail.
     JOB_FAILS = "JOB_FAILS"
 
 
 @dataclass(frozen=True, slots=True)
 class FailureManager:
-    """Counts failed checkpoints in a row, also over restarts of the query."""
+    """Counter of failed checkpoints in a row, also over restarts of the query."""
 
-    #: How many in a row the job takes: 0 fails it with the first that counts, UNLIMITED never.
+    #: Number of failures in a row that the job tolerates: 0 fails it with the first one, UNLIMITED never.
     tolerable_failures: Limit
     #: Failures that counted since the last completed checkpoint.
     consecutive: int = 0
-    #: Their ids, for those that had one; at most :data:`REMEMBERED_IDS`, the newest.
+    #: Their ids, as far as they had one; at most :data:`REMEMBERED_IDS`, the newest.
     counted: frozenset[CheckpointId] = frozenset()
-    #: Failures of ids up to this one no longer count: a newer checkpoint completed, the job
-    #: failed since, or the id was counted so long ago that it is forgotten.
+    #: Failures of ids up to this one no longer count: a newer checkpoint completed, the job has
+    #: failed since, or the id is older than all remembered ones.
     settled_up_to: CheckpointId = field(default_factory=lambda: CheckpointId(0))
 
     def __post_init__(self) -> None:
-        checked_limit("tolerable_failures", self.tolerable_failures, least=0)
+        check_limit("tolerable_failures", self.tolerable_failures, least=0)
 
-    def failed(
+    def on_failure(
         self,
         checkpoint: CheckpointId | None,
         reason: CheckpointFailureReason,
         purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC,
     ) -> tuple[FailureManager, FailureVerdict]:
-        """Return the manager after a failure, when nothing of it is pending any more; and its verdict."""
+        """Return the manager after a failed checkpoint, and the verdict."""
         goes_on_anyway = purpose.is_savepoint and not purpose.is_final
         is_settled = checkpoint is not None and (
             checkpoint <= self.settled_up_to or checkpoint in self.counted
@@ -163,21 +163,21 @@ class FailureManager:
             return self, FailureVerdict.NOT_COUNTED
         ids = self.counted if checkpoint is None else self.counted | {checkpoint}
         if exceeds(self.consecutive + 1, self.tolerable_failures):
-            # All that is in flight ends with the job. What its tasks still say about these ids
-            # must not count against the next attempt.
+            # All checkpoints in flight end with the job. Late failures of their ids must not count
+            # against the next attempt.
             newest = max(ids, default=self.settled_up_to)
             return FailureManager(self.tolerable_failures, settled_up_to=newest), FailureVerdict.JOB_FAILS
         after = replace(self, consecutive=self.consecutive + 1, counted=ids)
         if len(ids) > REMEMBERED_IDS:
-            # Below the oldest all is over since long.
+            # All checkpoints up to the oldest id ended long ago.
             oldest = min(ids)
             after = replace(after, counted=ids - {oldest}, settled_up_to=oldest)
         return after, FailureVerdict.TOLERATED
 
-    def completed(self, checkpoint: CheckpointId) -> FailureManager:
+    def on_completion(self, checkpoint: CheckpointId) -> FailureManager:
         """Return the manager after a checkpoint completed, or a process took the job over."""
         if checkpoint <= self.settled_up_to:
             return self
-        # A newer id that failed before is remembered: its second decline is no first one.
+        # Newer ids that failed before stay counted: a second decline must not count again.
         newer = frozenset(c for c in self.counted if c > checkpoint)
         return replace(self, consecutive=0, counted=newer, settled_up_to=checkpoint)

@@ -1,4 +1,4 @@
-"""What notebooks show of values: tables of escaped text, without styles and scripts."""
+"""HTML tables for notebooks: escaped text, without styles and scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _cell(kind: str, value: object) -> str:
 
 
 def utc_text(wall_ms: int | None) -> str | None:
-    """Return a wall clock time in UTC; a number that is no time of this calendar as it is."""
+    """Format a wall clock time in UTC; a number beyond the calendar as milliseconds."""
     if wall_ms is None:
         return None
     try:

@@ -8,20 +8,20 @@ from functools import partial
 from typing import Annotated
 
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import Check, StoredAlone
+from flinkish_spark.protocol.codec import Check, StoredScalar
 
 #: (topic, partition)
 Place = tuple[str, int]
 
 
-#: What a job name, a uid or a file name part made from one may look like.
+#: A job name or a uid, also as a part of a file name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-#: An input or an operator by its uid, maybe the n-th scan of a source, maybe within a chain.
+#: The uid of an input or an operator, optionally with the number of the scan, and with the chain.
 _INSTANCE = re.compile(rf"{_NAME.pattern}(#[0-9]{{1,6}})?(\.{_NAME.pattern})?")
 _UUID_HEX = re.compile(r"[0-9a-f]{32}")
 
 
-def checked_name(value: str, what: str) -> str:
+def check_name(value: str, what: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value) or ".." in value:
         raise ValueError(
             f"{what} {value!r} is not usable: use 1 to 128 letters, digits, '_', '-' or '.', "
@@ -30,21 +30,21 @@ def checked_name(value: str, what: str) -> str:
     return value
 
 
-def checked_instance(value: str, what: str) -> str:
-    """Return the name of an input or operator as it runs in a chain; it stands in no path."""
+def check_instance(value: str, what: str) -> str:
+    """Check the name of an input's or operator's instance in a chain; it is not used in paths."""
     if not isinstance(value, str) or not _INSTANCE.fullmatch(value):
-        raise ValueError(f"{what} {value!r} is no uid, and no scan or operator of a chain")
+        raise ValueError(f"{what} {value!r} is neither a uid nor a scan or operator of a chain")
     return value
 
 
-#: Hints of names as they are stored.
-Uid = Annotated[str, Check(partial(checked_name, what="uid"))]
-Instance = Annotated[str, Check(partial(checked_instance, what="name"))]
-SinkUid = Annotated[str, Check(partial(checked_name, what="sink uid"))]
+#: Type hints of stored names.
+Uid = Annotated[str, Check(partial(check_name, what="uid"))]
+Instance = Annotated[str, Check(partial(check_instance, what="name"))]
+SinkUid = Annotated[str, Check(partial(check_name, what="sink uid"))]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Counter(StoredAlone):
+class _Counter(StoredScalar):
     value: int
 
     def __post_init__(self) -> None:
@@ -90,8 +90,8 @@ class Lineage(_Counter):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class JobUuid(StoredAlone):
-    """32 hex digits that name a job for ever; part of every transactional id and Delta app id."""
+class JobUuid(StoredScalar):
+    """Permanent id of a job, 32 hex digits; part of every transactional id and Delta app id."""
 
     value: str
 
@@ -111,8 +111,8 @@ class TransactionalId:
     """A Kafka transactional id of ours: job uuid, owner epoch, slot block, task, attempt.
 
     `block` is leased from a pool per (sink, micro-batch) and returns there only after the
-    receipt; `task` and `attempt` make every task attempt's id its own, so that the loser of a
-    speculative race cannot fence the winner. Parsed exactly, never matched by prefix.
+    receipt; `task` and `attempt` make the id of every task attempt unique, so that the loser of a
+    speculative race cannot fence the winner. Ids are parsed, never matched by prefix.
     """
 
     job: JobUuid
@@ -138,45 +138,45 @@ class TransactionalId:
 
 
 class CheckpointPurpose(Choice):
-    """Who asked for a checkpoint, and what it will be used for.
+    """Purpose of a checkpoint: who requested it, and for what.
 
-    The purpose gives a request its rank: savepoints and last checkpoints go before what a user or
-    the job asks for, and all of them before the timer.
+    The purpose gives a request its rank: savepoints and last checkpoints go before other requests of
+    a user or the job, and all of these before periodic ones.
     """
 
     PERIODIC = "PERIODIC"
-    #: The job asked: something staged has to be decided soon (kept micro-batches after a recovery,
-    #: a long backlog, what an aborted checkpoint left).
+    #: Requested by the job to decide staged data soon: kept micro-batches after a recovery, a long
+    #: backlog, or the data of an aborted checkpoint.
     FOLLOW_UP = "FOLLOW_UP"
-    #: A user or a program asked for a checkpoint that the job owns like any other.
+    #: Requested by a user or a program; the job owns it like any other checkpoint.
     USER = "USER"
-    #: A user asked for a checkpoint to keep: it will be exported to a place of the user's.
+    #: Requested by a user, who owns it: it is exported to a directory of the user's.
     SAVEPOINT = "SAVEPOINT"
-    #: The last one: the job stops behind it.
+    #: The last checkpoint: the job stops after it.
     FINAL = "FINAL"
-    #: The last one, and exported.
+    #: The last checkpoint, which is also exported.
     FINAL_SAVEPOINT = "FINAL_SAVEPOINT"
-    #: The same, and event time comes to its end behind the last records: all windows are in what it commits.
+    #: As FINAL_SAVEPOINT, and event time ends after the last records: it commits the results of all windows.
     DRAINED_SAVEPOINT = "DRAINED_SAVEPOINT"
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether it is exported; such a checkpoint is never subsumed."""
+        """True if it is exported; such a checkpoint is never subsumed."""
         return self is CheckpointPurpose.SAVEPOINT or self.stops_with_savepoint
 
     @property
     def is_final(self) -> bool:
-        """Whether the job ends behind its barrier."""
+        """True if the job ends after its barrier."""
         return self is CheckpointPurpose.FINAL or self.stops_with_savepoint
 
     @property
     def stops_with_savepoint(self) -> bool:
-        """Whether it is both; the job goes on if it fails."""
+        """True if it is a savepoint and final; the job goes on if it fails."""
         return self in (CheckpointPurpose.FINAL_SAVEPOINT, CheckpointPurpose.DRAINED_SAVEPOINT)
 
     @property
     def rank(self) -> int:
-        """Its place among purposes; the lowest goes first."""
+        """Rank of a request; the lowest goes first."""
         if self.is_savepoint or self.is_final:
             return 0
         return 2 if self is CheckpointPurpose.PERIODIC else 1

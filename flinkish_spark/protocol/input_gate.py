@@ -1,22 +1,23 @@
-"""Alignment over several channels: the input gate of a job that is chained behind another one.
+"""Alignment over several channels: the input gate of a chained job.
 
 The gate is a value: every event returns the next gate and the effects in the order in which they are due. An
-event that the contract forbids raises :class:`GateContractError` and changes nothing. Time comes in with the
-event, and an event is looked at before the time that came with it: a timeout that is over when the last
-barrier arrives changes nothing. Positions count elements of one channel; in Kafka they are offsets, so a
-difference of two positions is an upper bound of the records between them.
+event that violates the contract raises ValueError and changes nothing. Events carry the time,
+and an event is handled before its time: a timeout that has passed when the last barrier arrives changes
+nothing. Positions count elements of one channel; in Kafka they are offsets, so the difference of two
+positions is an upper bound of the records between them.
 
-* Ids rise along a channel and may skip. A barrier of an id that is over, or that is lower than one the gate
-  has met and not pending, is late and ignored. So the memory of aborted ids is one number.
-* Every id that is not late when the gate meets it gets exactly one last word: AlignmentComplete or Aborted.
+* Ids rise along a channel and may skip. A barrier is late, and ignored, if its id has ended, or if its id is
+  not pending and lower than the highest id that the gate has seen. So one number is enough to remember
+  aborted ids.
+* Every id whose first barrier is not late ends with exactly one effect: AlignmentComplete or AbortAlignment.
   TakeCheckpoint comes before AlignmentComplete; an unaligned checkpoint can be aborted after it was taken.
-* A channel that goes past the barrier of a pending id makes that id impossible: it is aborted at once.
-* Unless it only counts (at least once), the barrier of a newer id ends all older ones.
-* A pending id always awaits at least one channel. One whose last awaited channel came or was announced is
-  over in the same event. A single channel therefore never waits. Channels never end: those of Kafka do not.
+* If a channel skips the barrier of a pending id, the id can never complete: it is aborted at once.
+* Unless the mode only counts (at least once), the barrier of a newer id ends all older ones.
+* A pending id always awaits at least one channel. It ends in the event in which the last awaited channel
+  shows or announces its barrier. A single channel therefore never waits. Channels never end, as in Kafka.
 
-What the types cannot say: the caller delivers nothing from a blocked channel, and elements of one channel
-in order. It keeps the gate beside the positions, so that after a crash both are as they were together.
+Rules that the types cannot express: the caller delivers nothing from a blocked channel, and elements of one
+channel in order. It stores the gate together with the positions, so that both survive a crash together.
 """
 
 from __future__ import annotations
@@ -28,35 +29,36 @@ from functools import partial
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import Form, Stored, StoredRow, read, write
+from flinkish_spark.protocol.codec import Form, StoredObject, StoredRow, read, write
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, check_choice, check_whole
 
 
 class AlignmentMode(Choice):
-    """When a checkpoint is taken, and what waits for it."""
+    """When a checkpoint is taken, and which channels wait for it."""
 
     #: Exactly once: a channel is blocked from its barrier to the last one; then the checkpoint is taken.
     ALIGNED = "ALIGNED"
-    #: Nothing waits; the checkpoint is taken at the last barrier and holds records from behind earlier ones.
+    #: Nothing waits; the checkpoint is taken at the last barrier and includes records after earlier barriers.
     AT_LEAST_ONCE = "AT_LEAST_ONCE"
-    #: Exactly once: taken at the first barrier; what other channels deliver up to theirs is channel state.
+    #: Exactly once: taken at the first barrier; elements of other channels up to their barriers are channel
+    #: state.
     UNALIGNED = "UNALIGNED"
     #: Begins as ALIGNED and goes on as UNALIGNED if the last barrier takes too long.
     ALIGNED_WITH_TIMEOUT = "ALIGNED_WITH_TIMEOUT"
 
 
 class NewChannel(enum.Enum):
-    """How a channel that appears while checkpoints are pending stands to their barriers."""
+    """Position of a new channel relative to the barriers of pending checkpoints."""
 
-    #: Their barriers are still to come on it.
+    #: The barriers are still to come on it.
     AWAITS_BARRIERS = "AWAITS_BARRIERS"
-    #: All of it lies behind them: it began after they were written.
+    #: All of its elements come after the barriers: it began after they were written.
     BEHIND_BARRIERS = "BEHIND_BARRIERS"
 
 
 class BarrierKind(enum.Enum):
-    """What kind of checkpoint a barrier belongs to."""
+    """Kind of the checkpoint that a barrier belongs to."""
 
     CHECKPOINT = "CHECKPOINT"
     #: Never unaligned: a savepoint must not depend on the log of another system (behaviour 59).
@@ -68,12 +70,11 @@ class AlignmentSettings:
     """A gate's alignment mode. Configuration, not state: a restart may change it."""
 
     mode: AlignmentMode
-    #: Given with ALIGNED_WITH_TIMEOUT and only there: milliseconds from the first barrier on, from 0 to
-    #: 365 days.
+    #: Only with ALIGNED_WITH_TIMEOUT: milliseconds after the first barrier, up to 365 days.
     alignment_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
-        checked_choice("mode", self.mode, AlignmentMode)
+        check_choice("mode", self.mode, AlignmentMode)
         timed = self.mode is AlignmentMode.ALIGNED_WITH_TIMEOUT
         if timed is not (self.alignment_timeout_ms is not None):
             raise ValueError(
@@ -81,16 +82,16 @@ class AlignmentSettings:
                 f"got {self.alignment_timeout_ms!r} with {self.mode.value}"
             )
         if self.alignment_timeout_ms is not None:
-            checked_whole("alignment_timeout_ms", self.alignment_timeout_ms, least=0, most=MOST_MS)
+            check_whole("alignment_timeout_ms", self.alignment_timeout_ms, least=0, most=MOST_MS)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:
-    """A barrier as the upstream job wrote it."""
+    """A barrier that the upstream job wrote."""
 
     #: The upstream checkpoint. Ids rise along a channel and may skip.
     checkpoint: CheckpointId
-    #: When that checkpoint was triggered, wall clock; the start delay is counted from here.
+    #: Wall clock time of that checkpoint's trigger; the start delay is counted from here.
     triggered_at_ms: int
     kind: BarrierKind = BarrierKind.CHECKPOINT
 
@@ -112,17 +113,17 @@ class PositionRange(StoredRow):
 
 
 class AbortReason(enum.Enum):
-    #: A newer barrier came first, or a channel went past it, so its last barrier can never come.
+    #: A newer barrier came first, or a channel skipped its barrier, so the last barrier can never come.
     SUBSUMED = "SUBSUMED"
-    #: This job's own coordinator gave it up.
+    #: This job's own coordinator aborted it.
     COORDINATOR = "COORDINATOR"
-    #: Too many are pending at once; the oldest goes.
+    #: Too many checkpoints are pending; the oldest is aborted.
     TOO_MANY_PENDING = "TOO_MANY_PENDING"
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentStats:
-    """The cost of one alignment."""
+    """Delays of one alignment."""
 
     #: From the upstream trigger to the first barrier.
     start_delay_ms: int
@@ -132,46 +133,46 @@ class AlignmentStats:
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpoint:
-    """Effect: draw the checkpoint now, between the elements delivered so far and the next ones."""
+    """Effect: take the checkpoint now, between the elements delivered so far and the next ones."""
 
     checkpoint: CheckpointId
     kind: BarrierKind
     #: By channel the position at which its channel state begins; empty if the checkpoint is aligned.
-    #: Where it ends is in the :class:`AlignmentComplete` that follows, unless an :class:`Aborted` does.
+    #: The end of the channel state is in the :class:`AlignmentComplete` that follows.
     in_flight: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentComplete:
-    """Effect: every channel has shown its barrier; nothing about this checkpoint follows."""
+    """Last effect of a checkpoint: every channel has shown its barrier."""
 
     checkpoint: CheckpointId
     kind: BarrierKind
-    #: What a restore replays before anything else, by channel: exactly the elements in front of the
-    #: barrier that the checkpoint itself does not hold. Empty ranges are left out.
+    #: By channel, the elements before the barrier that the checkpoint itself does not hold; a restore
+    #: replays them first. Empty ranges are left out.
     channel_state: Mapping[str, PositionRange]
     stats: AlignmentStats
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
-    """Effect: the checkpoint will not complete; if it was taken already, discard it. Nothing follows."""
+class AbortAlignment:
+    """Last effect of a checkpoint that will not complete; if it was taken already, discard it."""
 
     checkpoint: CheckpointId
     reason: AbortReason
 
 
-Effect = TakeCheckpoint | AlignmentComplete | Aborted
+Effect = TakeCheckpoint | AlignmentComplete | AbortAlignment
 
 
 class AlignmentPhase(enum.Enum):
-    """What a pending checkpoint does to the channels."""
+    """Effect of a pending checkpoint on the channels."""
 
     #: Aligned: channels that have shown the barrier wait.
     BLOCKING = "BLOCKING"
     #: At least once: barriers are counted, nothing waits.
     COUNTING = "COUNTING"
-    #: Unaligned: the checkpoint is taken; what awaited channels deliver is recorded as channel state.
+    #: Unaligned: the checkpoint is taken; elements of awaited channels are recorded as channel state.
     COLLECTING = "COLLECTING"
 
 
@@ -180,14 +181,14 @@ _SORTED = Form(lambda state: write(_BY_CHANNEL, dict(sorted(state.items()))), pa
 
 
 @dataclass(frozen=True, slots=True)
-class PendingAlignment(Stored):
-    """A checkpoint whose last barrier has not come yet."""
+class PendingAlignment(StoredObject):
+    """A checkpoint between its first barrier and its last."""
 
     checkpoint: CheckpointId
     kind: BarrierKind
     triggered_at_ms: int
     phase: AlignmentPhase
-    #: When its first barrier came; timeout and duration are counted from here.
+    #: Time of its first barrier; timeout and duration are counted from here.
     first_barrier_ms: int
     #: Channels that have not shown the barrier.
     awaited: frozenset[str]
@@ -200,14 +201,14 @@ class PendingAlignment(Stored):
     def collects(self, channel: str) -> bool:
         return self.phase is AlignmentPhase.COLLECTING and channel in self.awaited
 
-    def recorded_to(self, channel: str, end: int) -> PendingAlignment:
+    def record_to(self, channel: str, end: int) -> PendingAlignment:
         extended = PositionRange(self.channel_state[channel].start, end)
         return replace(self, channel_state={**self.channel_state, channel: extended})
 
-    def reached_by(self, channel: str) -> PendingAlignment:
+    def on_barrier(self, channel: str) -> PendingAlignment:
         return replace(self, awaited=self.awaited - {channel})
 
-    def joined_by(self, channel: str, position: int) -> PendingAlignment:
+    def add_channel(self, channel: str, position: int) -> PendingAlignment:
         awaiting = replace(self, awaited=self.awaited | {channel})
         if not awaiting.collects(channel):
             return awaiting
@@ -221,13 +222,9 @@ class PendingAlignment(Stored):
         )
 
 
-_NONE_MET = CheckpointId(0)
-#: With AlignmentMode.AT_LEAST_ONCE several ids can be pending; of more than this the oldest is aborted.
+_NO_ID = CheckpointId(0)
+#: The most pending ids with AlignmentMode.AT_LEAST_ONCE; if there are more, the oldest is aborted.
 MAX_PENDING = 50
-
-
-class GateContractError(ValueError):
-    """An event that cannot be: unknown or blocked channel, position that goes back. Nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +234,9 @@ class InputGate:
     settings: AlignmentSettings
     #: Open channels, and the position of the next element of each.
     channels: Mapping[str, int]
-    #: The highest id met so far; 0 before the first.
-    newest: CheckpointId = _NONE_MET
-    #: Checkpoints between their first and last barrier, by rising id. More than one only if they count.
+    #: The highest id seen so far; 0 before the first.
+    newest: CheckpointId = _NO_ID
+    #: Checkpoints between their first and last barrier, by rising id. More than one only if the mode counts.
     pending: tuple[PendingAlignment, ...] = ()
 
     def __post_init__(self) -> None:
@@ -254,7 +251,7 @@ class InputGate:
         return cls(settings, dict(channels))
 
     def is_blocked(self, channel: str) -> bool:
-        """Whether an open channel must not deliver now; raises GateContractError if it is not open."""
+        """Return if an open channel must not deliver now; raise ValueError if it is not open."""
         self._check_open(channel)
         return any(alignment.blocks(channel) for alignment in self.pending)
 
@@ -265,63 +262,63 @@ class InputGate:
 
     @property
     def turns_unaligned_at_ms(self) -> int | None:
-        """When :meth:`on_time` has something to do; None while no timeout runs."""
-        times = map(self._turning_time_ms, self.pending)
+        """Time at which :meth:`on_time` must be called; None while no timeout runs."""
+        times = map(self._find_timeout_ms, self.pending)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def on_records(self, channel: str, position: int, now_ms: int) -> Step:
-        """Note that `channel` delivered everything before `position`."""
+        """Note that `channel` delivered all elements before `position`."""
         step = _EventStep(self, now_ms)
         step.deliver(channel, position)
-        return step.finished()
+        return step.finish()
 
     def on_barrier(self, channel: str, barrier: CheckpointBarrier, position: int, now_ms: int) -> Step:
-        """Note that `channel` has come to a barrier, its element at `position`, and stands behind it now."""
+        """Note that `channel` has delivered a barrier, its element at `position`."""
         step = _EventStep(self, now_ms)
         step.deliver(channel, position)
         if self.is_blocked(channel):
-            raise GateContractError(f"'{channel}' is blocked at {position}, got what stands there")
+            raise ValueError(f"'{channel}' is blocked at {position}, got its element there")
         step.channels[channel] = position + 1
-        # Ids rise along a channel, so the barriers of lower ids that await it cannot come any more.
+        # Ids rise along a channel, so barriers of lower ids cannot come on it any more.
         for lower in [c for c, a in step.pending.items() if c < barrier.checkpoint and channel in a.awaited]:
             step.abort(lower, AbortReason.SUBSUMED)
         if barrier.checkpoint in step.pending:
-            step.pending[barrier.checkpoint] = step.pending[barrier.checkpoint].reached_by(channel)
+            step.pending[barrier.checkpoint] = step.pending[barrier.checkpoint].on_barrier(channel)
         elif barrier.checkpoint > self.newest:
             step.begin(channel, barrier)
-        return step.finished()
+        return step.finish()
 
     def on_announcement(self, channel: str, checkpoint: CheckpointId, position: int, now_ms: int) -> Step:
-        """Note a barrier ahead; only an unaligned checkpoint that was taken can use it."""
+        """Note the position of a coming barrier; only an unaligned checkpoint that was taken uses it."""
         step = _EventStep(self, now_ms)
         step.check_position(channel, position)
         alignment = step.pending.get(checkpoint)
         if alignment is not None and alignment.collects(channel):
-            step.pending[checkpoint] = alignment.recorded_to(channel, position).reached_by(channel)
-        return step.finished()
+            step.pending[checkpoint] = alignment.record_to(channel, position).on_barrier(channel)
+        return step.finish()
 
     def on_abort(self, checkpoint: CheckpointId, now_ms: int) -> Step:
-        """Note that this job's coordinator gave the checkpoint up: late barriers up to it are ignored."""
+        """Note that this job's coordinator aborted the checkpoint: late barriers up to it are ignored."""
         step = _EventStep(self, now_ms)
-        # One that is over has had its last word.
+        # An id that has ended has had its last effect.
         if checkpoint in step.pending or checkpoint > self.newest:
             step.abort(checkpoint, AbortReason.COORDINATOR)
-        return step.finished()
+        return step.finish()
 
     def on_new_channel(self, channel: str, position: int, stands: NewChannel, now_ms: int) -> Step:
-        """Note a new channel, whose first element is at `position`; an open one raises GateContractError."""
+        """Note a new channel, whose first element is at `position`; an open one raises ValueError."""
         if channel in self.channels:
-            raise GateContractError(f"'{channel}' is already a channel of this gate")
+            raise ValueError(f"'{channel}' is already a channel of this gate")
         step = _EventStep(self, now_ms)
         step.channels[channel] = position
         if stands is NewChannel.AWAITS_BARRIERS:
             for checkpoint, alignment in step.pending.items():
-                step.pending[checkpoint] = alignment.joined_by(channel, position)
-        return step.finished()
+                step.pending[checkpoint] = alignment.add_channel(channel, position)
+        return step.finish()
 
     def on_time(self, now_ms: int) -> Step:
-        """Turn checkpoints unaligned whose alignment timeout is over by `now_ms`, and take them."""
-        return _EventStep(self, now_ms).finished()
+        """Make checkpoints whose alignment timeout has passed unaligned, and take them."""
+        return _EventStep(self, now_ms).finish()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -339,7 +336,7 @@ class InputGate:
             tuple(PendingAlignment.from_json(alignment) for alignment in value["pending"]),
         )
 
-    def _turning_time_ms(self, alignment: PendingAlignment) -> int | None:
+    def _find_timeout_ms(self, alignment: PendingAlignment) -> int | None:
         is_unaligned = self.settings.mode is AlignmentMode.UNALIGNED
         after_ms = 0 if is_unaligned else self.settings.alignment_timeout_ms
         is_waiting = alignment.phase is AlignmentPhase.BLOCKING and alignment.kind is BarrierKind.CHECKPOINT
@@ -347,15 +344,15 @@ class InputGate:
 
     def _check_open(self, channel: str) -> None:
         if channel not in self.channels:
-            raise GateContractError(f"'{channel}' is not an open channel of this gate")
+            raise ValueError(f"'{channel}' is not an open channel of this gate")
 
 
-#: What every event answers: the next gate, and what is due, in this order.
+#: Result of every event: the next gate, and the effects in their order.
 Step = tuple[InputGate, tuple[Effect, ...]]
 
 
 class _EventStep:
-    """One event on its way through a gate: a copy that changes, and the effects so far."""
+    """Working state of one event: a mutable copy of the gate, and the effects so far."""
 
     def __init__(self, gate: InputGate, now_ms: int) -> None:
         self._gate, self._now_ms = gate, now_ms
@@ -367,7 +364,7 @@ class _EventStep:
     def check_position(self, channel: str, position: int) -> None:
         self._gate._check_open(channel)
         if position < self.channels[channel]:
-            raise GateContractError(
+            raise ValueError(
                 f"'{channel}' stands at {self.channels[channel]} and cannot go back to {position}"
             )
 
@@ -375,11 +372,11 @@ class _EventStep:
         self.check_position(channel, position)
         here = self.channels[channel]
         if position > here and self._gate.is_blocked(channel):
-            raise GateContractError(f"'{channel}' is blocked at {here}, got elements up to {position}")
+            raise ValueError(f"'{channel}' is blocked at {here}, got elements up to {position}")
         self.channels[channel] = position
         for checkpoint, alignment in self.pending.items():
             if alignment.collects(channel):
-                self.pending[checkpoint] = alignment.recorded_to(channel, position)
+                self.pending[checkpoint] = alignment.record_to(channel, position)
 
     def begin(self, channel: str, barrier: CheckpointBarrier) -> None:
         counts = self._gate.settings.mode is AlignmentMode.AT_LEAST_ONCE
@@ -397,16 +394,16 @@ class _EventStep:
     def abort(self, checkpoint: CheckpointId, reason: AbortReason) -> None:
         self.pending.pop(checkpoint, None)
         self._newest = max(self._newest, checkpoint)
-        self._effects.append(Aborted(checkpoint, reason))
+        self._effects.append(AbortAlignment(checkpoint, reason))
 
-    def finished(self) -> Step:
-        """Complete what awaits no channel, then turn what has waited too long."""
+    def finish(self) -> Step:
+        """Complete the checkpoints that await no channel, then make those unaligned that waited too long."""
         for alignment in list(self.pending.values()):
             if not alignment.awaited:
                 self._complete(alignment)
         for alignment in list(self.pending.values()):
-            turning_ms = self._gate._turning_time_ms(alignment)
-            if turning_ms is not None and self._now_ms >= turning_ms:
+            timeout_ms = self._gate._find_timeout_ms(alignment)
+            if timeout_ms is not None and self._now_ms >= timeout_ms:
                 at = {channel: self.channels[channel] for channel in sorted(alignment.awaited)}
                 empty = {channel: PositionRange(start, start) for channel, start in at.items()}
                 self.pending[alignment.checkpoint] = replace(

@@ -1,11 +1,11 @@
-"""The job graph: what Spark runs of a program, as a value that can be stored, compared and drawn.
+"""The job graph: a program as Spark runs it, as a value that can be stored, compared and drawn.
 
-A *vertex* is what runs in the same tasks: a source with the functions behind it, an operator with state, a
-sink with the functions in front of it. What becomes a vertex is Flink's rule wherever that means something
-to Spark (:class:`Chained`). Where Spark has a rule of its own, :class:`Why` has a word for it.
+Operators that run in the same tasks are a *vertex*: a source with the functions after it, an operator with
+state, a sink with the functions before it. Flink's rules make vertices as far as they apply to Spark
+(:class:`ChainingStrategy`). :class:`ChainingReason` names Spark's own rules, too.
 
-Names and formats are Flink's: what its plan visualiser draws (:meth:`JobGraph.execution_plan`), and what its
-REST server says of a job (:meth:`JobGraph.job_plan`).
+Names and formats are Flink's: those of its plan visualiser (:meth:`JobGraph.execution_plan`), and of its
+REST server (:meth:`JobGraph.job_plan`).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from flinkish_spark.protocol.codec import LEFT_OUT, Stored
+from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject
 
 
 class ShipStrategy(enum.Enum):
-    """How records come from one operator to the next; Flink's words, as far as it has one."""
+    """How records go from one operator to the next; Flink's words, except CHANNEL."""
 
-    #: They stay in their tasks.
+    #: Records stay in their tasks.
     FORWARD = "FORWARD"
     #: To the task that has the state of their key.
     HASH = "HASH"
-    #: To the task that has the state of their channel; Flink has no such thing.
+    #: To the task that has the state of their channel; Flink has no such strategy.
     CHANNEL = "CHANNEL"
     BROADCAST = "BROADCAST"
     #: Evenly, through a shuffle.
     REBALANCE = "REBALANCE"
-    #: Fewer tasks read what more would; nothing is moved.
+    #: To fewer tasks, without a shuffle.
     RESCALE = "RESCALE"
     GLOBAL = "GLOBAL"
-    #: To the task that a partitioner of the user's chooses.
+    #: To the task that the user's partitioner chooses.
     CUSTOM = "CUSTOM"
 
     @property
@@ -42,17 +42,17 @@ class ShipStrategy(enum.Enum):
         return self not in (ShipStrategy.FORWARD, ShipStrategy.RESCALE)
 
 
-class Chained(enum.Enum):
-    """With what an operator may share a vertex; Flink's `ChainingStrategy`."""
+class ChainingStrategy(enum.Enum):
+    """Operators with which an operator may share a vertex, as in Flink."""
 
     ALWAYS = "ALWAYS"
-    #: With what is behind it, not with what is in front.
+    #: With operators after it, but not before it.
     HEAD = "HEAD"
     NEVER = "NEVER"
 
 
-class Why(enum.Enum):
-    """Why two operators run in the same tasks, or do not."""
+class ChainingReason(enum.Enum):
+    """Reason for which two operators run in the same tasks, or do not."""
 
     SAME_PASS = "in one Python pass: rows go to the worker and back once"
     BRANCHES = "in the same tasks, and in one Python pass with what else branches off here"
@@ -68,69 +68,69 @@ class Why(enum.Enum):
 
     @property
     def is_chained(self) -> bool:
-        return self in (Why.SAME_PASS, Why.BRANCHES, Why.SAME_TASKS)
+        return self in (ChainingReason.SAME_PASS, ChainingReason.BRANCHES, ChainingReason.SAME_TASKS)
 
 
 class OperatorKind(enum.Enum):
-    """What an operator is in a program."""
+    """Kind of an operator."""
 
     SOURCE = "SOURCE"
-    #: Gives records event times and watermarks.
+    #: Assigns event times and watermarks.
     TIMESTAMPS = "TIMESTAMPS"
     #: A DataFrame function: `transform()`.
     TRANSFORM = "TRANSFORM"
     #: A function of single records, without state.
     FUNCTION = "FUNCTION"
-    #: Has state, by key or by channel.
+    #: An operator with state, by key or by channel.
     STATEFUL = "STATEFUL"
     SINK = "SINK"
 
 
 class RunsIn(enum.Enum):
-    """Which process of an executor does the work."""
+    """Process of an executor that runs an operator."""
 
     JVM = "JVM"
     PYTHON = "Python"
 
 
 @dataclass(frozen=True, slots=True)
-class JobEdge(Stored):
-    #: Id of the operator that they come from.
+class JobEdge(StoredObject):
+    #: Id of the operator that emits the records.
     source: str
     ship: ShipStrategy
-    why: Why
-    #: Which input of the operator it is: 0, or 1 for the second one of two connected streams.
+    why: ChainingReason
+    #: Input of the operator: 0, or 1 for the second one of two connected streams.
     entry: int = 0
     #: Name of the side output that is read; empty for the main output.
     output: str = ""
-    #: What moves the records before that, as far as Spark really does it.
+    #: Redistributions before that, as far as Spark really moves records.
     moved: tuple[ShipStrategy, ...] = ()
-    #: How often it stands in Spark's plan.
+    #: Number of occurrences in Spark's plan.
     runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class JobOperator(Stored):
-    #: 32 hexadecimal digits. Of the uid; where there is none, of the place in the program. The same in every
-    #: process.
+class JobOperator(StoredObject):
+    #: 32 hexadecimal digits, a hash of the uid or, without one, of the place in the program. The same in
+    #: every process.
     id: str
-    #: Empty for what has none: functions without state, timestamps.
+    #: Empty for operators without a uid: functions without state, timestamps.
     uid: str
     name: str
-    #: What it is, in a word or two: ``process``, ``tumbling window``, ``KafkaSource``.
+    #: The operation in a word or two: ``process``, ``tumbling window``, ``KafkaSource``.
     does: str
     kind: OperatorKind
     runs_in: RunsIn
-    #: By what its state is kept; empty where that is no key.
+    #: Columns of the key of its state; empty without a key.
     keys: tuple[str, ...] = ()
-    #: In how many tasks it runs; None where that follows from what is read.
+    #: Number of tasks; None if it follows from the input.
     parallelism: int | None = None
     #: Number of key groups; None without state.
     max_parallelism: int | None = None
-    #: How often it stands in Spark's plan. More than once, it runs so often in each micro-batch.
+    #: Number of occurrences in Spark's plan: it runs as often in each micro-batch.
     runs: int = 1
     inputs: tuple[JobEdge, ...] = ()
-    #: Id of the operator whose tasks, and whose shuffle, it shares; empty for the first of those that do.
+    #: Id of the first operator of a group that shares tasks and shuffle; empty for the first one itself.
     shares: str = field(default="", metadata=LEFT_OUT)
 
     @property
@@ -139,7 +139,7 @@ class JobOperator(Stored):
 
     @property
     def shuffles(self) -> int:
-        """How many shuffles lie in front of it in Spark's plan; those into state are one for all inputs."""
+        """Number of shuffles directly before it; a stateful operator has one for all inputs."""
         if self.shares:
             return 0
         moves = sum(one.is_shuffle * edge.runs for edge in self.inputs for one in edge.moved)
@@ -156,7 +156,7 @@ class JobOperator(Stored):
 
 @dataclass(frozen=True, slots=True)
 class VertexInput:
-    """A way into a vertex: id of the vertex in front, and how records come."""
+    """An input of a vertex: id of the vertex before it, and how its records come."""
 
     vertex: str
     ship: ShipStrategy
@@ -166,7 +166,7 @@ class VertexInput:
 class JobVertex:
     """Operators that run in the same tasks."""
 
-    #: That of its first operator.
+    #: Id of its first operator.
     id: str
     operators: tuple[JobOperator, ...]
     inputs: tuple[VertexInput, ...]
@@ -185,11 +185,11 @@ class JobVertex:
 
 
 @dataclass(frozen=True)
-class JobGraph(Stored):
-    """What Spark runs of a program."""
+class JobGraph(StoredObject):
+    """The operators of a program as Spark runs them."""
 
     job: str
-    #: Each behind those that it reads.
+    #: Each after the operators that it reads.
     operators: tuple[JobOperator, ...]
 
     @cached_property
@@ -202,7 +202,7 @@ class JobGraph(Stored):
 
     @cached_property
     def vertices(self) -> tuple[JobVertex, ...]:
-        """What runs in the same tasks, each behind what it reads."""
+        """Vertices of operators that run in the same tasks, each after the vertices that it reads."""
         head: dict[str, str] = {}
         for one in self.operators:
             fronts = [head[edge.source] for edge in one.inputs if edge.why.is_chained]
@@ -224,17 +224,17 @@ class JobGraph(Stored):
         return {one.uid: one.runs for one in self.operators if one.kind is OperatorKind.SOURCE}
 
     def execution_plan(self) -> dict[str, Any]:
-        """Return the plan as Flink's `getExecutionPlan` says it; a parallelism that is not known is -1."""
+        """Return the plan in the format of Flink's `getExecutionPlan`; an unknown parallelism is -1."""
         ordered = sorted(self.operators, key=lambda one: one.kind is OperatorKind.SINK)
         numbers = {one.id: number for number, one in enumerate(ordered, start=1)}
         return {"nodes": [_plan_node(one, numbers) for one in ordered]}
 
     def job_plan(self, job_id: str) -> dict[str, Any]:
-        """Return the plan as `/jobs/:id/plan` of Flink's REST server says it: one node per vertex."""
+        """Return the plan in the format of `/jobs/:id/plan` of Flink's REST server: one node per vertex."""
         nodes: list[dict[str, Any]] = [
             {
                 "id": vertex.id,
-                "parallelism": _said(vertex.parallelism),
+                "parallelism": _to_flink_parallelism(vertex.parallelism),
                 "operator": "",
                 "operator_strategy": "",
                 "description": vertex.name,
@@ -258,7 +258,7 @@ def _plan_node(one: JobOperator, numbers: Mapping[str, int]) -> dict[str, Any]:
         "type": one.title,
         "pact": pacts.get(one.kind, "Operator"),
         "contents": f"{one.title}: {one.does}" if one.does else one.title,
-        "parallelism": _said(one.parallelism),
+        "parallelism": _to_flink_parallelism(one.parallelism),
     }
     if one.kind is not OperatorKind.SOURCE:
         sides = [(edge, "second" if edge.entry else "first") for edge in one.inputs]
@@ -269,5 +269,5 @@ def _plan_node(one: JobOperator, numbers: Mapping[str, int]) -> dict[str, Any]:
     return node
 
 
-def _said(parallelism: int | None) -> int:
+def _to_flink_parallelism(parallelism: int | None) -> int:
     return -1 if parallelism is None else parallelism

@@ -1,8 +1,8 @@
-"""What the owner of a job says about it for other processes: status, vertices, failures, settings.
+"""Report of a job by its owner for other processes: status, vertices, failures, settings.
 
-Checkpoints and decisions are in the job directory anyway. What a job does at this moment, and why it was
-started again, only its owner knows. A report decides nothing. It is a value of bounded size, which is
-replaced with every change of the status.
+Checkpoints and decisions are in the job directory anyway. Only the owner knows the current activity of a job,
+and the reasons of its restarts. A report decides nothing. It is a value of bounded size, which is replaced
+with every change of the status.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from flinkish_spark.protocol.codec import Stored, StoredRow, whole
+from flinkish_spark.protocol.codec import StoredObject, StoredRow, whole
 from flinkish_spark.protocol.ids import OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.job_status import Change, JobStatus, JobStatusChange, TaskState
 from flinkish_spark.protocol.statistics import MOST_TEXT
 
-#: Failures that are kept; as many as Flink keeps by default.
+#: The most failures that are kept, as Flink's default.
 MOST_FAILURES = 16
 
 _TimeMs = Annotated[int, whole(0)]
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedFailure(Stored):
-    """Why a job was started again, or has ended."""
+class ReportedFailure(StoredObject):
+    """Failure after which a job was restarted, or has ended."""
 
     at_ms: _TimeMs
-    #: What happened, why, and what to do; at most :data:`.MOST_TEXT` characters.
+    #: The failure, its reason, and advice; at most :data:`.MOST_TEXT` characters.
     cause: str
-    #: Id of the vertex in which it happened; empty where that is not known.
+    #: Id of the vertex in which it happened; empty if unknown.
     vertex: str = ""
-    #: Of the job; 1 for its first start in a process.
+    #: Attempt of the job; 1 for its first start in a process.
     attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedVertex(StoredRow):
-    """Where a vertex stands: its id in the job graph, its state, since when (wall clock), its attempt."""
+    """State of a vertex: id in the job graph, state, wall clock time of its begin, attempt."""
 
     vertex: str
     state: TaskState
@@ -47,8 +47,8 @@ class ReportedVertex(StoredRow):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedWait(Stored):
-    """Who has waited for what, since when (wall clock), and what went wrong last."""
+class ReportedWait(StoredObject):
+    """A wait: who waits for what, since which wall clock time, and the last error."""
 
     who: str
     what: str
@@ -57,27 +57,27 @@ class ReportedWait(Stored):
 
 
 @dataclass(frozen=True)
-class JobReport(Stored):
-    """See the module's head."""
+class JobReport(StoredObject):
+    """Report of a job; see the module's docstring."""
 
     owner_epoch: OwnerEpoch
     status: JobStatus
     #: Wall clock time of the takeover.
     began_at_ms: _TimeMs
-    #: Wall clock time at which each status was reached last, by its name.
+    #: By name of a status, the wall clock time at which the job reached it last.
     since_ms: Mapping[str, _TimeMs]
     vertices: tuple[ReportedVertex, ...] = ()
-    #: How often the query was started again, over all owners that have reported.
+    #: Number of restarts of the query, over all owners that have reported.
     restarts: int = 0
-    #: The newest ones of all owners, oldest first.
+    #: The newest failures under all owners, oldest first.
     failures: tuple[ReportedFailure, ...] = ()
-    #: What was said of checkpoints and restarts, as JSON values by name.
+    #: Settings of checkpoints and restarts, as JSON values by name.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: What holds it back, the longest first.
+    #: Waits that delay the job, the longest first.
     waits: tuple[ReportedWait, ...] = ()
 
     @classmethod
-    def begun(
+    def begin(
         cls,
         epoch: OwnerEpoch,
         at_ms: int,
@@ -96,7 +96,7 @@ class JobReport(Stored):
             settings,
         )
 
-    def after(self, change: Change) -> JobReport:
+    def apply(self, change: Change) -> JobReport:
         if not isinstance(change, JobStatusChange):
             moved = ReportedVertex(change.vertex, change.after, change.at_ms, change.attempt)
             others = (moved if one.vertex == change.vertex else one for one in self.vertices)
@@ -106,15 +106,15 @@ class JobReport(Stored):
         found = replace(self, status=change.after, since_ms=since_ms, waits=waits)
         if change.after is JobStatus.RESTARTING:
             found = replace(found, restarts=self.restarts + 1)
-        return found._failed(change) if change.after is JobStatus.FAILING else found
+        return found._add_failure(change) if change.after is JobStatus.FAILING else found
 
     @property
     def is_settled(self) -> bool:
         states = {one.state for one in self.vertices}
         return len(states) == 1 or all(state.is_terminal for state in states)
 
-    def _failed(self, change: JobStatusChange) -> JobReport:
-        # A vertex that fails is told of before the job that fails with it.
+    def _add_failure(self, change: JobStatusChange) -> JobReport:
+        # The failure of a vertex is reported before that of the job.
         failed = next((one for one in self.vertices if one.state is TaskState.FAILED), None)
         attempt = max((one.attempt for one in self.vertices), default=1)
         cause = change.cause if len(change.cause) <= MOST_TEXT else change.cause[: MOST_TEXT - 3] + "..."

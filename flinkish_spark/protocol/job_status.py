@@ -1,16 +1,16 @@
-"""The status of a job and the states of its tasks, as two tables.
+"""Status of a job and states of its tasks, as two transition tables.
 
 Rules of this file: status and states move only along :data:`JOB_TRANSITIONS` and
 :data:`TASK_TRANSITIONS`; an event that a table does not list raises and changes nothing. A job's
 event also moves its tasks, as :data:`TASKS_FOLLOW` says. The names are Flink's; a *task* is here
 a whole vertex of the job graph, since Spark schedules its partitions itself.
 
-What the tables cannot express:
+Rules that the tables cannot express:
 
 - There is no way out of CANCELED, FAILED and FINISHED. SUSPENDED ends the work of one process
-  only: somebody else, or a later start, takes the job over.
-- A process that lost its ownership must end in SUSPENDED, also while it cancels: what a cancelled
-  job deletes belongs to the newer owner by then.
+  only: another process, or a later start, takes the job over.
+- A process that lost its ownership must end in SUSPENDED, also while it cancels: the files that a
+  cancelled job deletes belong to the newer owner by then.
 - FINISHED needs more than finished tasks: their last data must be in a confirmed checkpoint. So
   only the supervisor sends FINISH.
 """
@@ -27,9 +27,9 @@ from flinkish_spark.protocol.job_graph import JobVertex
 
 
 class JobStatus(Choice):
-    """What a job does, as one process sees it."""
+    """Status of a job, as one process sees it."""
 
-    #: Accepted: checked, being taken over or recovered; Spark does not run yet.
+    #: The job is being checked, taken over or recovered; Spark does not run yet.
     CREATED = "CREATED"
     #: Query and coordinator run.
     RUNNING = "RUNNING"
@@ -37,25 +37,25 @@ class JobStatus(Choice):
     FAILING = "FAILING"
     #: They have ended; the job waits for its restart, or recovers.
     RESTARTING = "RESTARTING"
-    #: Somebody cancelled it; query and coordinator are being ended.
+    #: The job was cancelled; query and coordinator are being ended.
     CANCELLING = "CANCELLING"
     #: Cancelled for good.
     CANCELED = "CANCELED"
     #: Failed for good.
     FAILED = "FAILED"
-    #: Done: its last checkpoint is confirmed, and there is no more input or no more wanted.
+    #: Its last checkpoint is confirmed, and its input has ended or it was stopped for good.
     FINISHED = "FINISHED"
     #: This process has stopped working on it; the job itself is not over.
     SUSPENDED = "SUSPENDED"
 
     @property
     def is_globally_terminal(self) -> bool:
-        """Whether the job is over for every process; only now its files may be deleted."""
+        """True if the job is over for every process; only then its files may be deleted."""
         return not JOB_TRANSITIONS[self]
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it is over for this process."""
+        """True if the job is over for this process."""
         return self.is_globally_terminal or self is JobStatus.SUSPENDED
 
 
@@ -72,7 +72,7 @@ class JobEvent(enum.Enum):
     CANCEL = "CANCEL"
     #: After a cancel everything has ended.
     ALL_ENDED = "ALL_ENDED"
-    #: The last checkpoint is confirmed and the job is not to go on, ever.
+    #: The last checkpoint is confirmed and the job will not go on.
     FINISH = "FINISH"
     #: This process stops: a newer owner has the job, or it was stopped to be started again later.
     SUSPEND = "SUSPEND"
@@ -123,11 +123,11 @@ JOB_TRANSITIONS: Mapping[JobStatus, Mapping[JobEvent, JobStatus]] = {
 
 
 class TaskState(Choice):
-    """What a vertex of the job graph does."""
+    """State of a vertex of the job graph."""
 
-    #: Part of the graph; nothing of it runs.
+    #: It does not run yet.
     CREATED = "CREATED"
-    #: Spark was told to run it.
+    #: The query was started; Spark does not run it yet.
     SCHEDULED = "SCHEDULED"
     #: Spark runs it and it restores its state; no micro-batch has come through yet.
     INITIALIZING = "INITIALIZING"
@@ -144,7 +144,7 @@ class TaskState(Choice):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether this attempt of it is over; only a new attempt leads on."""
+        """True if this attempt has ended; only a new attempt can change the state."""
         return TASK_TRANSITIONS[self].keys() == {TaskEvent.RESET}
 
 
@@ -165,7 +165,7 @@ _T, _V = TaskState, TaskEvent
 TASK_TRANSITIONS: Mapping[TaskState, Mapping[TaskEvent, TaskState]] = {
     _T.CREATED: {_V.SCHEDULE: _T.SCHEDULED, _V.CANCEL: _T.CANCELED, _V.FAIL: _T.FAILED},
     _T.SCHEDULED: {_V.INITIALIZE: _T.INITIALIZING, _V.CANCEL: _T.CANCELING, _V.FAIL: _T.FAILED},
-    # What had finished before the checkpoint it is restored from has nothing to run.
+    # A vertex that had finished before the restored checkpoint has nothing to run.
     _T.INITIALIZING: {
         _V.RUN: _T.RUNNING,
         _V.FINISH: _T.FINISHED,
@@ -179,7 +179,7 @@ TASK_TRANSITIONS: Mapping[TaskState, Mapping[TaskEvent, TaskState]] = {
     _T.FAILED: {_V.RESET: _T.CREATED},
 }
 
-#: What a job's event does to its tasks, one after the other, to each that its state allows it.
+#: Task events that follow from a job's event, in order; a task whose state does not allow one ignores it.
 TASKS_FOLLOW: Mapping[JobEvent, tuple[TaskEvent, ...]] = {
     _E.STARTED: (_V.SCHEDULE,),
     _E.FAILURE: (_V.CANCEL,),
@@ -192,13 +192,13 @@ TASKS_FOLLOW: Mapping[JobEvent, tuple[TaskEvent, ...]] = {
     _E.TAKE_OVER: (_V.RESET,),
 }
 
-#: What is reported about one task; the other events come with the job's.
+#: Events that are reported about one task; the others follow from the job's events.
 REPORTED = frozenset({_V.INITIALIZE, _V.RUN, _V.FINISH, _V.ENDED, _V.FAIL})
 
 
 @dataclass(frozen=True, slots=True)
 class VertexStatus:
-    """Where a vertex of the job graph stands.
+    """State of a vertex of the job graph.
 
     Parameters
     ----------
@@ -207,17 +207,17 @@ class VertexStatus:
     name
         Its operators' titles, as the job graph has them.
     operators
-        Their uids; of one without, what errors call it.
+        Uids of its operators; for an operator without a uid its name.
     ids
-        Their ids in the job graph.
+        Ids of its operators in the job graph.
     state
         See :class:`TaskState`.
     attempt
         1 for the first start, one more with each restart.
     since_ms
-        Wall clock time at which it came to its state; 0 before anything has happened.
+        Wall clock time of the last change of its state; 0 before the first one.
     cause
-        Why, for people; empty where nothing went wrong.
+        Reason of the state, for people; empty if nothing went wrong.
     """
 
     vertex: str
@@ -231,13 +231,13 @@ class VertexStatus:
 
     @classmethod
     def of(cls, vertex: JobVertex) -> VertexStatus:
-        """Return where a vertex stands that nothing has happened to."""
+        """Return the initial status of a vertex."""
         operators = tuple(one.uid or one.name for one in vertex.operators)
         return cls(vertex.id, vertex.name, operators, tuple(one.id for one in vertex.operators))
 
     def has(self, operator: str) -> bool:
-        """Whether an operator is in it, by its uid or by what errors call it."""
-        # One that stands in the graph for a side output has that behind its name.
+        """Return if an operator is in the vertex, by its uid or name."""
+        # The name of an operator for a side output ends with that output.
         return any(one == operator or one.startswith(f"{operator} [") for one in self.operators)
 
 
@@ -261,11 +261,11 @@ class TaskStateChange:
     vertex, name
         As in the job graph.
     attempt
-        The one that it is in now.
+        Its current attempt.
     before, after
         Its states.
     cause
-        Why, for people: an error, if there was one.
+        Reason of the change, for people: an error, if there was one.
     at_ms
         Wall clock time.
     """
@@ -279,7 +279,7 @@ class TaskStateChange:
     at_ms: int = 0
 
 
-#: What listeners are told, in the order in which it happened.
+#: A change of which listeners are told, in order.
 Change = JobStatusChange | TaskStateChange
 
 
@@ -288,13 +288,13 @@ class JobState:
     """A job's status and the states of its tasks; a value that the supervisor replaces."""
 
     status: JobStatus
-    #: Where each vertex stands, by its id.
+    #: Status of each vertex, by its id.
     tasks: Mapping[str, VertexStatus]
     #: 1 for the first start, one more with each restart. All tasks start anew together.
     attempt: int = 1
 
     @classmethod
-    def created(cls, vertices: Iterable[JobVertex]) -> JobState:
+    def create(cls, vertices: Iterable[JobVertex]) -> JobState:
         return cls(JobStatus.CREATED, {one.id: VertexStatus.of(one) for one in vertices})
 
     def vertex_of(self, operator: str, name: str) -> str | None:
@@ -303,7 +303,7 @@ class JobState:
         return found[0] if len(found) == 1 else None
 
     def on(self, event: JobEvent, cause: str = "", at_ms: int = 0) -> tuple[JobState, tuple[Change, ...]]:
-        """Return the job after `event`, and what changed: the job first, then its tasks."""
+        """Return the job after `event`, and the changes: of the job first, then of its tasks."""
         following = JOB_TRANSITIONS[self.status].get(event)
         if following is None:
             raise IllegalTransitionError(f"the job is {self.status.value} and cannot take {event.value}")
@@ -317,14 +317,14 @@ class JobState:
             for vertex, before in tasks.items():
                 after = TASK_TRANSITIONS[before.state].get(step)
                 if after is not None:
-                    tasks[vertex], change = _moved(before, after, attempt, cause, at_ms)
+                    tasks[vertex], change = _move_task(before, after, attempt, cause, at_ms)
                     changes.append(change)
         return JobState(following, tasks, attempt), tuple(changes)
 
     def on_task(
         self, vertex: str, event: TaskEvent, *, attempt: int, cause: str = "", at_ms: int = 0
     ) -> tuple[JobState, tuple[Change, ...]]:
-        """Return the job after a report about one task; one from an earlier attempt changes nothing."""
+        """Return the job after a report about one task; a report of an earlier attempt changes nothing."""
         before = self.tasks[vertex]
         if attempt != self.attempt:
             return self, ()
@@ -333,7 +333,7 @@ class JobState:
             raise IllegalTransitionError(
                 f"task '{before.name}' is {before.state.value} and cannot take {event.value}"
             )
-        moved, change = _moved(before, after, attempt, cause, at_ms)
+        moved, change = _move_task(before, after, attempt, cause, at_ms)
         job = replace(self, tasks={**self.tasks, vertex: moved})
         if event is not TaskEvent.FAIL:
             return job, (change,)
@@ -341,7 +341,7 @@ class JobState:
         return job, (change, *consequences)
 
 
-def _moved(
+def _move_task(
     before: VertexStatus, after: TaskState, attempt: int, cause: str, at_ms: int
 ) -> tuple[VertexStatus, TaskStateChange]:
     moved = replace(before, state=after, attempt=attempt, since_ms=at_ms, cause=cause)

@@ -1,6 +1,6 @@
-"""Key groups, and the bundles of them that are worked on together.
+"""Key groups and their bundles.
 
-State is saved, moved and rescaled by key group. While a job runs, a call costs more than a record: so key
+State is saved, moved and rescaled by key group. While a job runs, a call costs more than a record. So key
 groups of one partition are *bundled*, and Spark calls an operator once for each bundle that has records.
 """
 
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: How many bundles a partition has in a log that begins now.
+#: Number of bundles of a partition in a new log.
 BUNDLES_PER_PARTITION = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Bundling:
-    """Which key groups of an operator are in one bundle, which is known by its lowest key group."""
+    """Assignment of an operator's key groups to bundles; a bundle's id is its lowest key group."""
 
     key_groups: int
-    #: Tasks that its key groups are spread over.
+    #: Number of tasks that share the key groups.
     partitions: int
-    #: Bundles of a partition.
+    #: Number of bundles of a partition.
     per_partition: int = BUNDLES_PER_PARTITION
 
     @property

@@ -1,9 +1,9 @@
-"""What latency markers have measured, as histograms of bounded size.
+"""Measurements of latency markers, as histograms of bounded size.
 
-A marker is a row that says when its micro-batch was planned and which source it stands for. Each subtask
-of a keyed operator, and each sink's task, reports when the marker has reached it:
+A marker is a row with the planning time of its micro-batch and the number of its source. Each subtask of a
+keyed operator, and each sink's task, reports when the marker has reached it:
 
-marker rows -> reports in TaskAck.reports -> measured_in -> Latencies
+marker rows -> reports in TaskAck.reports -> find_measurements -> Latencies
 
 Numbers of sources and operators are those of `protocol/time_plan.py`.
 """
@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.limits import MOST_MS, checked_factor
+from flinkish_spark.protocol.limits import MOST_MS, check_factor
 from flinkish_spark.protocol.records import SinkAck, TimeReport, iterate_reports, keep_reports
 
-# Up to 63 ms each millisecond has a bucket of its own; above, a bucket is as wide as a 32nd of what it
-# holds.
+# Up to 63 ms each millisecond has a bucket of its own; above, a bucket is as wide as a 32nd of its values.
 #: Buckets per doubling, as a power of two.
 _BITS = 5
 _EXACT = 1 << (_BITS + 1)
@@ -29,22 +28,22 @@ _EXACT = 1 << (_BITS + 1)
 
 @dataclass(frozen=True, slots=True)
 class LatencyHistogram:
-    """Immutable; holds at most 1,000 buckets, whatever is put in.
+    """An immutable histogram of at most 1,000 buckets.
 
     Parameters
     ----------
     buckets
-        How many latencies fell into each bucket; none with 0.
+        Number of latencies by bucket; empty buckets are left out.
     sum_ms
-        Of all of them.
+        Sum of all latencies.
     min_ms, max_ms
-        The smallest and the greatest; None while there is none.
+        The smallest and the greatest latency; None while the histogram is empty.
 
     Examples
     --------
     >>> seen = LatencyHistogram()
     >>> for latency_ms in (40, 55, 1_000):
-    ...     seen = seen.noted(latency_ms)
+    ...     seen = seen.add(latency_ms)
     >>> seen.count, seen.min_ms, seen.mean_ms, seen.quantile_ms(0.5), seen.max_ms
     (3, 40, 365.0, 55, 1000)
     """
@@ -56,18 +55,18 @@ class LatencyHistogram:
 
     @property
     def count(self) -> int:
-        """How many latencies it holds."""
+        """Number of latencies."""
         return sum(self.buckets.values())
 
     @property
     def mean_ms(self) -> float | None:
-        """Return their mean; None for none."""
+        """Mean latency; None if the histogram is empty."""
         return self.sum_ms / self.count if self.buckets else None
 
-    def noted(self, latency_ms: int) -> LatencyHistogram:
-        """Return the histogram with one more; a negative one counts as 0, none as more than 365 days."""
+    def add(self, latency_ms: int) -> LatencyHistogram:
+        """Return the histogram with one more latency, cut to the range from 0 to 365 days."""
         known_ms = max(0, min(latency_ms, MOST_MS))
-        number = _bucket(known_ms)
+        number = _find_bucket(known_ms)
         buckets = {**self.buckets, number: self.buckets.get(number, 0) + 1}
         least_ms = known_ms if self.min_ms is None else min(self.min_ms, known_ms)
         most_ms = known_ms if self.max_ms is None else max(self.max_ms, known_ms)
@@ -75,7 +74,7 @@ class LatencyHistogram:
 
     @classmethod
     def of(cls, latencies_ms: Iterable[int]) -> LatencyHistogram:
-        """Return the histogram of some latencies.
+        """Return the histogram of the latencies.
 
         Examples
         --------
@@ -84,15 +83,15 @@ class LatencyHistogram:
         """
         found = cls()
         for latency_ms in latencies_ms:
-            found = found.noted(latency_ms)
+            found = found.add(latency_ms)
         return found
 
-    def merged(self, other: LatencyHistogram) -> LatencyHistogram:
-        """Return what both hold.
+    def merge(self, other: LatencyHistogram) -> LatencyHistogram:
+        """Return a histogram of the latencies of both.
 
         Examples
         --------
-        >>> LatencyHistogram().noted(5).merged(LatencyHistogram().noted(9)).count
+        >>> LatencyHistogram().add(5).merge(LatencyHistogram().add(9)).count
         2
         """
         buckets = dict(sorted((Counter(self.buckets) + Counter(other.buckets)).items()))
@@ -101,35 +100,35 @@ class LatencyHistogram:
         sum_ms = self.sum_ms + other.sum_ms
         return LatencyHistogram(buckets, sum_ms, min(least, default=None), max(most, default=None))
 
-    def since(self, earlier: LatencyHistogram) -> LatencyHistogram:
-        """Return what came behind an earlier look at the same histogram; its ends are as exact as a bucket.
+    def subtract(self, earlier: LatencyHistogram) -> LatencyHistogram:
+        """Return the latencies added after an earlier copy; its minimum and maximum are as exact as a bucket.
 
         Raises
         ------
         ValueError
-            `earlier` holds what this one does not.
+            `earlier` holds latencies that this histogram does not.
 
         Examples
         --------
-        >>> before = LatencyHistogram().noted(5)
-        >>> now = before.noted(60).noted(61)
-        >>> now.since(before).count, now.since(before).min_ms
+        >>> before = LatencyHistogram().add(5)
+        >>> now = before.add(60).add(61)
+        >>> now.subtract(before).count, now.subtract(before).min_ms
         (2, 60)
         """
         if any(count > self.buckets.get(number, 0) for number, count in earlier.buckets.items()):
-            raise ValueError("a histogram holds less than what is said to be an earlier one")
+            raise ValueError("a histogram holds fewer latencies than its earlier copy")
         buckets = dict(sorted((Counter(self.buckets) - Counter(earlier.buckets)).items()))
         if not buckets:
             return LatencyHistogram()
         assert self.min_ms is not None and self.max_ms is not None
-        least_ms = max(self.min_ms, _lowest_ms(min(buckets)))
-        most_ms = min(self.max_ms, _highest_ms(max(buckets)))
+        least_ms = max(self.min_ms, _find_lowest_ms(min(buckets)))
+        most_ms = min(self.max_ms, _find_highest_ms(max(buckets)))
         return LatencyHistogram(buckets, self.sum_ms - earlier.sum_ms, least_ms, most_ms)
 
     def quantile_ms(self, share: float) -> int | None:
-        """Return the latency that a share of all does not exceed; None for none.
+        """Return the latency that a share of all does not exceed; None if the histogram is empty.
 
-        It is never less than the true one, and more by a 32nd of it at most.
+        It is at least the true quantile, and above it by at most a 32nd.
 
         Parameters
         ----------
@@ -139,23 +138,23 @@ class LatencyHistogram:
         Raises
         ------
         ValueError
-            It is no number from 0 to 1.
+            `share` is not a number from 0 to 1.
         """
-        rank = max(1, math.ceil(checked_factor("share", share, 0, 1) * self.count))
+        rank = max(1, math.ceil(check_factor("share", share, 0, 1) * self.count))
         seen = 0
         for number, count in sorted(self.buckets.items()):
             seen += count
             if seen >= rank:
                 assert self.max_ms is not None
-                return min(_highest_ms(number), self.max_ms)
+                return min(_find_highest_ms(number), self.max_ms)
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return count, ends, mean and percentiles, for people and metrics.
+        """Return count, minimum, maximum, mean and percentiles, for people and metrics.
 
         Examples
         --------
-        >>> LatencyHistogram().noted(5).to_json()["p99_ms"]
+        >>> LatencyHistogram().add(5).to_json()["p99_ms"]
         5
         """
         return {
@@ -169,55 +168,55 @@ class LatencyHistogram:
         }
 
 
-def _bucket(latency_ms: int) -> int:
+def _find_bucket(latency_ms: int) -> int:
     shift = max(0, latency_ms.bit_length() - _BITS - 1)
     return (shift << _BITS) + (latency_ms >> shift)
 
 
-def _lowest_ms(bucket: int) -> int:
+def _find_lowest_ms(bucket: int) -> int:
     shift = 0 if bucket < _EXACT else (bucket >> _BITS) - 1
     return (bucket - (shift << _BITS)) << shift
 
 
-def _highest_ms(bucket: int) -> int:
-    return _lowest_ms(bucket + 1) - 1
+def _find_highest_ms(bucket: int) -> int:
+    return _find_lowest_ms(bucket + 1) - 1
 
 
-#: Reporters from here on measure latency: first a sink about itself, then the operators.
+#: Reporters with these numbers measure latency: first the sink itself, then the operators.
 SINK_REPORTER = 1 << 20
 FIRST_OPERATOR_REPORTER = SINK_REPORTER + 1
-#: And from here on they count late records; see `protocol/time_plan.py`.
+#: Reporters from this number on count late records; see `protocol/time_plan.py`.
 FIRST_LATE_REPORTER = 1 << 22
 _SUBTASK_BITS = 31
-#: What of a place is the subtask; it fits an INT of Spark's.
+#: The bits of a place that hold the subtask; a subtask fits an INT of Spark's.
 SUBTASK_MASK = (1 << _SUBTASK_BITS) - 1
 _NOTHING = LatencyHistogram()
 
 
 class LatencyGranularity(Choice):
-    """What histograms tell apart beside the operators."""
+    """Granularity of latency histograms, as Flink's `metrics.latency.granularity`."""
 
-    #: Nothing: one histogram per operator or sink.
+    #: One histogram per operator or sink.
     SINGLE = "SINGLE"
-    #: Sources.
+    #: One histogram per operator or sink and source.
     OPERATOR = "OPERATOR"
-    #: Sources and subtasks.
+    #: One histogram per operator or sink, source and subtask.
     SUBTASK = "SUBTASK"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MeasuredAt:
-    """What a histogram is about.
+    """Place of a histogram's measurements.
 
     Parameters
     ----------
     operator
         Uid of a keyed operator or a sink.
     source
-        Uid of the source that markers came from; None for any.
+        Uid of the source of the markers; None for all sources.
     subtask
-        The shuffle partition of an operator; of a sink, that of the operator in front of it, 0 if there is
-        none. None for any.
+        The shuffle partition of an operator; of a sink, that of the operator before it, 0 if there is none.
+        None for all subtasks.
     """
 
     operator: str
@@ -227,12 +226,12 @@ class MeasuredAt:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One marker at one place."""
+    """Arrival of one marker at one place."""
 
     at: MeasuredAt
     #: When the micro-batch was planned, by the wall clock of the driver.
     marked_ms: int
-    #: When the marker was there, by the wall clock of the executor.
+    #: When the marker arrived, by the wall clock of the executor.
     reached_ms: int
 
     @property
@@ -242,19 +241,19 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Histograms of latencies by place; immutable, so it is a look at one moment.
+    """Histograms of latencies by place; immutable.
 
     Parameters
     ----------
     histograms
-        None of them is empty.
+        The histograms by place; none of them is empty.
 
     Examples
     --------
     >>> seen = Latencies()
     >>> for subtask, latency_ms in ((0, 310), (1, 290), (0, 450)):
     ...     at = MeasuredAt("totals", "orders", subtask)
-    ...     seen = seen.noted([Measurement(at, 1_000, 1_000 + latency_ms)])
+    ...     seen = seen.add([Measurement(at, 1_000, 1_000 + latency_ms)])
     >>> [(at.subtask, one.count, one.max_ms) for at, one in seen.items()]
     [(0, 2, 450), (1, 1, 290)]
     >>> seen.of("totals").count
@@ -264,7 +263,7 @@ class Latencies:
     histograms: Mapping[MeasuredAt, LatencyHistogram] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[MeasuredAt]:
-        """Yield what there are histograms about, in order."""
+        """Yield the places, in order."""
         return iter(sorted(self.histograms))
 
     def __len__(self) -> int:
@@ -274,42 +273,43 @@ class Latencies:
         return self.histograms[at]
 
     def items(self) -> list[tuple[MeasuredAt, LatencyHistogram]]:
-        """Return what each histogram is about with the histogram, in order."""
+        """Return each place with its histogram, in order."""
         return [(at, self.histograms[at]) for at in self]
 
     def of(self, operator: str) -> LatencyHistogram:
-        """Return everything about one operator or sink; an empty histogram if nothing was measured."""
-        return self.by(LatencyGranularity.SINGLE).histograms.get(MeasuredAt(operator), _NOTHING)
+        """Return the histogram of one operator or sink; an empty one if nothing was measured."""
+        return self.group_by(LatencyGranularity.SINGLE).histograms.get(MeasuredAt(operator), _NOTHING)
 
-    def by(self, granularity: LatencyGranularity) -> Latencies:
-        """Return the same with fewer histograms, each of which holds what it stands for."""
+    def group_by(self, granularity: LatencyGranularity) -> Latencies:
+        """Merge the histograms of places that the granularity does not tell apart."""
         if granularity is LatencyGranularity.SUBTASK:
             return self
         found: dict[MeasuredAt, LatencyHistogram] = {}
         for at, histogram in self.histograms.items():
             source = at.source if granularity is LatencyGranularity.OPERATOR else None
             wider = MeasuredAt(at.operator, source)
-            found[wider] = found.get(wider, _NOTHING).merged(histogram)
+            found[wider] = found.get(wider, _NOTHING).merge(histogram)
         return Latencies(found)
 
-    def since(self, earlier: Latencies) -> Latencies:
-        """Return what was measured behind an earlier look at the same job.
+    def subtract(self, earlier: Latencies) -> Latencies:
+        """Return the latencies measured after an earlier copy of the same job's latencies.
 
         Raises
         ------
         ValueError
-            `earlier` holds what this one does not.
+            `earlier` holds latencies that these do not.
         """
         if not earlier.histograms.keys() <= self.histograms.keys():
-            raise ValueError("latencies lack what is said to be earlier ones")
-        found = {at: one.since(earlier.histograms.get(at, _NOTHING)) for at, one in self.histograms.items()}
+            raise ValueError("latencies lack a place of their earlier copy")
+        before = earlier.histograms
+        found = {at: one.subtract(before.get(at, _NOTHING)) for at, one in self.histograms.items()}
         return Latencies({at: one for at, one in found.items() if one.buckets})
 
-    def noted(self, measured: Iterable[Measurement]) -> Latencies:
-        """Return them with what one micro-batch's markers have measured."""
+    def add(self, measured: Iterable[Measurement]) -> Latencies:
+        """Return the latencies with the measurements of one more micro-batch."""
         found = dict(self.histograms)
         for one in measured:
-            found[one.at] = found.get(one.at, _NOTHING).noted(one.latency_ms)
+            found[one.at] = found.get(one.at, _NOTHING).add(one.latency_ms)
         return Latencies(found)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -324,12 +324,12 @@ def place_of(source: int, subtask: int) -> int:
     return source << _SUBTASK_BITS | subtask
 
 
-def moved_to(place: int, subtask: int) -> int:
+def replace_subtask(place: int, subtask: int) -> int:
     return place_of(place >> _SUBTASK_BITS, subtask)
 
 
-def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measurement]:
-    """Return what a micro-batch's markers have measured, each once: several sinks may show it."""
+def find_measurements(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measurement]:
+    """Return the measurements of a micro-batch, each once: several sinks may report the same."""
     found = set()
     for sink, report in iterate_reports(acks):
         if is_latency(report):
@@ -338,7 +338,7 @@ def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measuremen
                 raise ValueError(
                     f"a latency marker comes from source {source}, which is not one of {len(uids)}"
                 )
-            # A sink's parts number their reporters one after the other.
+            # A sink's parts number their reporters consecutively.
             number = (report.reporter - FIRST_OPERATOR_REPORTER) % len(uids)
             operator = sink if report.reporter == SINK_REPORTER else uids[number]
             at = MeasuredAt(operator, uids[source], subtask)
@@ -346,7 +346,7 @@ def measured_in(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Measuremen
     return sorted(found, key=lambda one: (one.at, one.marked_ms, one.reached_ms))
 
 
-def marked_in(acks: Iterable[SinkAck]) -> int | None:
+def find_marked_ms(acks: Iterable[SinkAck]) -> int | None:
     return next((report.first for _, report in iterate_reports(acks) if is_latency(report)), None)
 
 
@@ -354,6 +354,6 @@ def is_latency(report: TimeReport) -> bool:
     return SINK_REPORTER <= report.reporter < FIRST_LATE_REPORTER
 
 
-def without_latencies(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
-    """Return acknowledgements as the rest of a job knows them: latencies are not stored."""
+def drop_latencies(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
+    """Return the acknowledgements without reports of latencies, which are not stored."""
     return keep_reports(acks, lambda report: not is_latency(report))

@@ -1,4 +1,4 @@
-"""Which checkpoints still count: every rewind starts a lineage, and leaves later checkpoints behind.
+"""Lineages: every rewind starts a new one and leaves later checkpoints behind as dead.
 
 Rules:
 
@@ -20,55 +20,56 @@ from functools import partial
 from typing import Annotated
 
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import Check, Stored
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, checked_name
+from flinkish_spark.protocol.codec import Check, StoredObject
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, check_name
 
 #: The lineage of a job that was never rewound.
 FIRST_LINEAGE = Lineage(0)
 
 
 class RewindKind(enum.Enum):
-    """Why Spark's checkpoint is set back, and what that takes."""
+    """Kind of a rewind of Spark's checkpoint."""
 
-    #: To the last decided checkpoint, because something staged after it died. Nothing was visible.
+    #: To the last decided checkpoint, since data staged after it can no longer be committed. No reader has
+    #: seen that data.
     PLAIN = "PLAIN"
-    #: To a retained checkpoint, because a user ordered it. Later checkpoints are dead.
+    #: To a retained checkpoint, by order of a user. Later checkpoints are dead.
     TO_CHECKPOINT = "TO_CHECKPOINT"
-    #: To an empty checkpoint of Spark's; the state of the last decided one comes from a seed.
+    #: To an empty checkpoint of Spark's; a seed brings the state of the last decided one.
     RESEED = "RESEED"
 
 
 class Tables(Choice):
-    """What becomes of table rows that dead checkpoints committed; chosen by whoever orders a rewind."""
+    """Policy for the table rows that dead checkpoints committed, chosen with the order of a rewind."""
 
-    #: They stay; what is committed after the rewind follows them.
+    #: They stay; rows committed after the rewind follow them.
     KEEP = "KEEP"
-    #: The tables are restored to what the target checkpoint left.
+    #: The tables are restored to their versions at the target checkpoint.
     RESTORE = "RESTORE"
 
 
 @dataclass(frozen=True, slots=True)
-class RewindOrder(Stored):
+class RewindOrder(StoredObject):
     """A user's order to go back to a retained checkpoint, which the next start carries out."""
 
     #: Tells this order from later ones.
-    order_id: Annotated[str, Check(partial(checked_name, what="order id"))]
+    order_id: Annotated[str, Check(partial(check_name, what="order id"))]
     #: The checkpoint to go back to.
     target: CheckpointId
-    #: What becomes of table rows committed after it.
+    #: Policy for the table rows committed after it.
     tables: Tables
     reason: str
     ordered_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class PastRewind:
-    #: The lineage that it started.
+class FinishedRewind:
+    #: The lineage that the rewind started.
     lineage: Lineage
     kind: RewindKind
-    #: The checkpoint it went back to; None for the very beginning: then nothing was superseded.
+    #: The checkpoint that the job went back to; None for the very beginning: then nothing was superseded.
     target: CheckpointId | None
-    #: The lowest micro-batch that it took out of Spark's log.
+    #: The lowest micro-batch that it removed from Spark's log.
     first_removed: BatchId
 
     def supersedes(self, checkpoint: CheckpointId, decided_in: Lineage) -> bool:
@@ -77,10 +78,10 @@ class PastRewind:
 
 @dataclass(frozen=True, slots=True)
 class LineageHistory:
-    rewinds: tuple[PastRewind, ...] = ()
+    rewinds: tuple[FinishedRewind, ...] = ()
 
     @classmethod
-    def of(cls, rewinds: Iterable[PastRewind]) -> LineageHistory:
+    def of(cls, rewinds: Iterable[FinishedRewind]) -> LineageHistory:
         return cls(tuple(sorted(rewinds, key=lambda rewind: rewind.lineage)))
 
     @property
@@ -91,19 +92,19 @@ class LineageHistory:
     def log_began_in(self) -> Lineage:
         return max((r.lineage for r in self.rewinds if r.kind is RewindKind.RESEED), default=FIRST_LINEAGE)
 
-    def superseded_by(self, checkpoint: CheckpointId, decided_in: Lineage) -> PastRewind | None:
+    def find_superseding(self, checkpoint: CheckpointId, decided_in: Lineage) -> FinishedRewind | None:
         """Return the rewind that made a checkpoint dead; None for a live one."""
         return next((r for r in self.rewinds if r.supersedes(checkpoint, decided_in)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """What the job directory says about one checkpoint id that was decided COMMIT."""
+    """State of a checkpoint that was decided COMMIT, as the job directory has it."""
 
     checkpoint: CheckpointId
     lineage: Lineage
     has_receipt: bool
-    #: Whether Spark's state and log entries at it are kept.
+    #: True if Spark's state and log entries at it are kept.
     is_pinned: bool
 
 
@@ -123,7 +124,7 @@ def why_not_rewindable(
     if one is None:
         exists = newest is not None and target <= newest
         return "it is not retained any more" if exists else f"it does not exist; the newest id is {newest}"
-    dead = history.superseded_by(target, one.lineage)
+    dead = history.find_superseding(target, one.lineage)
     if dead is not None:
         return f"the rewind to checkpoint {dead.target}, which began lineage {dead.lineage}, left it behind"
     if one.lineage < history.log_began_in:

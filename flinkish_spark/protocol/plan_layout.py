@@ -1,12 +1,12 @@
-"""Who reads what in a plan, and from where.
+"""Layout of a plan: names for Spark's numbered sources and operators.
 
-Spark runs a plan as a tree: an operator whose output is used twice runs twice, each time over a scan
-of the source of its own, and in one micro-batch the two scans may end at different places. So a job
-is a set of *chains*: from sources through operators to the end of a stream that sinks read. Positions,
-and the state of an operator, belong to a chain.
+Spark runs a plan as a tree: an operator whose output is used twice runs twice, each time over its own scan
+of the source, and in one micro-batch the two scans may end at different positions. So a job is a set of
+*chains*: from sources through operators to the end of a stream that sinks read. Positions, and the state of
+an operator, belong to a chain.
 
-Spark's logs have no names: offsets are a list in the order of the sources in the plan, and state
-lies in folders numbered in the order of the operators. The :class:`PlanLayout` puts names to both.
+Spark's logs have no names: offsets are a list in the order of the sources in the plan, and state is in
+folders numbered in the order of the operators. The :class:`PlanLayout` gives names to both.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.protocol.codec import LEFT_OUT, Stored, StoredRow
+from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject, StoredRow
 
-#: Opens keys of ours in an offset, beside the topics; no topic can have such a name.
+#: Prefix of our own keys in an offset, beside the topics; no topic can have such a name.
 OWN_KEYS = "flinkish:"
-#: Opens the position of a source of splits: a list of pairs of split and offset.
+#: Key of the position of a source of splits: a list of pairs of split and offset.
 SPLITS = f"{OWN_KEYS}splits"
-#: Offsets of a seed: before and behind its state.
+#: Offsets of a seed: before and after its state.
 UNSEEDED: Mapping[str, int] = {"flinkish:seed": 0}
 SEEDED: Mapping[str, int] = {"flinkish:seed": 1}
 
-#: What a source logged, as JSON; of Kafka topic -> partition -> next offset.
+#: Offset that a source logged, as JSON; of Kafka topic -> partition -> next offset.
 Position = Any
 
 
-#: Stands between a source's uid and a number in the name of an input; no uid has it.
+#: Separates a source's uid from a number in the name of an input; no uid contains it.
 _AGAIN = "#"
 
 
-def input_names(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return names for the scans of a chain; each scan of the same source has its own."""
+def make_input_names(sources: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a chain's scans; further scans of the same source get a number."""
     numbers = [sources[: at + 1].count(uid) for at, uid in enumerate(sources)]
     return tuple(
         uid if number == 1 else f"{uid}{_AGAIN}{number}" for uid, number in zip(sources, numbers, strict=True)
@@ -47,14 +47,14 @@ def source_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain(Stored):
-    """From its sources to the end of a stream."""
+class Chain(StoredObject):
+    """A chain of the job, from its sources to the end of a stream."""
 
-    #: Its scans of sources in the order of the plan, by the names that :func:`input_names` gives.
+    #: Its scans of sources in the order of the plan, by the names that :func:`make_input_names` gives.
     inputs: tuple[str, ...]
-    #: Uids, each behind those that it reads.
+    #: Uids, each after the operators that it reads.
     operators: tuple[str, ...]
-    #: Uid of the last operator; without operators, of the sinks that read the stream.
+    #: Uid of the last operator; without operators, the uids of the sinks that read the stream.
     consumers: tuple[str, ...]
 
     @property
@@ -67,13 +67,13 @@ class Chain(Stored):
 
 
 class ScanRole(enum.Enum):
-    """What a scan brings into the plan."""
+    """Kind of the rows that a scan brings into the plan."""
 
     #: Records of a source, maybe with the barriers that the source injects.
     RECORDS = "records"
-    #: Barriers only; where it stands means nothing.
+    #: Barriers only; its position means nothing.
     BARRIERS = "barriers"
-    #: State that an operator begins with.
+    #: Initial state of an operator.
     SEED = "seed"
 
 
@@ -84,7 +84,7 @@ class Scan(StoredRow):
     role: ScanRole
     #: The name of the chain's input, or for a seed the operator's uid; empty for barriers.
     uid: str
-    #: Name of the chain that it is in; of several whose operators share tasks, with commas between them.
+    #: Name of its chain; several chains whose operators share tasks are separated by commas.
     chain: str
 
 
@@ -97,7 +97,7 @@ class ScannedInput(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class OperatorInstance(StoredRow):
-    """One operator of the plan: the operator as it runs in a chain."""
+    """Instance of an operator in one chain; one operator of Spark's plan."""
 
     uid: str
     chain: str
@@ -105,35 +105,35 @@ class OperatorInstance(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class StateInstance:
-    """Where Spark has the state of one operator of the plan."""
+    """Place of an operator instance's state in Spark's checkpoint."""
 
     uid: str
     chain: str
-    #: Spark's, of what has the state. Operators that share tasks have the same.
+    #: Spark's number of the stateful operator; operators that share tasks have the same number.
     number: int
-    #: Among those that share tasks with it.
+    #: Position among the operators that share its tasks.
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class PlanLayout(Stored):
-    """Names for Spark's lists."""
+class PlanLayout(StoredObject):
+    """Names for the entries of Spark's lists of sources and operators."""
 
     #: In the order of an entry of Spark's offset log.
     scans: tuple[Scan, ...]
-    #: In the order in which Spark numbers them; those that share tasks have one number.
+    #: In the order of Spark's numbers; operators that share tasks have one number.
     operators: tuple[OperatorInstance, ...]
-    #: Chains whose operators share tasks, of one operator each and in its order.
+    #: Groups of chains that share tasks; each of these chains has one operator, and a group has their order.
     shared: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT)
-    #: Inputs that scans bring which are more than the input of their name in each of their chains.
+    #: Inputs of the scans that bring several inputs, or an input of another name.
     together: tuple[ScannedInput, ...] = field(default=(), metadata=LEFT_OUT)
 
     def inputs_of(self, number: int) -> tuple[tuple[str, str], ...]:
-        """Return the inputs that a scan brings, by its number: of each the chain and the name."""
+        """Return chain and name of the inputs that the scan with this number brings."""
         scan = self.scans[number]
         several = tuple((one.chain, one.name) for one in self.together if one.scan == number)
         names = scan.chain.split(",")
-        # A chain of sinks has commas in its name, too.
+        # The name of a chain of several sinks has commas, too.
         is_shared = any(names[0] in group for group in self.shared)
         return several or tuple((chain, scan.uid) for chain in (names if is_shared else [scan.chain]))
 
@@ -148,7 +148,7 @@ class PlanLayout(Stored):
         return tuple(found)
 
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
-        """Return where each chain's inputs stood: by the chain's name, then by the input's."""
+        """Return the positions of all inputs by chain and input name."""
         parts: dict[str, dict[str, list[Position]]] = {}
         if len(self.scans) != len(logged):
             raise ValueError(
@@ -158,7 +158,8 @@ class PlanLayout(Stored):
             if scan.role is ScanRole.RECORDS and position is not None:
                 for chain, name in self.inputs_of(number):
                     parts.setdefault(chain, {}).setdefault(name, []).append(position)
-        # A DataFrame of the user's may read several inputs; nobody is positioned by such a list.
+        # A DataFrame of the user's may read several inputs; the list of their positions is never used to
+        # start a source.
         return {
             chain: {name: found[0] if len(found) == 1 else found for name, found in inputs.items()}
             for chain, inputs in parts.items()
@@ -170,7 +171,7 @@ def lowest(positions: Sequence[Position]) -> Position:
     if all(position == positions[0] for position in positions):
         return positions[0]
     if all(SPLITS in position for position in positions):
-        return _lowest_splits(positions)
+        return _find_lowest_splits(positions)
     found: dict[str, dict[str, int]] = {}
     for position in positions:
         for topic, offsets in offsets_in(position).items():
@@ -180,8 +181,8 @@ def lowest(positions: Sequence[Position]) -> Position:
     return found
 
 
-def _lowest_splits(positions: Sequence[Position]) -> Position:
-    """Return the minimum by split; one that is left out is read from its beginning."""
+def _find_lowest_splits(positions: Sequence[Position]) -> Position:
+    """Return the minimum by split; a split without a common position is read from its beginning."""
     known = [dict(position[SPLITS]) for position in positions]
     found = []
     for name in (name for name in known[0] if all(name in offsets for offsets in known)):
@@ -195,5 +196,5 @@ def _lowest_splits(positions: Sequence[Position]) -> Position:
 
 
 def offsets_in(position: Position) -> dict[str, Mapping[str, int]]:
-    """Return topic -> partition -> next offset of a Kafka position, without keys of ours."""
+    """Return topic -> partition -> next offset of a Kafka position, without our own keys."""
     return {topic: offsets for topic, offsets in position.items() if not topic.startswith(OWN_KEYS)}

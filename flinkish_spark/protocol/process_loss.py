@@ -1,13 +1,13 @@
-"""Which process of a job is gone or has no memory left, as far as a text of Spark's tells.
+"""Loss of a job's process, or of its memory, recognised in the text of a Spark error.
 
-What each of them looks like from outside:
+Symptoms of each process:
 
-- A Python worker that the kernel kills says nothing: Spark finds the end of its stream. One whose memory is
-  limited (`spark.executor.pyspark.memory`) raises MemoryError.
-- An executor ends itself with status 52 when its JVM has no memory left. From outside it is killed with
-  SIGKILL, which is status 137, by the kernel or by a cluster manager that counts all of its processes.
-- A driver with local executors ends as an executor does. Any other goes on without the thread that failed,
-  and nobody knows without what else, unless it was started with ``-XX:+ExitOnOutOfMemoryError`` (status 3).
+- A Python worker that the kernel kills leaves no message: Spark finds the end of its stream. A worker with
+  limited memory (`spark.executor.pyspark.memory`) raises MemoryError.
+- An executor ends itself with status 52 when its JVM has no memory left. The kernel, or a cluster manager
+  that counts all of its processes, kills it with SIGKILL, which is status 137.
+- A driver with local executors ends as an executor does. Any other driver goes on without the thread that
+  failed, in an unknown state, unless it was started with ``-XX:+ExitOnOutOfMemoryError`` (status 3).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class JobProcess(Choice):
 
     DRIVER = "DRIVER"
     EXECUTOR = "EXECUTOR"
-    #: A Python process of an executor's.
+    #: A Python process of an executor.
     WORKER = "WORKER"
 
 
-#: Statuses with which a JVM ends itself when it has no memory left: Spark's own, and the JVM's.
+#: Exit statuses of a JVM that ends itself without memory: Spark's own, and the JVM's.
 _OWN_STATUSES = frozenset({52, 3})
 _SIGKILL = 9
 _OUT_OF_MEMORY = re.compile(r"(?:^|[a-z_])MemoryError$|OutOfMemoryError$")
@@ -41,29 +41,29 @@ _IN_A_TASK = re.compile(r"Lost task \S+ in stage|Job aborted due to stage failur
 
 @dataclass(frozen=True, slots=True)
 class ProcessLoss:
-    """What is known of a process that is gone, or has no memory left."""
+    """Loss of a process, or of its memory."""
 
     process: JobProcess
-    #: Whether memory is sure to be the reason. Of one that was killed it is the likely one.
+    #: True if memory is certainly the reason. For a killed process it is the likely reason.
     is_of_memory: bool
-    #: With which it has ended; None where nobody knows, or it goes on. A signal is 128 and its number.
+    #: Exit status; None if it is unknown or the process goes on. A signal is 128 plus its number.
     exit_code: int | None = None
 
     @property
     def was_killed(self) -> bool:
-        """Whether somebody else has ended it, and not the process itself."""
+        """True if it was killed from outside."""
         return self.exit_code == 128 + _SIGKILL
 
     @classmethod
-    def of_driver(cls, exit_code: int | None) -> ProcessLoss:
+    def from_exit_code(cls, exit_code: int | None) -> ProcessLoss:
         code = 128 - exit_code if exit_code is not None and exit_code < 0 else exit_code
         return cls(JobProcess.DRIVER, code in _OWN_STATUSES, code)
 
 
-def process_loss(text: str, chain: Chain) -> ProcessLoss | None:
-    """Return which process a failure has ended or left without memory; None if it is another failure."""
+def find_process_loss(text: str, chain: Chain) -> ProcessLoss | None:
+    """Return the loss that a failure reports; None for any other failure."""
     for cause in chain.from_inside:
-        # Classes of Java have a package; a library's in Python may have one, too.
+        # Java classes have a package; classes of a Python library may have one, too.
         if not _OUT_OF_MEMORY.search(cause.name):
             continue
         if not cause.kind.startswith(("java.", "org.apache.spark.")):
@@ -76,16 +76,16 @@ def process_loss(text: str, chain: Chain) -> ProcessLoss | None:
         status = _STATUS.search(reason)
         code = None if status is None else int(status.group(1))
         return ProcessLoss(JobProcess.EXECUTOR, code == 52 or _COUNTED.search(reason) is not None, code)
-    return None if _crash_in(chain) is None else ProcessLoss(JobProcess.WORKER, is_of_memory=False)
+    return None if _find_crash(chain) is None else ProcessLoss(JobProcess.WORKER, is_of_memory=False)
 
 
-def headline_of_loss(chain: Chain) -> str:
-    r"""Return what tells a loss best: that a worker has crashed, and not how its connection ended."""
-    crash = _crash_in(chain)
+def describe_loss(chain: Chain) -> str:
+    """Return the headline of a loss: the crash of a worker, rather than the end of its connection."""
+    crash = _find_crash(chain)
     return chain.headline if crash is None or crash is chain.root else f"{crash} ({chain.root.name})"
 
 
-def _crash_in(chain: Chain) -> Cause | None:
+def _find_crash(chain: Chain) -> Cause | None:
     return next((cause for cause in chain.causes if _CRASHED in cause.message), None)
 
 
@@ -93,7 +93,7 @@ def is_out_of_memory(name: str) -> bool:
     return _OUT_OF_MEMORY.search(name) is not None
 
 
-#: What a person can do, by process; each is a sentence without its full stop.
+#: Advice for people, by process; each is a sentence without a full stop.
 WHAT_TO_DO = {
     JobProcess.WORKER: "let a micro-batch take fewer records, keep less in the function, or give Python "
     "more: raise spark.executor.pyspark.memory where it is set (all workers of an executor share it), else "

@@ -1,4 +1,4 @@
-"""What tasks acknowledge, what one micro-batch staged, and what ending it can answer."""
+"""Acknowledgements of tasks, the staged data of a micro-batch, and the answers of committers."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Annotated, Any
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import LEFT_OUT, Form, Stored, StoredRow, whole
+from flinkish_spark.protocol.codec import LEFT_OUT, Form, StoredObject, StoredRow, whole
 from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, SinkUid, Uid
 
 Json = Mapping[str, Any]
 
 
-def _digest(value: Any) -> int:
+def _parse_digest(value: Any) -> int:
     if not isinstance(value, str):
         raise ValueError(f"a digest is a text, got {value!r}")
     return int(value)
 
 
 #: 64 bits as text: a JSON reader that maps numbers to doubles would lose the low ones.
-Digest = Annotated[int, Form(str, _digest)]
+Digest = Annotated[int, Form(str, _parse_digest)]
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier(StoredRow):
-    """A barrier as a sink writer saw it: the checkpoint's id and the channel it came through."""
+    """A barrier that a sink writer saw: the checkpoint's id and the barrier's channel."""
 
     checkpoint: CheckpointId
     channel: int
@@ -36,9 +36,9 @@ class Barrier(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class TimeReport(StoredRow):
-    """What a source's scan or a keyed operator said about time in one task; travels like a barrier."""
+    """Report of a source's scan or a keyed operator about time in one task; it travels like a barrier."""
 
-    #: Its number in the plan; see `protocol/time_plan.py`, also for the two numbers.
+    #: Number of the reporter in the plan; see `protocol/time_plan.py`, also for the two values.
     reporter: int
     place: int
     #: Two numbers of 64 bits.
@@ -47,31 +47,31 @@ class TimeReport(StoredRow):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskAck(Stored):
-    """What one task of a sink writer saw, reported after its flush."""
+class TaskAck(StoredObject):
+    """Acknowledgement of one task of a sink writer, sent after its flush."""
 
     #: Spark partition index of the task.
     partition: int
     #: Records seen, and the wrapping 64-bit sum of their hashes; equal for all sinks of a stream.
     rows: int
     digest: Digest
-    #: Every barrier row that passed through this task.
+    #: Every barrier row in this task.
     barriers: tuple[Barrier, ...] = ()
-    #: Records the sink's policy kept out of the topic.
+    #: Records that the sink's policy dropped.
     dropped: int = 0
     dead_lettered: int = 0
-    #: Every report about time that passed through this task.
+    #: Every report about time in this task.
     reports: tuple[TimeReport, ...] = field(default=(), metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
-class SinkAck(Stored):
-    #: Its uid, and what each of its tasks saw.
+class SinkAck(StoredObject):
+    #: Uid of the sink, and the acknowledgements of its tasks.
     sink: SinkUid
     tasks: tuple[TaskAck, ...]
-    #: How long it took to stage, in milliseconds; None where it was not measured.
+    #: Duration of staging in milliseconds; None if it was not measured.
     sync_ms: int | None = field(default=None, metadata=LEFT_OUT)
-    #: Size of what it staged; None where the system does not tell.
+    #: Size of the staged data; None if the system does not tell.
     bytes: int | None = field(default=None, metadata=LEFT_OUT)
 
     @property
@@ -89,22 +89,22 @@ class SinkAck(Stored):
 
 
 def iterate_reports(acks: Iterable[SinkAck]) -> Iterator[tuple[str, TimeReport]]:
-    """Yield all reports about time, each behind the uid of the sink that shows it."""
+    """Return pairs of sink uid and report, for all reports about time."""
     return ((ack.sink, report) for ack in acks for task in ack.tasks for report in task.reports)
 
 
 def keep_reports(acks: Sequence[SinkAck], is_kept: Callable[[TimeReport], bool]) -> tuple[SinkAck, ...]:
-    """Return acknowledgements with some of their reports."""
+    """Return the acknowledgements with the reports that `is_kept` accepts."""
 
-    def of_task(task: TaskAck) -> TaskAck:
+    def filter_task(task: TaskAck) -> TaskAck:
         return replace(task, reports=tuple(one for one in task.reports if is_kept(one)))
 
-    return tuple(replace(ack, tasks=tuple(map(of_task, ack.tasks))) for ack in acks)
+    return tuple(replace(ack, tasks=tuple(map(filter_task, ack.tasks))) for ack in acks)
 
 
 @dataclass(frozen=True, slots=True)
-class Committable(Stored):
-    """Something staged by a sink that any process can later commit or abort."""
+class Committable(StoredObject):
+    """Staged data of a sink that any process can later commit or abort."""
 
     sink: SinkUid
     payload: Json
@@ -114,8 +114,8 @@ _Counted = Annotated[int, whole(1)]
 
 
 @dataclass(frozen=True, slots=True)
-class StagedBatch(Stored):
-    """Everything that one attempt of a micro-batch staged.
+class StagedBatch(StoredObject):
+    """All data that one attempt of a micro-batch staged.
 
     Written once by the epoch writer, after every sink flushed and before Spark writes commits/N;
     also for an empty batch, since a committed batch without one is an error. Proof that the
@@ -132,13 +132,13 @@ class StagedBatch(Stored):
     #: Wall-clock time at which its staging began, for warnings.
     began_at_ms: int | None = field(default=None, metadata=LEFT_OUT)
     times: BatchTimes | None = field(default=None, metadata=LEFT_OUT)
-    #: Late records that operators have dropped, without those that dropped none; and what else they counted.
+    #: Late records that operators dropped, without zeros; and their other counts.
     late_dropped: Mapping[Uid, _Counted] = field(default_factory=dict, metadata=LEFT_OUT)
     counts: Mapping[Uid, Mapping[str, _Counted]] = field(default_factory=dict, metadata=LEFT_OUT)
     accumulators: Mapping[str, AccumulatorValue] = field(default_factory=dict, metadata=LEFT_OUT)
     #: Files of big key groups that its tasks have written in a bucket.
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
-    #: How long it was held back before, since too much was undecided; and how long its staging took.
+    #: How long it waited because too many micro-batches were undecided; and how long its staging took.
     held_ms: int | None = field(default=None, metadata=LEFT_OUT)
     staging_ms: int | None = field(default=None, metadata=LEFT_OUT)
 
@@ -152,18 +152,18 @@ class Outcome(Choice):
 
     #: The data became visible (or, for an abort, went away) through this call.
     COMMITTED = "COMMITTED"
-    #: It already was as asked; a repeat, which changes nothing.
+    #: An earlier call has done it; the repeat changed nothing.
     ALREADY_COMMITTED = "ALREADY_COMMITTED"
-    #: The system cannot tell or cannot do it now; ask again.
+    #: The system cannot tell or cannot do it now; call again.
     RETRY = "RETRY"
-    #: Proven: the staged data is gone and can never be committed.
+    #: The staged data is proven to be gone and can never be committed.
     LOST = "LOST"
-    #: A newer owner acted on it; this process must re-read the owner record and stop.
+    #: A newer owner has acted on it; this process must re-read the owner record and stop.
     FENCED = "FENCED"
 
     @property
     def is_done(self) -> bool:
-        """Whether the committable needs no further call."""
+        """True if the committable needs no further call."""
         return self in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
 
 

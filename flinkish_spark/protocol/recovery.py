@@ -1,11 +1,11 @@
 """Recovery as one pure function: facts in, the next step out.
 
-The caller gathers the facts, asks :func:`next_step`, carries the step out and starts over until the
+The caller gathers the facts, calls :func:`next_step`, carries the step out and starts over until the
 answer is :class:`StartSpark`. Each step is idempotent and changes the facts, so a crash in the middle of
-a recovery is nothing special: the next process sees what is left and goes on.
+a recovery needs no special case: the next process gathers the facts again and goes on.
 
-The rules are data, :data:`RULES`; the first whose facts hold says the step, and their order *is* the
-argument. `docs/protocol.md` quotes them.
+The rules are data, :data:`RULES`; the first one that applies gives the step, so their order matters.
+`docs/protocol.md` quotes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 
 @dataclass(frozen=True, slots=True)
 class DecidedFact:
-    """A COMMIT decision on disk that no rewind left behind."""
+    """A COMMIT decision in the job directory that no rewind made dead."""
 
     checkpoint: CheckpointId
     batch: BatchId
@@ -27,12 +27,12 @@ class DecidedFact:
     lineage: Lineage = FIRST_LINEAGE
 
 
-def without_leftovers(decided: Iterable[DecidedFact]) -> tuple[DecidedFact, ...]:
-    """Return the decided checkpoints without what a zombie left behind, oldest first.
+def drop_leftovers(decided: Iterable[DecidedFact]) -> tuple[DecidedFact, ...]:
+    """Return the decided checkpoints without those of a zombie, oldest first.
 
-    n+1 is never decided before n's receipt is durable. So a COMMIT without receipt below another one
-    was written by a zombie, after the seal that was to keep it from that had been deleted as old.
-    Its data was aborted when the job was taken over; nobody waits for it.
+    n+1 is never decided before n's receipt is durable. So a zombie wrote a COMMIT without receipt that
+    is below another COMMIT, after the seal that would have stopped it had been deleted as old. The
+    takeover aborted its data; nobody waits for it.
     """
     facts = sorted(decided, key=lambda fact: fact.checkpoint)
     return tuple(fact for fact in facts if fact.has_receipt or fact is facts[-1])
@@ -43,8 +43,8 @@ class StagedFact:
     """A staged file of the live lineage.
 
     `dead` names the first committable that cannot be committed any more; empty if all are alive.
-    `overtakes` names the sink that is about to stage again, behind what this file names, what was to come
-    before it; empty if there is none.
+    `overtakes` names a sink that must replay earlier data, which would then come after the data in this
+    file; empty if there is none.
     """
 
     batch: BatchId
@@ -55,7 +55,7 @@ class StagedFact:
 
 @dataclass(frozen=True, slots=True)
 class OrderFact:
-    """A user's order to go back that waits; `refusal` says why it cannot be carried out, if so."""
+    """A waiting order of a user to go back; `refusal` says why it cannot be carried out, if so."""
 
     order_id: str
     target: CheckpointId
@@ -64,19 +64,19 @@ class OrderFact:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFacts:
-    """What is on disk and at the brokers, with Spark not running."""
+    """State of the job directory and of the sinks' systems while Spark is not running."""
 
-    #: Whether a rewind was begun and is not finished.
+    #: True if a rewind was begun and is not finished.
     rewind_is_open: bool
     lineage: Lineage
     #: Micro-batches that have an entry in Spark's logs.
     offsets: frozenset[BatchId]
     commits: frozenset[BatchId]
-    #: Live checkpoints only: what a rewind left behind is no fact any more.
+    #: Live checkpoints only, without those that a rewind made dead.
     decided: tuple[DecidedFact, ...]
     #: Files of the live lineage, above the last decided micro-batch or not.
     staged: tuple[StagedFact, ...]
-    #: Whether this recovery has swept.
+    #: True if this recovery has swept.
     leftovers_are_swept: bool
     #: The lineage in which Spark's checkpoint began at micro-batch 0. Decisions of earlier
     #: lineages count micro-batches of another log.
@@ -85,9 +85,9 @@ class RecoveryFacts:
     pinned: frozenset[CheckpointId] = frozenset()
     #: A user's order to go back.
     order: OrderFact | None = None
-    #: Whether Spark's checkpoint has to begin anew, from the state of the last decided one.
+    #: True if Spark's checkpoint has to begin anew, with the state of the last decided one.
     reseed_is_wanted: bool = False
-    #: Decided checkpoints of which this recovery has learned that something of them is lost.
+    #: Decided checkpoints with lost data, as far as this recovery has found out.
     lost: frozenset[CheckpointId] = frozenset()
 
     @property
@@ -140,7 +140,7 @@ class RecoveryFacts:
 
 @dataclass(frozen=True, slots=True)
 class FinishRewind:
-    """Carry out what the intent names, then close it."""
+    """Carry the rewind intent out, then close it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +152,14 @@ class RestoreLog:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Commit everything of a decided checkpoint again, then group offsets, then the receipt."""
+    """Commit all data of a decided checkpoint again, then group offsets, then the receipt."""
 
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Stage again, over the recorded ranges, what a decided checkpoint has lost of one sink."""
+    """Stage the lost data of one sink in a decided checkpoint again, over the recorded ranges."""
 
     checkpoint: CheckpointId
 
@@ -173,15 +173,15 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class RefuseOrder:
-    """Close an order that cannot be carried out, and say so; nothing else is touched."""
+    """Close an order that cannot be carried out, and report it; change nothing else."""
 
     order_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class AbortStaged:
-    """Abort all that these staged files name, then delete the files."""
+class AbortStagedFiles:
+    """Abort all committables in these staged files, then delete the files."""
 
     attempts: tuple[str, ...]
     reason: str
@@ -191,7 +191,7 @@ class AbortStaged:
 class Rewind:
     """Write the intent to set Spark's logs back, so that `first_removed` is planned next.
 
-    `target` is the checkpoint that stays the newest, None for the very beginning; `order_id` is
+    `target` is the checkpoint that becomes the newest, None for the very beginning; `order_id` is
     empty unless a user ordered it.
     """
 
@@ -203,7 +203,7 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True)
 class Reseed:
-    """Export the state of `target`, then write the intent to begin Spark's checkpoint anew."""
+    """Export the state of `target`, then write the intent to start a new Spark checkpoint."""
 
     first_removed: BatchId
     target: CheckpointId | None
@@ -218,7 +218,7 @@ class TrimLog:
 
 @dataclass(frozen=True, slots=True)
 class SweepLeftovers:
-    """Abort every open transaction of this job that no kept staged file names."""
+    """Abort every open transaction of this job that is not in a kept staged file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ Step = (
     | Replay
     | Pin
     | RefuseOrder
-    | AbortStaged
+    | AbortStagedFiles
     | Rewind
     | Reseed
     | TrimLog
@@ -250,7 +250,7 @@ Step = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: when `applies` returns a step, that is the step. The texts are for the documentation."""
+    """A rule of the recovery: `applies` returns its step or None. The texts are for the documentation."""
 
     condition: str
     step: str
@@ -288,7 +288,7 @@ def _abort_overtaking(facts: RecoveryFacts) -> Step | None:
         return None
     if lost not in facts.pinned:
         return Pin(lost)
-    return AbortStaged(facts.attempts, f"sink '{sink}' has to stage again what comes before it")
+    return AbortStagedFiles(facts.attempts, f"sink '{sink}' must stage earlier data again")
 
 
 def _replay(facts: RecoveryFacts) -> Step | None:
@@ -310,7 +310,7 @@ def _refuse(facts: RecoveryFacts) -> Step | None:
 def _drop_undecided(facts: RecoveryFacts) -> Step | None:
     if not facts.undecided or not (facts.order or facts.reseed_is_wanted):
         return None
-    return AbortStaged(facts.attempts, "the job goes back to a decided checkpoint")
+    return AbortStagedFiles(facts.attempts, "the job goes back to a decided checkpoint")
 
 
 def _go_back(facts: RecoveryFacts) -> Step | None:
@@ -330,12 +330,12 @@ def _reseed(facts: RecoveryFacts) -> Step | None:
 def _abort_cut_off(facts: RecoveryFacts) -> Step | None:
     cut_off = tuple(s.attempt for s in facts.undecided if s.batch >= facts.next_batch)
     why = "Spark did not commit this micro-batch and will run it again"
-    return AbortStaged(cut_off, why) if cut_off else None
+    return AbortStagedFiles(cut_off, why) if cut_off else None
 
 
 def _abort_dead(facts: RecoveryFacts) -> Step | None:
     reason = why_not_kept(facts)
-    return AbortStaged(facts.attempts, reason) if reason and facts.undecided else None
+    return AbortStagedFiles(facts.attempts, reason) if reason and facts.undecided else None
 
 
 def _rewind(facts: RecoveryFacts) -> Step | None:
@@ -366,8 +366,8 @@ def why_not_kept(facts: RecoveryFacts) -> str:
 RULES = (
     Rule(
         "a rewind was begun (`rewinding/<lineage>.json`)",
-        "finish what it names, close it",
-        "until then Spark's logs and state are half-way between two truths",
+        "finish the rewind, close it",
+        "until then Spark's logs and state are between two versions",
         lambda facts: FinishRewind() if facts.rewind_is_open else None,
     ),
     Rule(
@@ -379,85 +379,85 @@ RULES = (
     Rule(
         "a COMMIT without receipt",
         "commit all sinks again, group offsets, receipt",
-        "nothing later may be decided before; ids that it names must not be reused",
+        "no later checkpoint may be decided before; its transactional ids must not be reused",
         _confirm,
     ),
     Rule(
         "an order to go back that cannot be carried out",
         "close it, and end the start with its reason",
-        "refused before anything is touched, and before what may end the start: no order waits for ever",
+        "refused before any change, and before steps that may end the start: no order waits for ever",
         _refuse,
     ),
     Rule(
-        "the next fact, and micro-batches behind it of the same sink, whose readers see the order of staging",
-        "pin its state; abort what is staged and not decided, delete it",
-        "what is staged again gets its place now, and would come behind them; then that state is needed",
+        "the next fact, and later staged micro-batches of a sink whose readers see the order of staging",
+        "pin its state; abort the undecided staged files, delete them",
+        "data that is staged again must come before that of later micro-batches; they run again from the pin",
         _abort_overtaking,
     ),
     Rule(
-        "a COMMIT of which a sink's system has destroyed something, unless an order leaves it behind",
-        "replay its micro-batches beside the job's log, stage again what is lost, confirm it",
-        "behind the confirmation that found it out, and before anything that needs it confirmed",
+        "a COMMIT with data that a sink's system has lost, unless an order goes back to before it",
+        "replay its micro-batches beside the job's log, stage the lost data again, confirm it",
+        "after the confirmation that found the loss, and before steps that need it confirmed",
         _replay,
     ),
     Rule(
         "the newest confirmed checkpoint is not pinned",
         "pin its state",
-        "Spark is not running, so nothing can be cleaned away meanwhile",
+        "Spark is not running, so it cannot delete the state meanwhile",
         _pin,
     ),
     Rule(
         "an order to go back or a new beginning is wanted, and staged files are undecided",
-        "abort what they name, delete them",
-        "what follows takes the log entries away by which staged files are understood",
+        "abort their committables, delete them",
+        "the next steps remove the log entries that staged files refer to",
         _drop_undecided,
     ),
     Rule(
         "an order to go back",
         "write the intent to rewind to its target",
-        "all that is decided is confirmed and all that is not is aborted",
+        "every decided checkpoint is confirmed and all other staged data is aborted",
         _go_back,
     ),
     Rule(
         "Spark's checkpoint has to begin anew (another number of shuffle partitions)",
         "export the state of the newest checkpoint, write the intent",
-        "after an order: the state to be exported is the one that stays",
+        "after an order, since that changes the state to export",
         _reseed,
     ),
     Rule(
         "staged files above the newest committed micro-batch",
-        "abort what they name, delete them",
+        "abort their committables, delete them",
         "Spark will run that micro-batch again",
         _abort_cut_off,
     ),
     Rule(
-        "committed micro-batches after the last decision, one dead, without its staged file or after a gap",
+        "committed micro-batches after the last decision; one is dead, has no staged file or follows a gap",
         "abort them all",
-        "they can only vanish as a whole; aborted first, while their staged files are still found",
+        "they can only be removed together; aborted first, while their staged files exist",
         _abort_dead,
     ),
     Rule(
         "the same, and nothing is staged any more",
         "write the intent to rewind to the last decided micro-batch",
-        "once the log entries are gone, the micro-batches are planned anew",
+        "without the log entries, Spark plans the micro-batches anew",
         _rewind,
     ),
     Rule(
         "an `offsets` entry above the micro-batch that Spark has to run next",
         "remove it",
-        "Spark goes on from its newest entry, whatever is missing below; such an entry appeared late",
+        "Spark goes on from its newest entry, even after a gap; such an entry was written late",
         _trim_log,
     ),
     Rule(
         "leftovers not swept yet",
-        "abort open transactions of this job that no kept file names",
-        "only now it is known what is kept",
+        "abort open transactions of this job that are not in a kept staged file",
+        "only now the kept files are known",
         lambda facts: None if facts.leftovers_are_swept else SweepLeftovers(),
     ),
     Rule(
         "nothing left",
         "start Spark",
-        "kept micro-batches get a checkpoint at once: their transactions' clocks kept running",
+        "kept micro-batches get a checkpoint at once, since their transactions may time out",
         lambda facts: StartSpark(facts.next_batch, facts.kept),
     ),
 )

@@ -1,13 +1,13 @@
-"""Commit or replay: what is staged again when decided data can no longer be committed.
+"""Replay: staging decided data again that can no longer be committed.
 
-A decided checkpoint must be finished. Of a sink whose system has destroyed what was staged, the lost
-committables are a suffix: commits stop at the first one. The micro-batches of the epoch run again over
-their recorded ranges, from the state of the checkpoint before, beside the job's own log and state. What
-is lost, and nothing else, is staged again; it takes the place of the lost committables and is committed
-under the same checkpoint id. The other sinks, and what this one has committed, stay as they are.
+A decided checkpoint must be finished. If a sink's system has destroyed staged data, the lost committables are
+a suffix: commits stop at the first lost one. The micro-batches of the epoch run again over their recorded
+ranges, from the state of the checkpoint before, beside the job's own log and state. Only the lost data is
+staged again; it replaces the lost committables and is committed under the same checkpoint id. The other
+sinks, and the committed data of this one, stay as they are.
 
-That is right only if the replay gives the same rows. It is not assumed but looked at: every task of every
-sink acknowledged the number of its rows and their digest, when they were first staged.
+That is right only if the replay gives the same rows. So it is checked: every task of every sink acknowledged
+the number of its rows and their digest when they were first staged.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch, SinkUid
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 
-#: Returns the Spark partition whose rows a committable holds; None if it does not hold one's.
+#: Returns the Spark partition whose rows a committable holds; None if they are not those of one partition.
 TaskOf = Callable[[Committable], int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class CannotReplay:
-    """The epoch cannot be staged again; `why` is for people."""
+    """Answer that the epoch cannot be staged again; `why` is for people."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReplay:
-    """What a replay does in one micro-batch."""
+    """Replay of one micro-batch."""
 
-    #: As it is in the decision.
+    #: The staged batch in the decision.
     original: StagedBatch
-    #: The committables of the sink that are done and that have to be staged again. Without lost ones the
-    #: micro-batch only runs, for the state behind it.
+    #: Committables of the sink that are committed, and those that have to be staged again. Without lost ones
+    #: the micro-batch runs only for the state after it.
     committed: tuple[Committable, ...]
     lost: tuple[Committable, ...]
 
@@ -49,7 +49,7 @@ class BatchReplay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """What is staged again of one sink, by micro-batch in order; behind the last one nothing is lost."""
+    """Micro-batches to replay for one sink, in order, up to the last one with lost data."""
 
     checkpoint: CheckpointId
     sink: str
@@ -70,7 +70,7 @@ def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -
         seen += len(mine)
         if planned[-1].lost and any(task_of(one) is None for one in committed):
             return CannotReplay(
-                f"a part of micro-batch {batch.batch} is committed, and what it holds cannot be told apart"
+                f"a part of micro-batch {batch.batch} is committed, and its rows cannot be told apart"
             )
     while planned and not planned[-1].lost:
         planned.pop()
@@ -80,19 +80,19 @@ def plan_replay(decision: Decision, sink: str, position: int, task_of: TaskOf) -
 
 
 @dataclass(frozen=True, slots=True)
-class Restaged:
-    """What a replay staged again, and what of it is not needed."""
+class RestageResult:
+    """Micro-batches after a replay, and its surplus committables."""
 
-    #: All micro-batches of the decision, with what was staged again in the place of what was lost.
+    #: All micro-batches of the decision; the lost committables are replaced.
     batches: tuple[StagedBatch, ...]
-    #: Staged again although it is committed: the tasks of a micro-batch stage together. To be aborted.
+    #: Committables to abort, whose data is committed already: all tasks of a micro-batch stage again.
     surplus: tuple[Committable, ...]
 
 
 def restage(
     decision: Decision, plan: ReplayPlan, staged: Mapping[BatchId, StagedBatch], task_of: TaskOf
-) -> Restaged | CannotReplay:
-    """Put what was staged again into the place of what was lost, if it is the same."""
+) -> RestageResult | CannotReplay:
+    """Replace the lost committables by those staged again, if their rows are the same."""
     kept: list[StagedBatch] = list(decision.batches)
     surplus: list[Committable] = []
     for position, part in enumerate(plan.batches):
@@ -104,16 +104,16 @@ def restage(
         done = {task_of(committable) for committable in part.committed}
         needed = [c for c in again.committables if task_of(c) is None or task_of(c) not in done]
         surplus += [c for c in again.committables if c not in needed]
-        # In the place of the first one that is lost.
+        # At the position of the first lost one.
         before = part.original.committables.index(part.lost[0])
         committables = [c for c in part.original.committables if c not in part.lost]
         committables[before:before] = needed
         kept[position] = replace(part.original, committables=tuple(committables))
-    return Restaged(tuple(kept), tuple(surplus))
+    return RestageResult(tuple(kept), tuple(surplus))
 
 
 def _why_other(sink: str, part: BatchReplay, again: StagedBatch) -> str:
-    """Return why a replayed micro-batch is not what was staged first; empty if it is."""
+    """Return how the rows of a replayed micro-batch differ from the first ones; empty if they do not."""
     first, second = (
         next(ack for ack in staged.acks if ack.sink == sink) for staged in (part.original, again)
     )
@@ -122,7 +122,7 @@ def _why_other(sink: str, part: BatchReplay, again: StagedBatch) -> str:
             f"micro-batch {part.batch} gives sink '{sink}' {second.rows} rows now and gave it {first.rows} "
             "rows when it was decided, or other ones"
         )
-    if part.committed and _by_task(first) != _by_task(second):
+    if part.committed and _summarize_tasks(first) != _summarize_tasks(second):
         return (
             f"a part of micro-batch {part.batch} is committed to sink '{sink}', and its rows are now in "
             "other tasks"
@@ -130,13 +130,13 @@ def _why_other(sink: str, part: BatchReplay, again: StagedBatch) -> str:
     return ""
 
 
-def _by_task(ack: SinkAck) -> dict[int, tuple[int, int]]:
+def _summarize_tasks(ack: SinkAck) -> dict[int, tuple[int, int]]:
     return {task.partition: (task.rows, task.digest) for task in ack.tasks if task.rows}
 
 
 @dataclass(frozen=True, slots=True)
-class RestagedEpoch(Stored):
-    """A finished replay: what a decided checkpoint commits from now on. The newest one counts."""
+class RestagedEpoch(StoredObject):
+    """Result of a finished replay: the new committables of a decided checkpoint. The newest one is valid."""
 
     checkpoint: CheckpointId
     #: 1 for the first replay of the checkpoint.

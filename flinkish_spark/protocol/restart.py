@@ -1,19 +1,19 @@
 """Restart strategies: how long to wait before the query is started again, if at all.
 
-A strategy is a frozen value; what happened so far is a :class:`RestartHistory`, and the one
-random number that jitter needs is passed in, so that the supervisor owns clock and chance and
-tests own the history. Names and rules are Flink's. Two of them count by time and one by success:
+A strategy is a frozen value; earlier failures are in a :class:`RestartHistory`, and the random
+number for jitter is a parameter, so that the supervisor owns clock and randomness and tests own
+the history. Names and rules are Flink's. Two strategies count by time and one by success:
 
-- :class:`ExponentialDelay` and :class:`FailureRate` look at the times of failures. A checkpoint in
-  between changes nothing: a job that dies after each of them must not restart at full speed.
+- :class:`ExponentialDelay` and :class:`FailureRate` use the times of failures. A checkpoint in
+  between changes nothing: a job that fails after each checkpoint must not restart at full speed.
 - :class:`FixedDelay` counts failures since the last checkpoint. (Flink counts them over the life
   of the job, so that a job of some months ends for three unrelated failures.)
 
-Beside them stands :class:`RepeatedFailures`: whatever the strategy, what fails again and again at the
-same micro-batch is nothing that a restart mends.
+With every strategy, :class:`RepeatedFailures` ends a job that fails again and again at the same
+micro-batch: a restart does not help.
 
-All strategies check their values when they are made and raise ValueError; what a user makes are
-their subclasses in `flinkish_spark.core.config`, which raise ConfigError.
+All strategies check their values in the constructor and raise ValueError; users create their
+subclasses in `flinkish_spark.core.config`, which raise ConfigError.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from flinkish_spark.protocol.limits import (
     UNLIMITED,
     Limit,
     UnusableValueError,
-    checked_factor,
-    checked_limit,
-    checked_whole,
+    check_factor,
+    check_limit,
+    check_whole,
     exceeds,
 )
 
-#: Times of failures that a history keeps; a strategy cannot count further than that.
+#: Number of failure times that a history keeps; a strategy cannot count more failures.
 REMEMBERED_FAILURES = 1_000
-#: The random number that stands for no jitter at all.
+#: The random number for which jitter is 0.
 NO_JITTER = 0.5
-#: How often a micro-batch may fail from the same cause before the job ends, if nobody says otherwise.
+#: Default of how often a micro-batch may fail from the same cause before the job ends.
 TRIES_WITHOUT_PROGRESS = 3
-#: How many times as often failures of one kind may come, whose texts are new each time: names made by chance.
+#: Factor of that limit for failures of one kind with different texts, such as random names of files.
 TEXTS_OF_A_KIND = 3
-#: Causes, and kinds of them, that are counted side by side; with each more the oldest is forgotten.
+#: The most causes, and kinds of causes, that are counted at a time; the oldest is dropped first.
 REMEMBERED_CAUSES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    #: Monotonic times of the newest :data:`REMEMBERED_FAILURES` failures, oldest first; kept when
-    #: the job runs well again.
+    #: Monotonic times of the newest :data:`REMEMBERED_FAILURES` failures, oldest first; a success
+    #: does not clear them.
     failures_ms: tuple[int, ...] = ()
     #: Failures in a row since the job last ran well.
     attempts: int = 0
 
-    def failed(self, now_ms: int) -> RestartHistory:
+    def add_failure(self, now_ms: int) -> RestartHistory:
         kept = self.failures_ms[1 - REMEMBERED_FAILURES :]
         return replace(self, failures_ms=(*kept, now_ms), attempts=self.attempts + 1)
 
-    def ran_well(self) -> RestartHistory:
+    def reset_attempts(self) -> RestartHistory:
         return replace(self, attempts=0)
 
 
@@ -73,10 +73,10 @@ class GiveUp:
 
 
 class RestartStrategy(Protocol):
-    """Decides after each failure that a restart may mend; called by the supervisor."""
+    """Strategy that the supervisor asks after each failure that a restart may mend."""
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
-        """Return the delay or the reason to give up."""
+        """Return the delay of the restart, or the reason to give up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class FixedDelay:
     delay_ms: Milliseconds = 1_000
 
     def __post_init__(self) -> None:
-        checked_limit("attempts", self.attempts, least=0)
-        checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+        check_limit("attempts", self.attempts, least=0)
+        check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
         """Restart while attempts are left."""
@@ -118,23 +118,23 @@ class ExponentialDelay:
     attempts_before_reset_backoff: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
-        checked_whole("initial_delay_ms", self.initial_delay_ms, least=1, most=MOST_MS)
-        checked_whole("max_delay_ms", self.max_delay_ms, least=1, most=MOST_MS)
+        check_whole("initial_delay_ms", self.initial_delay_ms, least=1, most=MOST_MS)
+        check_whole("max_delay_ms", self.max_delay_ms, least=1, most=MOST_MS)
         if self.max_delay_ms < self.initial_delay_ms:
             wanted = f"at least initial_delay_ms, which is {self.initial_delay_ms}"
             raise UnusableValueError("max_delay_ms", self.max_delay_ms, wanted)
-        checked_factor("backoff_multiplier", self.backoff_multiplier, least=1.0, most=1_000.0)
-        checked_factor("jitter_factor", self.jitter_factor, least=0.0, most=1.0)
-        checked_whole("reset_backoff_threshold_ms", self.reset_backoff_threshold_ms, least=1, most=MOST_MS)
-        checked_limit("attempts_before_reset_backoff", self.attempts_before_reset_backoff, least=0)
+        check_factor("backoff_multiplier", self.backoff_multiplier, least=1.0, most=1_000.0)
+        check_factor("jitter_factor", self.jitter_factor, least=0.0, most=1.0)
+        check_whole("reset_backoff_threshold_ms", self.reset_backoff_threshold_ms, least=1, most=MOST_MS)
+        check_limit("attempts_before_reset_backoff", self.attempts_before_reset_backoff, least=0)
         _refuse_uncountable("attempts_before_reset_backoff", self.attempts_before_reset_backoff)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
-        """Restart after the next delay, unless too many came without a quiet time between them."""
+        """Restart after the next delay, or give up after too many failures without a reset."""
         if not 0 <= random < 1:
             raise ValueError(f"random must be at least 0 and below 1, got {random!r}")
         delay, attempts = float(self.initial_delay_ms), 1
-        # Without jitter, and how many failures there were since the last reset.
+        # The delay without jitter, and the number of failures since the last reset.
         for earlier_ms, later_ms in itertools.pairwise(history.failures_ms):
             if later_ms - earlier_ms >= self.reset_backoff_threshold_ms + delay:
                 delay, attempts = float(self.initial_delay_ms), 1
@@ -157,9 +157,9 @@ class FailureRate:
     delay_ms: Milliseconds = 1_000
 
     def __post_init__(self) -> None:
-        checked_whole("max_failures", self.max_failures, least=1)
-        checked_whole("interval_ms", self.interval_ms, least=1, most=MOST_MS)
-        checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+        check_whole("max_failures", self.max_failures, least=1)
+        check_whole("interval_ms", self.interval_ms, least=1, most=MOST_MS)
+        check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
         _refuse_uncountable("max_failures", self.max_failures)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
@@ -178,33 +178,33 @@ def _refuse_uncountable(name: str, limit: Limit) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedFailures:
-    """Failures that came back without progress, counted by cause and by kind.
+    """Counter of failures without progress, by cause and by kind.
 
-    Progress is a confirmed checkpoint, or a failure at a later micro-batch than any before. A broker that
-    does not answer is no cause that counts: a job waits for it as long as its strategy says.
+    Progress is a confirmed checkpoint, or a failure at a later micro-batch than any before. Outages, such as
+    a broker that does not answer, are not counted: a job waits for them as long as its strategy says.
     """
 
-    #: How often a cause may come before the job ends; UNLIMITED for no end.
+    #: How often a cause may occur before the job ends; UNLIMITED for no end.
     tries: Limit = TRIES_WITHOUT_PROGRESS
     #: The latest micro-batch that failed; None before the first failure.
     batch: int | None = None
-    #: Causes and how often each came, the oldest first.
+    #: Number of failures by cause, the oldest cause first.
     counted: tuple[tuple[str, int], ...] = ()
-    #: The same of their kinds.
+    #: Number of failures by kind.
     kinds: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        checked_limit("tries_without_progress", self.tries, least=1)
+        check_limit("tries_without_progress", self.tries, least=1)
 
-    def failed(self, batch: int | None, cause: str, kind: str) -> RepeatedFailures:
-        # A failure at an earlier micro-batch counts on: a restart may cut the same records in another way.
+    def add_failure(self, batch: int | None, cause: str, kind: str) -> RepeatedFailures:
+        # A failure at an earlier micro-batch counts, too: a restart may divide the records differently.
         before = self
         if batch is not None and (self.batch is None or batch > self.batch):
-            before = replace(self if self.batch is None else self.progressed(), batch=batch)
-        counted, kinds = _once_more(before.counted, cause), _once_more(before.kinds, kind)
+            before = replace(self if self.batch is None else self.reset(), batch=batch)
+        counted, kinds = _increment(before.counted, cause), _increment(before.kinds, kind)
         return replace(before, counted=counted, kinds=kinds)
 
-    def progressed(self) -> RepeatedFailures:
+    def reset(self) -> RepeatedFailures:
         return replace(self, batch=None, counted=(), kinds=())
 
     def times(self, cause: str) -> int:
@@ -221,7 +221,7 @@ class RepeatedFailures:
         return exceeds(self.times_of_kind(kind) + 1, tries)
 
 
-def _once_more(counted: tuple[tuple[str, int], ...], what: str) -> tuple[tuple[str, int], ...]:
+def _increment(counted: tuple[tuple[str, int], ...], what: str) -> tuple[tuple[str, int], ...]:
     others = tuple(one for one in counted if one[0] != what)
     times = dict(counted).get(what, 0) + 1
     return (*others, (what, times))[-REMEMBERED_CAUSES:]

@@ -1,10 +1,10 @@
-"""What a savepoint says about itself, whether it fits a job, and what a job remembers of it.
+"""Savepoints and seeds: their stored records, and the check of a savepoint against a job.
 
-Savepoints and seeds are written once and never changed. Nothing in a savepoint names a machine or a folder:
-it may be moved and copied. Whether it fits a job is checked whole before anything is created: state,
-positions and hooks are found again by uid or name, so operators may be added, moved and, with the user's
-word, removed. What cannot be put right is refused: another number of key groups or another type of key would
-send a key to the wrong state.
+Savepoints and seeds are written once and never changed. A savepoint contains no name of a machine or a
+folder: it may be moved and copied. The whole check is done before anything is created: state, positions and
+hooks are matched by uid or name, so operators may be added, moved and, if the user allows it, removed. Other
+differences are refused: another number of key groups or another type of key would send a key to the wrong
+state.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from functools import partial
 from typing import Annotated, Any, Self, cast
 
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Check, Stored, object_of, read, stored
+from flinkish_spark.protocol.codec import INLINE, LEFT_OUT, Check, StoredObject, expect_object, read, store_as
 from flinkish_spark.protocol.envelope import NewerFormatError
 from flinkish_spark.protocol.html import html_table, utc_text
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, checked_name
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, Uid, check_name
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.plan_layout import Chain, Position, lowest, offsets_in, source_of
 from flinkish_spark.protocol.watermarks import EventTime
 
-#: A savepoint outlives the version that wrote it, so it has one of its own.
+#: Version of savepoints; other versions of this package than the writer's may read one.
 SAVEPOINT_VERSION = 1
 #: Below the savepoint's directory, and below a seed's: ``state/<operator uid>/<name>.parquet``.
 STATE_FOLDER = "state"
@@ -35,7 +35,7 @@ _FACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class StateFile(Stored):
+class StateFile(StoredObject):
     """Keyed state of one operator: rows of key group and state value."""
 
     operator: str
@@ -44,14 +44,14 @@ class StateFile(Stored):
     #: Name of the file in the operator's folder, without ending.
     name: str
     rows: int
-    #: Of the file as it stands.
-    size_bytes: int = field(metadata=stored("bytes"))
+    #: Size of the stored file.
+    size_bytes: int = field(metadata=store_as("bytes"))
     sha256: str
 
     def __post_init__(self) -> None:
-        # They come from a file and become a path.
-        checked_name(self.operator, "uid")
-        checked_name(self.name, "name of a state file")
+        # These values come from a file and become a path.
+        check_name(self.operator, "uid")
+        check_name(self.name, "name of a state file")
 
     @property
     def path(self) -> str:
@@ -63,8 +63,8 @@ def state_path(operator: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorState(Stored):
-    """What is known of an operator's state without reading it."""
+class OperatorState(StoredObject):
+    """Facts about an operator's state in a savepoint."""
 
     #: Number of its key groups.
     max_parallelism: int
@@ -72,30 +72,30 @@ class OperatorState(Stored):
     key_types: tuple[str, ...]
     #: Stored types by the name of each declared state; empty if it has stored none yet.
     states: Mapping[str, str] = field(default_factory=dict)
-    #: What the states mean, by the name of each fact; empty if nobody has said it, as of what a
-    #: `SavepointWriter` makes.
+    #: Settings that define the meaning of the states, by name; empty if unknown, as after a
+    #: `SavepointWriter`.
     meaning: Mapping[str, str] = field(default_factory=dict, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFacts(Stored):
-    """What is known of a source beside where it stood."""
+class SourceFacts(StoredObject):
+    """Facts about a source in a savepoint, besides its position."""
 
     kind: str
-    #: What tells the input from another one of the same name, by name: for Kafka the topics' ids.
+    #: By name, what distinguishes the input from another one of the same name: for Kafka the topics' ids.
     identity: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.identity:
-            # They come from a file and become the names of files.
+            # These names come from a file and become names of files.
             if not _FACT.fullmatch(name):
                 raise ValueError(f"{name!r} cannot be the name of a fact")
 
 
 @dataclass(frozen=True, slots=True)
-class SavedChain(Stored):
+class SavedChain(StoredObject):
     chain: Chain = field(metadata=INLINE)
-    #: By input; one that Spark had not asked yet has none.
+    #: By input; an input that Spark had not read yet has none.
     positions: Mapping[str, Position]
     sinks: tuple[str, ...] = ()
 
@@ -109,36 +109,36 @@ def _find_readers(chain: Chain, sinks: Collection[str]) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class SavepointMetadata(Stored):
-    """Content of ``savepoint.json``; that the object exists is the proof that the savepoint is whole."""
+class SavepointMetadata(StoredObject):
+    """Content of ``savepoint.json``; its existence proves that the savepoint is complete."""
 
-    #: Name of this savepoint for ever: 32 hex digits.
-    savepoint: Annotated[str, Check(partial(checked_name, what="savepoint"))]
+    #: Permanent id of this savepoint: 32 hex digits.
+    savepoint: Annotated[str, Check(partial(check_name, what="savepoint"))]
     job: str
     job_uuid: JobUuid
-    #: Of the checkpoint that it is.
+    #: The checkpoint from which it was exported.
     checkpoint: CheckpointId
     lineage: Lineage
     batch: BatchId
     decided_at_ms: int
-    #: Of the job then; says nothing about who may restore it.
+    #: Number of the job at that time; a job with another number may restore it.
     shuffle_partitions: int
     operators: Mapping[Uid, OperatorState]
     sources: Mapping[Uid, SourceFacts]
-    #: How they hang together, and where each chain stood.
+    #: The chains of sources and operators, and their positions.
     chains: tuple[SavedChain, ...]
     sinks: tuple[str, ...] = ()
-    #: What each master hook gave, by name.
+    #: State of each master hook, by name.
     hooks: Mapping[str, Any] = field(default_factory=dict)
-    #: Uids that had come to their end before: a restore does not run them again.
+    #: Uids that had finished before: a restore does not run them again.
     finished: tuple[str, ...] = ()
-    #: By topic, the upstream job and its checkpoint that this savepoint is one cut with.
+    #: By topic, the upstream job and its checkpoint at which this savepoint was taken.
     upstream: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     files: tuple[StateFile, ...] = ()
-    #: Where event time stood; None if the job had none.
+    #: Event time of the job; None if it had none.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
-    #: Token of the checkpoint's timeline: tells it from one with the same id that a copy of the job
-    #: directory took. Empty where it is not known.
+    #: Token of the checkpoint's timeline: it distinguishes the checkpoint from one with the same id that a
+    #: copy of the job directory took. Empty if unknown.
     timeline: str = field(default="", metadata=LEFT_OUT)
 
     @property
@@ -150,7 +150,7 @@ class SavepointMetadata(Stored):
         return sum(file.size_bytes for file in self.files)
 
     def _repr_html_(self) -> str:
-        # What hooks gave belongs to systems outside, and may be a secret of theirs.
+        # Only names of hooks: their states belong to other systems and may contain secrets.
         facts = [
             ("job", self.job),
             ("job_uuid", self.job_uuid),
@@ -169,11 +169,11 @@ class SavepointMetadata(Stored):
 
     def to_json(self) -> dict[str, Any]:
         more = {"rows": self.rows, "bytes": self.size_bytes}
-        return {"version": SAVEPOINT_VERSION, **Stored.to_json(self), **more}
+        return {"version": SAVEPOINT_VERSION, **StoredObject.to_json(self), **more}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        version = object_of(value, "a savepoint").get("version")
+        version = expect_object(value, "a savepoint").get("version")
         if version != SAVEPOINT_VERSION:
             raise NewerFormatError(
                 f"written as version {version} of savepoints, this one reads {SAVEPOINT_VERSION}"
@@ -182,7 +182,7 @@ class SavepointMetadata(Stored):
 
 
 def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
-    """Check that every key group of an operator occurs at most once and is one of its own."""
+    """Raise ValueError if a key group occurs twice or is not one of the operator's."""
     for group, times in Counter(found).items():
         if not 0 <= group < groups:
             raise ValueError(f"operator '{operator}' has {groups} key groups and no key group {group}")
@@ -193,18 +193,18 @@ def check_groups(operator: str, groups: int, found: Sequence[int]) -> None:
 class ClaimMode(Choice):
     """Who owns a savepoint's files after a job was restored from it."""
 
-    #: The user. The job copies what it needs and never touches them again.
+    #: The user. The job copies the files that it needs and never touches them again.
     NO_CLAIM = "NO_CLAIM"
-    #: The job: it deletes them as soon as a checkpoint of its own makes them unneeded.
+    #: The job: it deletes them as soon as it has a checkpoint of its own that does not need them.
     CLAIM = "CLAIM"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(Stored):
-    """Who owns the files of a savepoint: ``claimed.json`` beside them; a copy of it binds nobody."""
+class Claim(StoredObject):
+    """Claim of a savepoint's files: ``claimed.json`` beside them; without effect in a copy."""
 
     savepoint: str
-    #: Where it lay when it was claimed, with links resolved.
+    #: Path of the savepoint when it was claimed, with links resolved.
     path: str
     #: Uuid of the owner; its job directory may be moved.
     job: JobUuid
@@ -213,7 +213,7 @@ class Claim(Stored):
 
 
 class SeedOrigin(enum.Enum):
-    """Where the state of a seed comes from."""
+    """Origin of the state of a seed."""
 
     SAVEPOINT = "SAVEPOINT"
     #: A checkpoint of the same job, for another number of shuffle partitions.
@@ -225,40 +225,39 @@ def _leave_out_none(positions: Mapping[str, Position | None]) -> dict[str, Posit
 
 
 @dataclass(frozen=True, slots=True)
-class SeededChain(Stored):
+class SeededChain(StoredObject):
     chain: Chain = field(metadata=INLINE)
-    #: By input, where its source begins; none where the source itself says so.
+    #: By input, the first position of its source; an input that is left out starts where its source says.
     positions: Annotated[Mapping[str, Position], Check(_leave_out_none)]
-    #: By operator, the chain in whose files its state is; an operator without begins with nothing.
+    #: By operator, the chain whose files have its state; an operator that is left out starts without state.
     states: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seed(Stored):
-    """What a lineage begins with: ``seeds/<lineage>/seed.json``, written before Spark starts."""
+class Seed(StoredObject):
+    """Initial state and positions of a lineage: ``seeds/<lineage>/seed.json``, written before the start."""
 
     #: The lineage that begins with it; 0 for a job that was restored from a savepoint.
     lineage: Lineage
-    #: Where it comes from; `savepoint` is empty for a rescale.
+    #: Origin of the state; `savepoint` is empty for a rescale.
     origin: SeedOrigin
     savepoint: str
     checkpoint: CheckpointId
-    #: With which number the lineage runs.
+    #: Number of the lineage's shuffle partitions.
     shuffle_partitions: int
     #: All chains of the job. An operator with state has a scan in the plan for the life of the lineage.
     chains: tuple[SeededChain, ...]
-    #: What to restore the master hooks with, by name.
+    #: States to restore the master hooks with, by name.
     hooks: Mapping[str, Any] = field(default_factory=dict)
     #: Uids that are not run again.
     finished: tuple[str, ...] = ()
     files: tuple[StateFile, ...] = ()
-    #: Who owns the savepoint, and where it was found.
+    #: Owner of the savepoint's files, and path of the savepoint.
     claim: ClaimMode = ClaimMode.NO_CLAIM
     path: str = ""
-    #: Where event time stood; None if the savepoint says nothing of it, and for a rescale, in which the
-    #: checkpoint itself does.
+    #: Event time; None if the savepoint has none, and for a rescale: then the checkpoint itself has it.
     times: EventTime | None = field(default=None, metadata=LEFT_OUT)
-    #: In how many bundles a partition of the lineage has its key groups.
+    #: Number of bundles of key groups per partition.
     bundles_per_partition: int = BUNDLES_PER_PARTITION
 
     def chain(self, name: str) -> SeededChain | None:
@@ -272,32 +271,32 @@ class Seed(Stored):
 
 
 class NonRestoredState(Choice):
-    """What becomes of state, positions and hook states that nothing in the job takes."""
+    """Policy for state, positions and hook states in the savepoint that the job has no use for."""
 
     REFUSE = "REFUSE"
-    #: They are left out, as Flink's `--allowNonRestoredState` does.
+    #: They are left out, as with Flink's `--allowNonRestoredState`.
     ALLOW = "ALLOW"
 
 
 class UnpositionedSources(Choice):
-    """What becomes of sources that cannot be told where to begin, such as a DataFrame."""
+    """Policy for sources that cannot start at a given position, such as a DataFrame."""
 
     REFUSE = "REFUSE"
-    #: The user has made the DataFrame so that it begins where the savepoint ends.
+    #: The user has made the DataFrame start at the savepoint's position.
     BEGIN_WHERE_THEY_ARE = "BEGIN_WHERE_THEY_ARE"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorShape:
-    """What a job says about a keyed operator."""
+    """Facts about a keyed operator of the job."""
 
     max_parallelism: int
     key_types: tuple[str, ...]
     meaning: Mapping[str, str] = field(default_factory=dict)
 
 
-def changed_meaning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return which facts of an operator's state differ, as far as both have them; empty if none does."""
+def find_changed_meaning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the differences between the settings that both have; empty if there are none."""
     changed = [name for name in before if now.get(name, before[name]) != before[name]]
     return "; ".join(f"{name}: {before[name]} -> {now[name]}" for name in changed)
 
@@ -306,7 +305,7 @@ def changed_meaning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 class SourceShape:
     kind: str
     is_positionable: bool
-    #: Names of its inputs: topics, or what says which names are. Empty where there are none.
+    #: Names of its inputs such as topics, or a container that accepts these names. Empty without inputs.
     inputs: Container[str] = frozenset()
 
 
@@ -314,7 +313,7 @@ class SourceShape:
 class JobShape:
     operators: Mapping[str, OperatorShape]
     sources: Mapping[str, SourceShape]
-    #: Each with the uids of the sinks that read its end.
+    #: Chains with the uids of the sinks that read them.
     chains: Mapping[Chain, Collection[str]] = field(default_factory=dict)
     #: Names of the master hooks.
     hooks: Collection[str] = ()
@@ -334,19 +333,19 @@ class Misfit(enum.Enum):
     OPERATOR_MISSING = "its operator is not in the job"
     MAX_PARALLELISM = "the number of key groups differs"
     KEY_TYPE = "the type of the key differs"
-    MEANING = "what its state means differs"
+    MEANING = "the meaning of its state differs"
     SOURCE_MISSING = "its source is not in the job"
     SOURCE_KIND = "the source is of another kind"
     INPUT_MISSING = "the source no longer reads one of its inputs"
-    NOT_POSITIONABLE = "the source cannot be told where to begin"
-    CHAINS_JOINED = "parts that stood at different places belong together now"
-    FINISHED_CHANGED = "the source had come to its end and is read by others now"
+    NOT_POSITIONABLE = "the source cannot start at a given position"
+    CHAINS_JOINED = "parts with different positions are in one chain now"
+    FINISHED_CHANGED = "the source had finished and has new readers now"
     HOOK_MISSING = "its master hook is not in the job"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason not to restore, and what it is about."""
+    """One reason not to restore, and its subject."""
 
     misfit: Misfit
     subject: str
@@ -355,15 +354,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    #: Uids of operators and sources that go on.
+    #: Uids of operators and sources that are restored.
     restored: tuple[str, ...]
-    #: Operators and sources that begin with nothing.
+    #: Operators and sources that start without state or position.
     added: tuple[str, ...]
-    #: What the user allowed to leave out: uids and names of hooks.
+    #: Uids and names of hooks that are left out, as the user allows.
     left_out: tuple[str, ...]
     #: Names of hooks whose state is restored.
     hooks: tuple[str, ...]
-    #: Why it must not be done; empty if it may.
+    #: Reasons not to restore; empty if the restore is possible.
     problems: tuple[Problem, ...] = field(default=())
 
 
@@ -372,7 +371,11 @@ _LEFT_OUT = (Misfit.OPERATOR_MISSING, Misfit.SOURCE_MISSING, Misfit.INPUT_MISSIN
 
 
 def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRules) -> RestoreReport:
-    found = [*_operators(savepoint, job), *_sources(savepoint, job), *chain_problems(savepoint, job)]
+    found = [
+        *_check_operators(savepoint, job),
+        *_check_sources(savepoint, job),
+        *check_chains(savepoint, job),
+    ]
     detail = f"the job's hooks are {', '.join(sorted(job.hooks)) or 'none'}"
     missing = [name for name in savepoint.hooks if name not in job.hooks]
     found += [Problem(Misfit.HOOK_MISSING, name, detail) for name in missing]
@@ -394,7 +397,7 @@ def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRul
     )
 
 
-def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+def _check_operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     problems = []
     for uid, saved in savepoint.operators.items():
         shape = job.operators.get(uid)
@@ -408,12 +411,12 @@ def _operators(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
             problems.append(Problem(Misfit.MAX_PARALLELISM, uid, detail))
         if shape.key_types != saved.key_types:
             problems.append(Problem(Misfit.KEY_TYPE, uid, f"stored is {before}, the job has {now}"))
-        if changed := changed_meaning(saved.meaning, shape.meaning):
+        if changed := find_changed_meaning(saved.meaning, shape.meaning):
             problems.append(Problem(Misfit.MEANING, uid, changed))
     return problems
 
 
-def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+def _check_sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     problems = []
     for uid, saved in savepoint.sources.items():
         shape = job.sources.get(uid)
@@ -424,30 +427,30 @@ def _sources(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
             detail = f"stored is {saved.kind}, the job has {shape.kind}"
             problems.append(Problem(Misfit.SOURCE_KIND, uid, detail))
         elif not shape.is_positionable:
-            detail = f"it stood at {_positions(savepoint, uid)}"
+            detail = f"it stood at {_find_positions(savepoint, uid)}"
             problems.append(Problem(Misfit.NOT_POSITIONABLE, uid, detail))
         else:
-            read = {name for position in _positions(savepoint, uid) for name in offsets_in(position)}
+            read = {name for position in _find_positions(savepoint, uid) for name in offsets_in(position)}
             gone = sorted(name for name in read if name not in shape.inputs)
             problems += [Problem(Misfit.INPUT_MISSING, uid, f"it stood in '{name}'") for name in gone]
     return problems
 
 
-def _positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
-    """Return where the scans of a source stood, without those that Spark had not asked yet."""
-    return [position for saved in savepoint.chains for position in _of_source(saved, source)]
+def _find_positions(savepoint: SavepointMetadata, source: str) -> list[Position]:
+    """Return the positions of a source's scans, without scans that Spark had not read yet."""
+    return [position for saved in savepoint.chains for position in _find_source_positions(saved, source)]
 
 
-def chain_problems(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
-    """Return why chains of a job cannot begin where those of a savepoint stood."""
+def check_chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
+    """Return the problems of a job's chains with the positions in a savepoint."""
     problems = []
     for chain, sinks in job.chains.items():
         try:
             begin_chain(chain, sinks, savepoint.chains, job.positionable)
-        except PositionsDiffer as error:
+        except PositionMismatchError as error:
             problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
         if chain not in [saved.chain for saved in savepoint.chains]:
-            # Its readers would wait for ever: the source does not run again.
+            # The readers would wait for ever, since the source does not run again.
             detail, finished = f"the source is read by '{chain.name}'", set(savepoint.finished)
             problems += [
                 Problem(Misfit.FINISHED_CHANGED, uid, detail) for uid in sorted(chain.sources & finished)
@@ -455,42 +458,42 @@ def chain_problems(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]
     return problems
 
 
-class PositionsDiffer(ValueError):
-    """Between parts of a chain lie records that one has read and the other has not."""
+class PositionMismatchError(ValueError):
+    """One part of a chain has read records that another part has not."""
 
 
 def begin_chain(
     chain: Chain, sinks: Collection[str], saved: Sequence[SavedChain], positionable: Collection[str]
 ) -> SeededChain:
-    """Return how a chain of a job begins, given the chains of a savepoint.
+    """Return the initial states and positions of a job's chain, given the chains of a savepoint.
 
-    Each of its inputs goes on where it stood in the saved chain that has the last known operator, with that
-    chain's states. Operators of other saved chains can join it only if those stood at the same places. An
-    input without any known operator goes on where the sinks' stream stood, whatever was in front of them;
-    one of new operators and new sinks begins at the lowest position of its source, so that it sees
-    all that any other has not. A source that is not among `positionable` gets no position.
+    Each input gets its position in the saved chain that has the last known operator, with that chain's
+    states. Operators of other saved chains can join only if those chains have the same positions. An input
+    without any known operator gets the position of its sinks' stream, whatever was before the sinks. For new
+    operators and new sinks it gets the lowest position of its source, so that they see all records that any
+    other chain has not read. A source that is not in `positionable` gets no position.
     """
     readers = _find_readers(chain, sinks)
-    places = {name: _place(name, chain, readers, saved) for name in chain.inputs}
+    places = {name: _find_position(name, chain, readers, saved) for name in chain.inputs}
     begins = {name: at for name, at in places.items() if source_of(name) in positionable}
     for name, position in begins.items():
         own = [one for one in saved if one.readers & readers]
-        if any(found != position for one in own for found in _compared(one, name)):
-            raise PositionsDiffer(f"what the sinks of '{chain.name}' have read ends at another place")
-    anchor = _anchor(chain, readers, saved)
+        if any(found != position for one in own for found in _find_saved_positions(one, name)):
+            raise PositionMismatchError(f"the sinks of '{chain.name}' have read up to another position")
+    anchor = _find_anchor(chain, readers, saved)
     states = {}
     for operator in chain.operators:
         having = [one for one in saved if operator in one.chain.operators]
         if anchor is not None and having:
-            fitting = [one for one in having if one == anchor or _stood_at(one, places, anchor)]
+            fitting = [one for one in having if one == anchor or _has_positions(one, places, anchor)]
             if not fitting:
-                raise PositionsDiffer(f"'{operator}' and '{anchor.chain.name}' stood at different places")
+                raise PositionMismatchError(f"'{operator}' and '{anchor.chain.name}' had different positions")
             states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
     return SeededChain(chain, _leave_out_none(begins), states)
 
 
-def _anchor(chain: Chain, readers: frozenset[str], saved: Sequence[SavedChain]) -> SavedChain | None:
-    """Return the saved chain that has the last known operator, of several the sinks' one."""
+def _find_anchor(chain: Chain, readers: frozenset[str], saved: Sequence[SavedChain]) -> SavedChain | None:
+    """Return the saved chain that has the last known operator; of several, the one that the sinks read."""
     for operator in reversed(chain.operators):
         having = [one for one in saved if operator in one.chain.operators]
         if having:
@@ -498,31 +501,33 @@ def _anchor(chain: Chain, readers: frozenset[str], saved: Sequence[SavedChain]) 
     return None
 
 
-def _place(name: str, chain: Chain, readers: frozenset[str], saved: Sequence[SavedChain]) -> Position | None:
+def _find_position(
+    name: str, chain: Chain, readers: frozenset[str], saved: Sequence[SavedChain]
+) -> Position | None:
     source = source_of(name)
     having = [one for one in saved if source in one.chain.sources]
-    anchor = _anchor(chain, readers, having)
+    anchor = _find_anchor(chain, readers, having)
     own = [one for one in having if one.readers & readers]
     if anchor is not None or own:
-        found = _compared(anchor or own[0], name)
+        found = _find_saved_positions(anchor or own[0], name)
         return found[0] if found else None
-    known = [position for one in having for position in _of_source(one, source)]
+    known = [position for one in having for position in _find_source_positions(one, source)]
     return lowest(known) if known else None
 
 
-def _compared(saved: SavedChain, name: str) -> list[Position | None]:
+def _find_saved_positions(saved: SavedChain, name: str) -> list[Position | None]:
     if name in saved.chain.inputs:
         return [saved.positions.get(name)]
     return [saved.positions.get(one) for one in saved.chain.inputs if source_of(one) == source_of(name)]
 
 
-def _of_source(saved: SavedChain, source: str) -> list[Position]:
+def _find_source_positions(saved: SavedChain, source: str) -> list[Position]:
     found = [saved.positions.get(name) for name in saved.chain.inputs if source_of(name) == source]
     return [position for position in found if position is not None]
 
 
-def _stood_at(saved: SavedChain, places: Mapping[str, Position | None], anchor: SavedChain) -> bool:
-    """Whether a saved chain stood where a chain begins, as far as they have inputs in common."""
+def _has_positions(saved: SavedChain, places: Mapping[str, Position | None], anchor: SavedChain) -> bool:
+    """Return if a saved chain has the given positions for all common inputs."""
     shared = [name for name in saved.chain.inputs if name in places]
     if not shared:
         return saved.positions == anchor.positions

@@ -1,20 +1,19 @@
-"""What checkpoints cost: one, its participants, the newest, and a summary over many.
+"""Checkpoint statistics: of single checkpoints and their participants, the newest ones, and a summary.
 
-Written by the coordinator while a checkpoint runs, read by programs and by `flinkish checkpoints`. Nothing
-here decides anything. `None` means that something was not measured or not reached; 0 means that it took no
-time. A :class:`StatisticsHistory` is a value of bounded size, which is stored with every change:
+The coordinator writes them while a checkpoint runs; programs and `flinkish checkpoints` read them. They
+decide nothing. `None` means that a value was not measured or not reached; 0 means that it took no time. A
+:class:`StatisticsHistory` is a value of bounded size, which is stored with every change:
 
-- All checkpoints in progress are kept, and the newest `limit` that have ended.
-- At most `details` participants and channels are listed, over all entries. The newest ended one
-  has the first right to them; one before it is listed whole, or not at all. What is not listed is
-  counted. A job with a thousand participants has a short memory, not a history of megabytes.
-- The newest completed one, the newest failed one, the newest savepoint and the newest restored
-  one are remembered, as a whole, when they fall out of that. A savepoint is a completed
-  checkpoint, too.
-- The summary is exact over the newest `window` completed checkpoints; of each only nine numbers
-  are kept. Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds.
-- Counts and totals are over the life of the job, as far as this history was carried on. Of metrics
-  that functions have, as many are kept as :mod:`flinkish_spark.protocol.user_metrics` says.
+- It keeps all checkpoints in progress, and the newest `limit` that have ended.
+- It lists at most `details` participants and channels, over all entries. The newest ended checkpoint
+  is listed first, as far as there is room; older ones completely or not at all. The others are only
+  counted. So the history of a job with a thousand participants is short, and not megabytes long.
+- It keeps the newest completed and failed checkpoints, savepoint and restored checkpoint, without
+  participants, also when they drop out of the entries. A savepoint is a completed checkpoint, too.
+- The summary is exact over the newest `window` completed checkpoints, with nine numbers of each.
+  Flink's window is 10,000. 1,000 are three hours at a checkpoint every ten seconds.
+- Counts and totals are over the life of the job, as far as this history was kept. Metrics of
+  functions are limited as in :mod:`flinkish_spark.protocol.user_metrics`.
 
 With the limits below and the longest names and numbers the stored form stays below a megabyte; totals add
 at most half a kilobyte for each source, operator and sink.
@@ -34,7 +33,7 @@ from flinkish_spark.protocol.codec import (
     LEFT_OUT,
     Form,
     Presence,
-    Stored,
+    StoredObject,
     read,
     whole,
 )
@@ -45,22 +44,22 @@ from flinkish_spark.protocol.user_metrics import UserMetric
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelStatistics(Stored):
-    """What one channel brought to a sink in one checkpoint.
+class ChannelStatistics(StoredObject):
+    """Barriers and records of one channel of a sink in one checkpoint.
 
     Parameters
     ----------
     channel
         Its number, as text.
     barriers
-        Barriers of this checkpoint that came through it; 1 if all is well.
+        Number of barriers of this checkpoint; 1 if all is well.
     rows
-        Records that came through it in the micro-batch of the barrier; None where the records of
-        several channels cannot be told apart.
+        Number of records in the micro-batch of the barrier; None if the records of several channels
+        cannot be told apart.
     bytes
         None: tasks do not count them by channel.
     alignment_ms
-        From its barrier to the last one of the checkpoint; None where all came with one micro-batch.
+        From its barrier to the last one of the checkpoint; None if one micro-batch brought all barriers.
     """
 
     DEFAULTS: ClassVar = Presence.LEFT_OUT
@@ -73,34 +72,34 @@ class ChannelStatistics(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class ParticipantStatistics(Stored):
-    """What one operator, sink or master hook did for one checkpoint.
+class ParticipantStatistics(StoredObject):
+    """Statistics of one operator, sink or master hook in one checkpoint.
 
     Parameters
     ----------
     uid, kind
-        Who it is.
+        Uid and kind of the participant.
     is_acknowledged
-        Whether it has acknowledged. Who has not is what a failed checkpoint waited for.
+        True if it has acknowledged. A failed checkpoint waited for the participants that have not.
     ack_ms
         From the request to its acknowledgement.
     rows, bytes
-        What it staged for the checkpoint, over all its micro-batches. None for operators and hooks,
-        and where the checkpoint failed; bytes are None where the system does not tell.
+        Staged records and bytes, over all micro-batches of the checkpoint. None for operators and hooks,
+        and if the checkpoint failed; bytes are None if the system does not tell.
     sync_ms
-        How long it took to stage the checkpoint's last micro-batch.
+        Duration of staging the checkpoint's last micro-batch.
     commit_ms
-        How long its commit took; None where it had nothing to commit.
+        Duration of its commit; None if it had nothing to commit.
     barriers
-        How many barriers of the checkpoint it saw, over all channels; None for operators and hooks.
+        Number of the checkpoint's barriers that it saw, over all channels; None for operators and hooks.
     channels
-        One entry per channel that showed a barrier.
+        One entry per channel with a barrier.
     late_dropped
-        How many late records an operator has dropped for the checkpoint, over all its micro-batches; None
-        where there were none.
+        Number of late records that an operator dropped, over all micro-batches of the checkpoint; None if
+        there were none.
     counts
-        What else an operator has counted for it, by name: matches of patterns, for example; and how much of
-        something there is behind it: partial matches that are open.
+        Other counts of an operator by name, such as matches of patterns; and its levels after the
+        checkpoint, such as open partial matches.
     """
 
     DEFAULTS: ClassVar = Presence.LEFT_OUT
@@ -120,12 +119,14 @@ class ParticipantStatistics(Stored):
 
     @property
     def detail_count(self) -> int:
-        """How many entries of a list it takes: its own and one per channel."""
+        """Number of listed entries: its own and one per channel."""
         return 1 + len(self.channels)
 
 
-def listed(participants: Iterable[ParticipantStatistics], at_most: int) -> tuple[ParticipantStatistics, ...]:
-    """Return the participants that may be listed, and the channels of those for which there is room."""
+def limit_participants(
+    participants: Iterable[ParticipantStatistics], at_most: int
+) -> tuple[ParticipantStatistics, ...]:
+    """Return at most `at_most` participants and channels, unacknowledged participants first."""
     kept = sorted(participants, key=lambda one: one.is_acknowledged)[:at_most]
     room = at_most - len(kept)
     result = []
@@ -141,7 +142,7 @@ MOST_TEXT = 2_000
 
 
 class CheckpointStatus(Choice):
-    """What has become of a checkpoint."""
+    """Status of a checkpoint."""
 
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
@@ -149,19 +150,18 @@ class CheckpointStatus(Choice):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointDurations(Stored):
-    """How long the phases of a checkpoint took, in milliseconds.
+class CheckpointDurations(StoredObject):
+    """Durations of the phases of a checkpoint, in milliseconds.
 
     Parameters
     ----------
     trigger_ms
-        From the request to the moment when the barrier is offered; waiting in the queue included.
+        From the request to the offer of the barrier, including the time in the queue.
     start_delay_ms, alignment_ms
-        Of a checkpoint that is one cut with an upstream's: from the writing of the upstream's barrier
-        records to the first one that was passed, and from there to the cut. With several upstreams,
-        those of the one that took longest. Otherwise the alignment is the time from the first
-        micro-batch with a barrier to the last; None where one micro-batch brought all of them, since
-        what happens inside of it cannot be seen.
+        In a chained job: from the writing of the upstream job's barrier records to the first one that was
+        read, and from there to the cut. With several upstream jobs, those of the one that took longest. In
+        other jobs the alignment is the time from the first micro-batch with a barrier to the last; None if
+        one micro-batch brought all of them, since it cannot be measured inside of a micro-batch.
     sync_ms
         From the start of foreachBatch to the staged file: the part that the stream waits for.
     async_ms
@@ -182,7 +182,7 @@ class CheckpointDurations(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailure(Stored):
+class CheckpointFailure(StoredObject):
     """Why a checkpoint failed: the reason for programs, the text for people."""
 
     reason: CheckpointFailureReason
@@ -190,7 +190,7 @@ class CheckpointFailure(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointStatistics(Stored):
+class CheckpointStatistics(StoredObject):
     """One checkpoint, from its trigger to its end.
 
     Parameters
@@ -198,23 +198,24 @@ class CheckpointStatistics(Stored):
     checkpoint
         Its id.
     purpose
-        What it was taken for.
+        Its purpose.
     status
-        What has become of it.
+        Its status.
     trigger_at_ms
         Wall clock time of the request, for people; durations are measured by another clock.
     durations
         See :class:`CheckpointDurations`.
     rows, bytes_staged
-        What all sinks staged for it; None before it is completed, bytes also where a sink does not tell.
+        Records and bytes that all sinks staged; None before it is completed, bytes also if a sink does not
+        tell.
     asked, acknowledged
-        How many had to acknowledge, and how many did; None where nobody noted it.
+        Number of participants that had to acknowledge, and that did; None if unknown.
     participants
-        One entry per operator, sink and master hook, those first that have not acknowledged.
+        One entry per operator, sink and master hook; those that have not acknowledged come first.
     unlisted
-        Participants and channels that are not listed: there were too many.
+        Number of participants and channels that are not listed, since there were too many.
     failure
-        Why it failed; there exactly when the status is FAILED.
+        Reason of the failure; present exactly if the status is FAILED.
 
     Raises
     ------
@@ -223,8 +224,8 @@ class CheckpointStatistics(Stored):
 
     Examples
     --------
-    >>> begun = CheckpointStatistics.triggered(CheckpointId(7), CheckpointPurpose.USER, trigger_at_ms=1_000)
-    >>> done = begun.completed(CheckpointDurations(sync_ms=20, end_to_end_ms=90), rows=12, bytes_staged=340)
+    >>> begun = CheckpointStatistics.begin(CheckpointId(7), CheckpointPurpose.USER, trigger_at_ms=1_000)
+    >>> done = begun.complete(CheckpointDurations(sync_ms=20, end_to_end_ms=90), rows=12, bytes_staged=340)
     >>> done.status.value, done.durations.sync_ms, CheckpointStatistics.from_json(done.to_json()) == done
     ('COMPLETED', 20, True)
     """
@@ -249,13 +250,13 @@ class CheckpointStatistics(Stored):
             )
 
     @classmethod
-    def triggered(
+    def begin(
         cls, checkpoint: CheckpointId, purpose: CheckpointPurpose, trigger_at_ms: int
     ) -> CheckpointStatistics:
         """Return the statistics of a checkpoint that has just got its id."""
         return cls(checkpoint, purpose, CheckpointStatus.IN_PROGRESS, trigger_at_ms)
 
-    def completed(
+    def complete(
         self,
         durations: CheckpointDurations,
         *,
@@ -272,10 +273,10 @@ class CheckpointStatistics(Stored):
             rows=rows,
             bytes_staged=bytes_staged,
             unlisted=unlisted,
-            **_of(participants),
+            **_to_fields(participants),
         )
 
-    def failed(
+    def fail(
         self,
         reason: CheckpointFailureReason,
         text: str,
@@ -292,38 +293,38 @@ class CheckpointStatistics(Stored):
             status=CheckpointStatus.FAILED,
             durations=durations or self.durations,
             failure=CheckpointFailure(reason, kept),
-            **_of(participants),
+            **_to_fields(participants),
         )
 
     @property
     def detail_count(self) -> int:
-        """How many participants and channels are listed."""
+        """Number of listed participants and channels."""
         channels = sum(len(one.channels) for one in self.participants if one.channels)
         return len(self.participants) + channels
 
-    def with_details(self, at_most: int) -> CheckpointStatistics:
-        """Return the statistics with at most so many participants and channels."""
+    def limit_details(self, at_most: int) -> CheckpointStatistics:
+        """Return the statistics with at most `at_most` participants and channels."""
         count = self.detail_count
         if count <= at_most:
             return self
-        kept = listed(self.participants, at_most)
+        kept = limit_participants(self.participants, at_most)
         unlisted = self.unlisted + count - sum(one.detail_count for one in kept)
         return replace(self, participants=kept, unlisted=unlisted)
 
-    def without_details(self) -> CheckpointStatistics:
-        """Return the statistics of the checkpoint as a whole."""
+    def drop_details(self) -> CheckpointStatistics:
+        """Return the statistics without participants and channels."""
         return replace(self, participants=(), unlisted=self.unlisted + self.detail_count)
 
 
-def _of(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
-    """Return participants and their counts; those who are not known are not counted."""
+def _to_fields(participants: tuple[ParticipantStatistics, ...]) -> dict[str, Any]:
+    """Return the fields for participants and their counts; without participants the counts stay unknown."""
     acknowledged = sum(participant.is_acknowledged for participant in participants)
     counts = {"asked": len(participants), "acknowledged": acknowledged} if participants else {}
     return {"participants": participants, **counts}
 
 
 class Quantity(Choice):
-    """What is summed up; the values are the names in JSON."""
+    """Quantities of the summary; the values are the names in JSON."""
 
     TRIGGER_MS = "trigger_ms"
     START_DELAY_MS = "start_delay_ms"
@@ -336,12 +337,12 @@ class Quantity(Choice):
     BYTES_STAGED = "bytes_staged"
 
 
-#: The quantities of one checkpoint, in the order of :class:`Quantity`; None was not measured.
+#: The quantities of one checkpoint, in the order of :class:`Quantity`; None if not measured.
 Sample = tuple[int | None, ...]
 
 
-def sample_of(statistics: CheckpointStatistics) -> Sample:
-    """Return what a summary needs of one checkpoint."""
+def make_sample(statistics: CheckpointStatistics) -> Sample:
+    """Return the quantities of one checkpoint for the summary."""
     staged = {"rows": statistics.rows, "bytes_staged": statistics.bytes_staged}
     known = statistics.durations.to_json() | staged
     return tuple(known[quantity.value] for quantity in Quantity)
@@ -349,7 +350,7 @@ def sample_of(statistics: CheckpointStatistics) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One quantity over several checkpoints, without those where it was not measured.
+    """Summary of one quantity over several checkpoints, without those that did not measure it.
 
     p50 and p99 are the smallest value that at least 50 % or 99 % of all values do not exceed, so
     each is a value that really occurred.
@@ -378,9 +379,9 @@ class Summary:
         return cls(count, ordered[0], sum(ordered) / count, p50, p99, ordered[-1])
 
 
-#: Up to where the records of a source are counted, as the source counts them.
+#: Name of the total that holds a source's position, as the source counts its records.
 POSITION = "position"
-#: Totals that say how much there is, and not how much there has been.
+#: Totals that are current values and not sums.
 GAUGES = frozenset({"pendingRecords", POSITION})
 
 
@@ -392,8 +393,8 @@ _SAMPLES = Form(
 
 
 @dataclass(frozen=True, slots=True)
-class RestoredCheckpoint(Stored):
-    """The checkpoint that a start went on from.
+class RestoredCheckpoint(StoredObject):
+    """The checkpoint that a start restored.
 
     Parameters
     ----------
@@ -402,7 +403,7 @@ class RestoredCheckpoint(Stored):
     restored_at_ms
         Wall clock time.
     path
-        The savepoint's directory; empty for a checkpoint of the job's own.
+        The savepoint's directory; empty for a checkpoint of the job itself.
     """
 
     checkpoint: CheckpointId
@@ -411,8 +412,8 @@ class RestoredCheckpoint(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCounts(Stored):
-    """How many checkpoints there were: every triggered one is in progress, completed or failed.
+class CheckpointCounts(StoredObject):
+    """Numbers of checkpoints: every triggered one is in progress, completed or failed.
 
     `refused` are requests that never got an id; `restored` are starts from a checkpoint.
     """
@@ -429,48 +430,48 @@ class CheckpointCounts(Stored):
 
     @property
     def in_progress(self) -> int:
-        """How many were triggered and have not ended."""
+        """Number of checkpoints that were triggered and have not ended."""
         return self.triggered - self.completed - self.failed
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsHistory(Stored):
-    """See the module's head.
+class StatisticsHistory(StoredObject):
+    """History of a job's checkpoints, of bounded size; see the module's docstring.
 
     Parameters
     ----------
     limit
-        How many ended checkpoints are kept; 0 for none.
+        Number of ended checkpoints to keep; 0 for none.
     details
-        How many participants and channels are listed at most, over all entries.
+        The most participants and channels that are listed, over all entries.
     window
-        How many completed ones the summary is over; at least 1.
+        Number of completed checkpoints in the summary; at least 1.
     entries
         Checkpoints in progress and the newest ended ones, by rising id.
     counts
-        Over all checkpoints.
+        Counts of all checkpoints.
     samples
-        The window, oldest first.
+        Quantities of the checkpoints in the window, oldest first.
     newest_completed, newest_failed, newest_savepoint, newest_restored
-        By id, without participants; the restored one by time.
+        The checkpoints with the highest ids, without participants; the last one restored.
     dropped_up_to
         The highest id of an ended checkpoint that was dropped from `entries`.
     totals
-        What went through sources, operators and sinks with all checkpoints, by uid and by Flink's name of the
-        metric: ``{"orders": {"numRecordsIn": 12}}``. See :data:`GAUGES` for those that can go back.
+        Sums over all checkpoints of sources, operators and sinks, by uid and by Flink's name of the metric:
+        ``{"orders": {"numRecordsIn": 12}}``. The names in :data:`GAUGES` are current values instead.
     user_metrics
-        What functions have measured, by uid and name.
+        Metrics of functions, by uid and name.
 
     Examples
     --------
     >>> from flinkish_spark.protocol.ids import CheckpointPurpose
     >>> from flinkish_spark.protocol.statistics import CheckpointDurations
-    >>> begun = CheckpointStatistics.triggered(CheckpointId(1), CheckpointPurpose.PERIODIC, trigger_at_ms=0)
-    >>> history = StatisticsHistory().triggered(begun)
+    >>> begun = CheckpointStatistics.begin(CheckpointId(1), CheckpointPurpose.PERIODIC, trigger_at_ms=0)
+    >>> history = StatisticsHistory().add_triggered(begun)
     >>> history.counts.in_progress
     1
-    >>> done = begun.completed(CheckpointDurations(end_to_end_ms=80), rows=5, bytes_staged=100)
-    >>> history.ended(done).summary()[Quantity.END_TO_END_MS].p99
+    >>> done = begun.complete(CheckpointDurations(end_to_end_ms=80), rows=5, bytes_staged=100)
+    >>> history.add_ended(done).summary()[Quantity.END_TO_END_MS].p99
     80
     """
 
@@ -501,7 +502,7 @@ class StatisticsHistory(Stored):
         return tuple(e for e in self.entries if e.status is CheckpointStatus.IN_PROGRESS)
 
     def find(self, checkpoint: CheckpointId) -> CheckpointStatistics | None:
-        """Return what is known about a checkpoint; None if it is unknown or was dropped."""
+        """Return the statistics of a checkpoint; None if it is unknown or was dropped."""
         newest = (self.newest_completed, self.newest_failed, self.newest_savepoint)
         for known in (*self.entries, *newest):
             if known is not None and known.checkpoint == checkpoint:
@@ -509,7 +510,7 @@ class StatisticsHistory(Stored):
         return None
 
     def summary(self) -> dict[Quantity, Summary]:
-        """Return the summary over the window; a quantity that was never measured is left out."""
+        """Return the summary over the window, without quantities that were never measured."""
         columns = dict(zip(Quantity, zip(*self.samples, strict=True), strict=False))
         known = {q: [number for number in column if number is not None] for q, column in columns.items()}
         return {quantity: Summary.of(numbers) for quantity, numbers in known.items() if numbers}
@@ -541,28 +542,28 @@ class StatisticsHistory(Stored):
         caption = "Over the newest completed ones"
         return shown + html_table(spread, columns=columns, caption=caption) if spread else shown
 
-    def triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
+    def add_triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note a checkpoint that has got its id.
 
         Raises
         ------
         ValueError
-            It is not in progress, or its id was here before: ids are never used again.
+            It is not in progress, or its id is not new: ids are never used again.
         """
         if statistics.status is not CheckpointStatus.IN_PROGRESS:
             raise ValueError(
                 f"checkpoint {statistics.checkpoint} is {statistics.status.value}, not triggered"
             )
-        if self._was_here(statistics.checkpoint):
+        if self._is_known(statistics.checkpoint):
             raise ValueError(f"checkpoint {statistics.checkpoint} was triggered before")
         counts = replace(self.counts, triggered=self.counts.triggered + 1)
-        return replace(self, entries=self._with(statistics), counts=counts)
+        return replace(self, entries=self._replace_entry(statistics), counts=counts)
 
-    def ended(self, statistics: CheckpointStatistics) -> StatisticsHistory:
+    def add_ended(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note that a checkpoint has completed or failed.
 
-        One that has ended before stays as it was: a recovery may finish a checkpoint twice. One
-        that was never noted counts as triggered, too: another process began it.
+        One that has ended before stays as it was: a recovery may finish a checkpoint twice. An unknown one
+        counts as triggered, too: another process began it.
 
         Raises
         ------
@@ -572,35 +573,37 @@ class StatisticsHistory(Stored):
         if statistics.status is CheckpointStatus.IN_PROGRESS:
             raise ValueError(f"checkpoint {statistics.checkpoint} has not ended")
         is_open = any(e.checkpoint == statistics.checkpoint for e in self.in_progress)
-        if not is_open and self._was_here(statistics.checkpoint):
+        if not is_open and self._is_known(statistics.checkpoint):
             return self
         counts = self.counts if is_open else replace(self.counts, triggered=self.counts.triggered + 1)
-        entries = self._with(statistics)
+        entries = self._replace_entry(statistics)
         if statistics.status is CheckpointStatus.FAILED:
-            newest = _newer(self.newest_failed, statistics)
+            newest = _choose_newer(self.newest_failed, statistics)
             counts = replace(counts, failed=counts.failed + 1)
-            return replace(self, entries=entries, counts=counts, newest_failed=newest)._bounded()
+            return replace(self, entries=entries, counts=counts, newest_failed=newest)._apply_limits()
         savepoint = self.newest_savepoint
         return replace(
             self,
             entries=entries,
             counts=replace(counts, completed=counts.completed + 1),
-            samples=(*self.samples, sample_of(statistics))[-self.window :],
-            newest_completed=_newer(self.newest_completed, statistics),
-            newest_savepoint=_newer(savepoint, statistics) if statistics.purpose.is_savepoint else savepoint,
-        )._bounded()
+            samples=(*self.samples, make_sample(statistics))[-self.window :],
+            newest_completed=_choose_newer(self.newest_completed, statistics),
+            newest_savepoint=_choose_newer(savepoint, statistics)
+            if statistics.purpose.is_savepoint
+            else savepoint,
+        )._apply_limits()
 
-    def refused(self) -> StatisticsHistory:
-        """Note that a request was turned away before it got an id. Not for ticks of the timer."""
+    def count_refused(self) -> StatisticsHistory:
+        """Count a request that was refused before it got an id; not called for periodic requests."""
         return replace(self, counts=replace(self.counts, refused=self.counts.refused + 1))
 
-    def restored(self, restored: RestoredCheckpoint) -> StatisticsHistory:
-        """Note that a start went on from a checkpoint."""
+    def add_restored(self, restored: RestoredCheckpoint) -> StatisticsHistory:
+        """Note that a start restored a checkpoint."""
         counts = replace(self.counts, restored=self.counts.restored + 1)
         return replace(self, counts=counts, newest_restored=restored)
 
-    def counted(self, more: Mapping[str, Mapping[str, int]]) -> StatisticsHistory:
-        """Note what went through with a checkpoint, by uid and name; see :attr:`totals`."""
+    def add_counts(self, more: Mapping[str, Mapping[str, int]]) -> StatisticsHistory:
+        """Add a checkpoint's counts by uid and name to :attr:`totals`."""
         totals = {uid: dict(own) for uid, own in self.totals.items()}
         for uid, own in more.items():
             known = totals.setdefault(uid, {})
@@ -608,43 +611,43 @@ class StatisticsHistory(Stored):
                 known[name] = count if name in GAUGES else known.get(name, 0) + count
         return replace(self, totals=totals)
 
-    def _was_here(self, checkpoint: CheckpointId) -> bool:
+    def _is_known(self, checkpoint: CheckpointId) -> bool:
         return checkpoint <= self.dropped_up_to or any(e.checkpoint == checkpoint for e in self.entries)
 
-    def _with(self, statistics: CheckpointStatistics) -> tuple[CheckpointStatistics, ...]:
+    def _replace_entry(self, statistics: CheckpointStatistics) -> tuple[CheckpointStatistics, ...]:
         others = (e for e in self.entries if e.checkpoint != statistics.checkpoint)
-        return _in_order((*others, statistics))
+        return _sort_by_id((*others, statistics))
 
-    def _bounded(self) -> StatisticsHistory:
-        """Drop the oldest ended checkpoints beyond the limit, and details beyond theirs."""
+    def _apply_limits(self) -> StatisticsHistory:
+        """Drop the oldest ended checkpoints beyond `limit`, and listed entries beyond `details`."""
         ended = [e for e in self.entries if e.status is not CheckpointStatus.IN_PROGRESS]
         kept = ended[max(0, len(ended) - self.limit) :]
         dropped = ended[: len(ended) - len(kept)]
         return replace(
             self,
-            entries=_in_order((*self.in_progress, *_detailed(kept, self.details))),
+            entries=_sort_by_id((*self.in_progress, *_limit_details(kept, self.details))),
             dropped_up_to=max([self.dropped_up_to, *(e.checkpoint for e in dropped)]),
         )
 
 
-def _in_order(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatistics, ...]:
+def _sort_by_id(entries: Iterable[CheckpointStatistics]) -> tuple[CheckpointStatistics, ...]:
     return tuple(sorted(entries, key=lambda e: e.checkpoint))
 
 
-def _detailed(ended: Sequence[CheckpointStatistics], details: int) -> Iterator[CheckpointStatistics]:
-    """Yield the newest with as many details as may be, and older ones whole as long as there is room."""
+def _limit_details(ended: Sequence[CheckpointStatistics], details: int) -> Iterator[CheckpointStatistics]:
+    """Yield checkpoints, the newest first, with at most `details` listed entries in all."""
     room = details
     for place, statistics in enumerate(reversed(ended)):
-        kept = statistics.with_details(room) if place == 0 else statistics
+        kept = statistics.limit_details(room) if place == 0 else statistics
         count = kept.detail_count
         if count > room:
-            yield kept.without_details()
+            yield kept.drop_details()
         else:
             room -= count
             yield kept
 
 
-def _newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> CheckpointStatistics:
+def _choose_newer(known: CheckpointStatistics | None, found: CheckpointStatistics) -> CheckpointStatistics:
     if known is not None and known.checkpoint > found.checkpoint:
         return known
-    return found.without_details()
+    return found.drop_details()

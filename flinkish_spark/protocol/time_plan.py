@@ -1,14 +1,14 @@
-"""Who reports about time in a plan, and what the driver makes of reports.
+"""Reporters of event time in a plan, and how the driver reads their reports.
 
 Workers know their *reporter* by a number. Keyed operators come first, in the order of the program, then
-its sources. Numbers are of one plan and never stored: what is stored goes by uid.
+its sources. Numbers are valid for one plan and never stored: stored reports have uids.
 
-report rows -> TaskAck.reports -> facts_of -> BatchTimes
-                               -> late_in -> StagedBatch.late_dropped
-                               -> counts_in -> StagedBatch.counts
+report rows -> TaskAck.reports -> find_reports -> BatchTimes
+                               -> count_late_records -> StagedBatch.late_dropped
+                               -> find_counts -> StagedBatch.counts
 
-What operators have counted is part of what is decided: a micro-batch that runs again counts once, and one
-that never counts counts nothing.
+Counts of operators are part of the decision: a micro-batch that runs again counts once, and one that is never
+decided does not count.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from flinkish_spark.protocol.event_time import (
     MIN_WATERMARK_MS,
     AssignerRules,
     ChannelReport,
+    NoWatermarkStrategy,
     Place,
     TimerReport,
-    Untimed,
 )
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, SINK_REPORTER
@@ -35,58 +35,57 @@ from flinkish_spark.protocol.watermarks import EventTime, OperatorTime
 
 
 class ReporterRole(enum.Enum):
-    """What the two numbers of a report are."""
+    """Kind of a reporter; it says what the two numbers of a report mean."""
 
-    #: Of a channel: the greatest time, `MIN_WATERMARK_MS` for none; then the number of records.
+    #: A channel: the greatest time, `MIN_WATERMARK_MS` for none; then the number of records.
     SOURCE = "SOURCE"
-    #: Of a bundle of key groups: the next timers in event time and in processing time, `MAX_WATERMARK_MS`
-    #: for none.
+    #: A bundle of key groups: the next timers in event time and in processing time, `MAX_WATERMARK_MS` for
+    #: none.
     OPERATOR = "OPERATOR"
 
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    #: Of the operator; of a source the name of the chain's input.
+    #: Uid of the operator; of a source, the name of the chain's input.
     uid: str
     role: ReporterRole
 
 
 @dataclass(frozen=True, slots=True)
 class Assigner:
-    """Gives the records of an input their times, in one chain of the plan or where nobody asks for times."""
+    """Assigner of event times to the records of an input, in one chain of the plan."""
 
     source: str
-    #: What the user has said about it.
     rules: AssignerRules
-    #: Whether its channels are those of the source. Behind a transform that chose its own columns they
-    #: are not known any more, and all records count as those of channel 0.
+    #: True if its channels are those of the source. After a transform that chose its own columns they are
+    #: unknown, and all records count as those of channel 0.
     has_channels: bool = True
 
     @property
     def is_timed(self) -> bool:
-        return not isinstance(self.rules.generation, Untimed)
+        return not isinstance(self.rules.generation, NoWatermarkStrategy)
 
 
 @dataclass(frozen=True)
 class TimePlan:
-    """What the driver has to know of a plan to keep time."""
+    """Facts about a plan from which the driver computes event time."""
 
     reporters: tuple[Reporter, ...] = ()
-    #: By sink uid, the names of the chains whose ends it reads, by its parts: a source may be scanned by
-    #: several chains, and in one micro-batch two scans may end at different places.
+    #: By sink uid, the names of the chains whose ends its parts read: a source may be scanned by several
+    #: chains, and in one micro-batch two scans may end at different places.
     chains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    #: By chain, the keyed operators in it. Spark runs one that is in two chains twice.
+    #: By chain, its keyed operators. Spark runs an operator that is in two chains twice.
     operators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: By their own uid, see :func:`assigner_uid`.
     assigners: Mapping[str, Assigner] = field(default_factory=dict)
-    #: By operator, the assigners in front of it and in front of the operators that it reads, in all chains:
-    #: an operator has one watermark, in however many chains it runs. One that is not named has them all.
+    #: By operator, the assigners before it and before the operators that it reads, in all chains: an operator
+    #: has one watermark, in however many chains it runs. An operator that is not named has all assigners.
     inputs: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    #: By operator, which of its key groups are called together: a call, and a report, is for all of them.
-    #: Of one that is not named each is called on its own.
+    #: By operator, the bundles of its key groups: a call, and a report, is for all key groups of a bundle.
+    #: The key groups of an operator that is not named are called one by one.
     bundlings: Mapping[str, Bundling] = field(default_factory=dict)
 
-    def called_with(self, operator: str, group: int) -> Iterable[int]:
+    def expand_bundle(self, operator: str, group: int) -> Iterable[int]:
         return self.bundlings[operator].groups_of(group) if operator in self.bundlings else (group,)
 
     @property
@@ -112,7 +111,7 @@ class TimePlan:
             for uid in operators
         }
 
-    def operator_times(self) -> dict[str, OperatorTime]:
+    def make_operator_times(self) -> dict[str, OperatorTime]:
         names: dict[str, set[str]] = {}
         for name, uid in self.instances().items():
             names.setdefault(uid, set()).add(name)
@@ -122,7 +121,7 @@ class TimePlan:
             for uid, own in sorted(names.items())
         }
 
-    def groups_by_number(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
+    def number_groups(self, places: Iterable[Place]) -> dict[int, frozenset[int]]:
         instances = self.instances()
         numbers = {uid: self.number_of(uid) for uid in set(instances.values())}
         found: dict[int, set[int]] = {}
@@ -134,27 +133,27 @@ class TimePlan:
                 found.setdefault(numbers[uid], set()).add(opens)
         return {number: frozenset(groups) for number, groups in sorted(found.items())}
 
-    def silent(
+    def report_silent_groups(
         self, called: Iterable[tuple[int, int]], reported: Iterable[TimerReport]
     ) -> tuple[TimerReport, ...]:
-        """Report that key groups which were called and said nothing have no timers."""
+        """Return reports without timers for the key groups that were called and reported nothing."""
         known = {(report.operator, report.group) for report in reported}
-        # A number may be of an earlier plan, since it stands in Spark's log.
+        # A number may belong to an earlier plan, since Spark's log keeps it.
         numbers = {number: one.uid for number, one in enumerate(self.reporters)}
         places = {
             (name, group)
             for number, opens in called
             for name, uid in self.instances().items()
             if uid == numbers.get(number)
-            for group in self.called_with(uid, opens)
+            for group in self.expand_bundle(uid, opens)
         }
         return tuple(TimerReport(name, group, None, None) for name, group in sorted(places - known))
 
-    def of_plan(self, state: EventTime) -> EventTime:
-        """Return a stored state as a job with this plan goes on from it.
+    def adapt_to_plan(self, state: EventTime) -> EventTime:
+        """Adapt a stored state to this plan.
 
-        Timers of an operator that is in other chains now are looked at in all of them: who is called
-        without need says so, and who is not called never fires.
+        Timers of an operator that is now in other chains are expected in all of them: a needless call costs
+        little, and a key group that is not called never fires.
         """
         instances = self.instances()
         found: dict[Place, NextTimers] = {}
@@ -167,11 +166,13 @@ class TimePlan:
         agenda = Agenda(dict(sorted(found.items())))
         reporting = {one.uid for one in self.reporters}
         levels = {uid: level for uid, level in state.levels.items() if uid in reporting}
-        return replace(state, agenda=agenda, levels=levels).of_job(self.rules, self.operator_times())
+        return replace(state, agenda=agenda, levels=levels).adapt_to_job(
+            self.rules, self.make_operator_times()
+        )
 
 
-def reporters_of(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Reporter, ...]:
-    """Return the reporters of a program; operators come first, since strategies may come and go."""
+def make_reporters(operators: Sequence[str], inputs: Sequence[str]) -> tuple[Reporter, ...]:
+    """Return the reporters of a program; operators come first, since watermark strategies may change."""
     return (
         *(Reporter(uid, ReporterRole.OPERATOR) for uid in operators),
         *(Reporter(name, ReporterRole.SOURCE) for name in inputs),
@@ -182,31 +183,31 @@ def assigner_uid(name: str, chain: str) -> str:
     return f"{name}.{chain}"
 
 
-def reports_in(acks: Iterable[SinkAck]) -> bool:
+def has_reports(acks: Iterable[SinkAck]) -> bool:
     return any(True for _ in iterate_reports(acks))
 
 
-def without_reports(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
+def drop_reports(acks: Sequence[SinkAck]) -> tuple[SinkAck, ...]:
     return keep_reports(acks, lambda report: False)
 
 
-def facts_of(
+def find_reports(
     plan: TimePlan, acks: Iterable[SinkAck]
 ) -> tuple[tuple[ChannelReport, ...], tuple[TimerReport, ...]]:
-    """Return what the tasks of a micro-batch reported, in an order that does not depend on theirs.
+    """Return the reports of a micro-batch's tasks, in an order that does not depend on theirs.
 
     Of several reports about one channel the greatest time counts, of several about one key group the
-    earliest timers: every sink at the end of a chain shows the same ones.
+    earliest timers: every sink at the end of a chain gets the same reports.
     """
     channels: dict[Place, int] = {}
     timers: dict[Place, tuple[int, int]] = {}
     for sink, report in iterate_reports(acks):
         if report.reporter >= SINK_REPORTER:
             continue
-        reporter, chain = _reporter(plan, sink, report.reporter)
+        reporter, chain = _find_reporter(plan, sink, report.reporter)
         if reporter.role is ReporterRole.OPERATOR:
             name = plan.instance(reporter.uid, chain)
-            for group in plan.called_with(reporter.uid, report.place):
+            for group in plan.expand_bundle(reporter.uid, report.place):
                 event_ms, processing_ms = timers.get((name, group), (MAX_WATERMARK_MS, MAX_WATERMARK_MS))
                 timers[name, group] = min(event_ms, report.first), min(processing_ms, report.second)
         else:
@@ -226,8 +227,8 @@ def facts_of(
     )
 
 
-def _reporter(plan: TimePlan, sink: str, number: int) -> tuple[Reporter, str]:
-    """Return who reported, and in which chain: a sink's parts number their reporters one after the other."""
+def _find_reporter(plan: TimePlan, sink: str, number: int) -> tuple[Reporter, str]:
+    """Return the reporter and its chain; the parts of a sink number their reporters consecutively."""
     chains = plan.chains.get(sink, ("",))
     if number >= len(plan.reporters) * len(chains):
         raise ValueError(f"reporter {number} is not one of {len(plan.reporters)}")
@@ -235,14 +236,14 @@ def _reporter(plan: TimePlan, sink: str, number: int) -> tuple[Reporter, str]:
     return plan.reporters[own], chains[part]
 
 
-def known_channels(found: Collection[int] | None, assigner: Assigner) -> frozenset[int] | None:
-    """Return the channels of an assigner, of those of its source; None where they do not matter."""
+def find_known_channels(found: Collection[int] | None, assigner: Assigner) -> frozenset[int] | None:
+    """Return the channels of an assigner, given those of its source; None if they do not matter."""
     if found is None or not assigner.has_channels or not assigner.is_timed:
         return None
     return frozenset(found)
 
 
-#: What is counted. A report says the place of its counter here, so that never changes.
+#: Names of the counters. A report has the index of its counter, so the order never changes.
 COUNTERS = (
     "late_records_dropped",
     "matches",
@@ -253,8 +254,8 @@ COUNTERS = (
     "partial_matches_restored",
 )
 _LATE = 0
-#: Of what is counted as it comes and goes there is a level: what has come, less what has gone. Where state
-#: comes with the first micro-batch of a log, it is counted, and the level is that.
+#: Levels by name, with their counters of additions, removals and restored items: a level is the additions
+#: minus the removals. If the first micro-batch of a log restores state, the level is the restored count.
 _LEVELS = {
     "partial_matches_open": (
         "partial_matches_opened",
@@ -268,28 +269,28 @@ def is_count(report: TimeReport) -> bool:
     return report.reporter >= FIRST_LATE_REPORTER
 
 
-def late_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, int]:
-    """Return by operator how many late records a micro-batch dropped; those that dropped none are left out.
+def count_late_records(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, int]:
+    """Return by operator the number of late records that a micro-batch dropped, without zeros.
 
-    Every sink behind an operator shows its reports. One that is in several chains runs in each, over the
-    same records: it counts in the first of them.
+    Every sink after an operator gets its reports. An operator in several chains runs in each, over the same
+    records: only the first chain counts.
     """
-    return {uid: count for (uid, counter), count in _counted(plan, acks).items() if counter == _LATE}
+    return {uid: count for (uid, counter), count in _count_by_counter(plan, acks).items() if counter == _LATE}
 
 
-def counts_in(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, dict[str, int]]:
+def find_counts(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
-    for (uid, counter), count in _counted(plan, acks).items():
+    for (uid, counter), count in _count_by_counter(plan, acks).items():
         if counter != _LATE:
             found.setdefault(uid, {})[COUNTERS[counter]] = count
     return found
 
 
-def _counted(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str, int], int]:
+def _count_by_counter(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str, int], int]:
     groups: dict[tuple[str, int, str, int], int] = {}
     for sink, report in iterate_reports(acks):
         if is_count(report):
-            reporter, chain = _reporter(plan, sink, report.reporter - FIRST_LATE_REPORTER)
+            reporter, chain = _find_reporter(plan, sink, report.reporter - FIRST_LATE_REPORTER)
             groups[reporter.uid, report.second, chain, report.place] = report.first
     found = Counter[tuple[str, int]]()
     for (uid, counter, chain, _), count in sorted(groups.items()):
@@ -299,22 +300,22 @@ def _counted(plan: TimePlan, acks: Iterable[SinkAck]) -> dict[tuple[str, int], i
     return found
 
 
-def counts_of(batches: Iterable[StagedBatch], behind: EventTime | None = None) -> dict[str, dict[str, int]]:
-    """Return by operator what else was counted in micro-batches, by name; with the levels behind them."""
+def sum_counts(batches: Iterable[StagedBatch], state: EventTime | None = None) -> dict[str, dict[str, int]]:
+    """Return by operator the other counts of micro-batches, by name, and the levels after them."""
     found: dict[str, Counter[str]] = {}
     for batch in batches:
         for uid, counts in batch.counts.items():
             found.setdefault(uid, Counter()).update(counts)
-    for uid, levels in ({} if behind is None else behind.levels).items():
+    for uid, levels in ({} if state is None else state.levels).items():
         found.setdefault(uid, Counter()).update(levels)
     return {uid: dict(counts) for uid, counts in found.items()}
 
 
-def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> EventTime:
-    """Return the state behind a micro-batch with how much there is, by operator, of what comes and goes.
+def update_levels(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> EventTime:
+    """Return the state after a micro-batch with the levels of its operators updated.
 
-    A level is part of the state that is stored with checkpoints, so it goes on behind a restart, and a
-    micro-batch that runs again changes it once. Behind a savepoint it is what the state says.
+    A level is part of the state that is stored with checkpoints, so it continues after a restart, and a
+    micro-batch that runs again changes it once. After a savepoint it is recomputed from the state.
     """
     levels = dict(state.levels)
     for uid, own in counts.items():
@@ -326,7 +327,7 @@ def levels_behind(state: EventTime, counts: Mapping[str, Mapping[str, int]]) -> 
     return state if levels == state.levels else replace(state, levels=levels)
 
 
-def late_of(batches: Iterable[StagedBatch]) -> dict[str, int]:
+def sum_late_records(batches: Iterable[StagedBatch]) -> dict[str, int]:
     found = Counter[str]()
     for batch in batches:
         found.update(batch.late_dropped)

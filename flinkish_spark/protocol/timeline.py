@@ -1,23 +1,23 @@
-"""Timelines: whether what a sink holds was committed by the past of *this* job directory.
+"""Timelines tell if the history of *this* job directory has committed the data in a sink.
 
-Checkpoint ids alone do not say it. A directory that is put back from a backup counts its ids again, and so
-does a copy of it that runs elsewhere: then an id that a sink knows belongs to other rows.
+Checkpoint ids alone do not tell. A directory that is restored from a backup gives out the same ids again, and
+so does a copy of it that runs elsewhere: then an id that a sink knows belongs to other rows.
 
 Rules:
 
-1. Each takeover begins a *stretch* of the timeline with a token that nobody can guess, behind the last id
-   that was given out before. Every id has one stretch, so one token.
-2. Whoever makes a checkpoint visible leaves a *mark* with its id and its token, in the same transaction where
-   the system has one, else before the first record can be seen.
-3. A mark is *ours* if its token is that of its id, and its id was not given up here. One that is not was
-   left by another timeline: nothing is committed beside it.
+1. Each takeover begins a *stretch* of the timeline with a random token, after the last id that was given out
+   before. Every id belongs to one stretch, so it has one token.
+2. A committer leaves a *mark* with id and token of the checkpoint: in the same transaction if the system has
+   transactions, else before the first record is visible.
+3. A mark is *ours* if its token is that of its id, and its id was not given up here. Any other mark was left
+   by another timeline: then nothing is committed to the sink.
 4. A mark whose token cannot be read any more is judged by its id alone.
-5. A user may accept what is there: marks up to an id are then taken as they are, and ids go on above it.
-6. A stretch lists the ids that were given up for their owners, by owners that came later. One of them may
-   be open in a copy that was made then, has the same token there, and can still be committed there; here
-   its rows come with a later id. No later owner leaves its mark.
-7. An id that its own owner gave up is not listed: who gives it up commits it nowhere. Its mark may come with
-   a later id of that owner, whose barrier a sink was told before, and is ours.
+5. A user may accept the data in a sink: all marks up to an id are then valid, and ids continue above it.
+6. A stretch lists the ids of earlier owners that a later owner gave up. In a copy of the directory that was
+   made before, such an id may be open with the same token, and can still be committed; here its rows come
+   with a later id. So no mark of such an id is ours.
+7. An id that its own owner gave up is not listed: that owner commits it nowhere. Its mark may come with a
+   later id of that owner, if a sink had been told of its barrier, and is ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flinkish_spark.protocol.codec import LEFT_OUT, Stored
+from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -36,12 +36,12 @@ _NOTHING = CheckpointId(0)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a system says about the last checkpoint that was committed to it."""
+    """Mark in a sink's system of the last checkpoint that was committed to it."""
 
     checkpoint: CheckpointId
-    #: Of the timeline; None where it is not known.
+    #: Token of the timeline; None if it is unknown.
     token: str | None = None
-    #: Of the process that wrote it, where the system says it.
+    #: Owner epoch of the process that wrote it; None if the system does not tell.
     owner_epoch: OwnerEpoch | None = None
 
     def to_text(self, job: JobUuid) -> str:
@@ -52,24 +52,23 @@ class Mark:
         word, *rest = text.split(" ")
         if word != _WORD or len(rest) not in (2, 3) or rest[0] != str(job) or not rest[1].isdecimal():
             return None
-        return cls(CheckpointId(int(rest[1])), token_in(rest[2:]))
+        return cls(CheckpointId(int(rest[1])), find_token(rest[2:]))
 
 
-def token_in(words: Iterable[str]) -> str | None:
+def find_token(words: Iterable[str]) -> str | None:
     return next((word for word in words if _TOKEN.fullmatch(word)), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch(Stored):
-    """The part of a timeline that one owner of the directory decides."""
+class Stretch(StoredObject):
+    """Part of a timeline: the ids of one owner of the directory."""
 
-    #: The lowest id that it may give out: above every id that was decided before.
+    #: The lowest id that the owner may give out: above every id that was decided before.
     first: CheckpointId
-    #: 16 hex digits by chance.
+    #: 16 random hex digits.
     token: str
-    #: Ids below that were given up for their owners; those that an earlier stretch lists are left out. Kept
-    #: here since their decisions are deleted with old checkpoints, while the mark of a sink that gets
-    #: nothing stays.
+    #: Ids of earlier owners that this owner gave up, without those that an earlier stretch lists. Stored here
+    #: since their decisions are deleted with old checkpoints, while the mark in an idle sink stays.
     given_up: tuple[CheckpointId, ...] = field(default=(), metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
@@ -81,11 +80,11 @@ class Stretch(Stored):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The past of one job directory, as its present owner knows it."""
+    """History of one job directory, as its present owner knows it."""
 
-    #: In order; the last one is the owner's. Without any, every mark is taken for ours.
+    #: In order; the last one is the owner's. Without any, every mark is ours.
     stretches: tuple[Stretch, ...] = ()
-    #: Marks up to this id are taken as they are, since somebody said so.
+    #: Marks up to this id are valid, since a user accepted them.
     accepted: CheckpointId = _NOTHING
 
     @property
@@ -100,7 +99,7 @@ class Timeline:
         return any(checkpoint in one.given_up for one in self.stretches)
 
     def why_not_ours(self, mark: Mark, upto: CheckpointId) -> str:
-        """Return why a mark was left by another timeline; empty if it is ours."""
+        """Return why a mark is not ours; empty if it is."""
         if not self.stretches or mark.checkpoint <= self.accepted:
             return ""
         if mark.checkpoint > upto:
@@ -114,5 +113,5 @@ class Timeline:
         return ""
 
 
-#: Of whoever has no job directory: every mark is taken for ours.
+#: Timeline without a job directory: every mark is ours.
 NO_TIMELINE = Timeline()

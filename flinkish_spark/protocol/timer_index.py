@@ -1,4 +1,4 @@
-"""When timers are due: which key groups a micro-batch must call, and when an idle stream needs one."""
+"""Due times of timers: the key groups that a micro-batch must call, and when an idle stream needs one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.protocol.codec import read
-from flinkish_spark.protocol.event_time import Place, TimerReport, once_each
+from flinkish_spark.protocol.event_time import Place, TimerReport, check_unique
 
 _NOBODYS: Mapping[str, int] = {}
 
@@ -26,7 +26,7 @@ class NextTimers:
         )
 
     def or_earlier(self, other: NextTimers) -> NextTimers:
-        """Return the earlier one by each clock. A timer at the end of time is one, too."""
+        """Return the earlier timer by each clock. A timer at the end of time counts, too."""
         return NextTimers(
             _find_earliest([self.event_time_ms, other.event_time_ms]),
             _find_earliest([self.processing_time_ms, other.processing_time_ms]),
@@ -43,8 +43,8 @@ class Agenda:
     #: By operator and key group.
     groups: Mapping[Place, NextTimers] = field(default_factory=dict)
 
-    def after(self, reports: Iterable[TimerReport]) -> Agenda:
-        """Take the reports of a micro-batch; a group that reports no timer has none any more."""
+    def update(self, reports: Iterable[TimerReport]) -> Agenda:
+        """Return the agenda after the reports of a micro-batch; a group that reports no timer is removed."""
         groups = dict(self.groups)
         for report in reports:
             place = report.operator, report.group
@@ -55,7 +55,7 @@ class Agenda:
         return Agenda(groups)
 
     def of(self, operators: Iterable[str]) -> Agenda:
-        """Leave out what the job no longer has: nobody would ever report that it is done."""
+        """Leave out timers of operators that the job no longer has: nobody would ever report them as done."""
         kept = set(operators)
         return Agenda({place: timers for place, timers in self.groups.items() if place[0] in kept})
 
@@ -91,10 +91,10 @@ class Agenda:
 
     @classmethod
     def from_json(cls, value: Any) -> Agenda:
-        # The same checks as a report's.
+        # As reports, which check their fields.
         reports = read(tuple[TimerReport, ...], value)
-        once_each("the key group", ((one.operator, one.group) for one in reports))
-        found = cls().after(reports)
+        check_unique("the key group", ((one.operator, one.group) for one in reports))
+        found = cls().update(reports)
         if len(found.groups) != len(reports):
             raise ValueError("a key group without timers is named")
         return found

@@ -1,7 +1,7 @@
-"""What functions of a job have measured: metrics by operator and name, as values that are put together.
+"""Metrics of a job's functions by operator and name, as values that can be merged.
 
-A metric measures and decides nothing: it is no part of a checkpoint's decision. It counts from the job's
-first micro-batch, as far as its statistics were carried on; a micro-batch that runs again counts again.
+Metrics decide nothing: they are not part of a checkpoint's decision. They count from the job's first
+micro-batch, as far as its statistics were kept; a micro-batch that runs again counts again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from flinkish_spark.protocol.codec import Presence, Stored
+from flinkish_spark.protocol.codec import Presence, StoredObject
 
 _MOST = sys.float_info.max
-#: Metrics of one job that are kept, over all operators; what comes later is left out.
+#: The most metrics of one job, over all operators; further ones are ignored.
 MOST_USER_METRICS = 500
 
 
 class UserMetricKind(enum.Enum):
-    """What a metric is; the words are those of PyFlink's metric groups."""
+    """Kind of a metric, named as in PyFlink's metric groups."""
 
     COUNTER = "counter"
     METER = "meter"
@@ -30,17 +30,17 @@ class UserMetricKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class UserMetric(Stored):
-    """What one metric of one operator shows."""
+class UserMetric(StoredObject):
+    """Value of one metric of one operator."""
 
     DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     kind: UserMetricKind
-    #: Of a counter its value, of a meter how many events were marked, of a distribution how many values were
-    #: given; of a gauge, how many subtasks have one.
+    #: Value of a counter, number of a meter's events, number of a distribution's values, or number of
+    #: subtasks that have the gauge.
     count: int
-    #: Of the values of a distribution since the job began, and of a gauge over its subtasks; 0 and None for
-    #: the other kinds, and without any value.
+    #: Sum, minimum and maximum of a distribution's values since the job began, or of a gauge over its
+    #: subtasks; 0 and None for the other kinds, and without any value.
     total: float = 0.0
     least: float | None = None
     most: float | None = None
@@ -57,30 +57,30 @@ class UserMetric(Stored):
     def mean(self) -> float | None:
         return self.total / self.count if self.count > 0 else None
 
-    def merged(self, other: UserMetric) -> UserMetric:
-        """Return what two parts of a metric show together; the second one's kind is the first's."""
+    def merge(self, other: UserMetric) -> UserMetric:
+        """Merge two parts of a metric of the same kind."""
         least = [one for one in (self.least, other.least) if one is not None]
         most = [one for one in (self.most, other.most) if one is not None]
         return replace(
             self,
             count=self.count + other.count,
-            # What a float cannot hold any more stays at its end: a metric never fails a job.
+            # An overflow stays at the greatest float: a metric never fails a job.
             total=max(-_MOST, min(_MOST, self.total + other.total)),
             least=min(least, default=None),
             most=max(most, default=None),
         )
 
-    def after(self, newer: UserMetric) -> UserMetric:
+    def update(self, newer: UserMetric) -> UserMetric:
         is_other = newer.kind is not self.kind
-        return newer if is_other or self.kind is UserMetricKind.GAUGE else self.merged(newer)
+        return newer if is_other or self.kind is UserMetricKind.GAUGE else self.merge(newer)
 
 
-#: What functions have measured, by uid of the operator and name of the metric, groups in front with dots.
+#: Metrics by uid of the operator and name of the metric, with its groups as a dotted prefix.
 UserMetrics = Mapping[str, Mapping[str, UserMetric]]
 
 
-def measured_together(parts: Iterable[tuple[str, str, UserMetric]]) -> dict[str, dict[str, UserMetric]]:
-    """Return what the subtasks of one micro-batch have measured, by uid and name."""
+def merge_subtasks(parts: Iterable[tuple[str, str, UserMetric]]) -> dict[str, dict[str, UserMetric]]:
+    """Merge the metrics of one micro-batch's subtasks by uid and name."""
     found: dict[str, dict[str, UserMetric]] = {}
     for uid, name, one in parts:
         own = found.setdefault(uid, {})
@@ -88,12 +88,12 @@ def measured_together(parts: Iterable[tuple[str, str, UserMetric]]) -> dict[str,
         if known is None:
             own[name] = one
         elif known.kind is one.kind:
-            own[name] = known.merged(one)
+            own[name] = known.merge(one)
     return found
 
 
-def measured_after(before: UserMetrics, batch: UserMetrics) -> dict[str, dict[str, UserMetric]]:
-    """Return all metrics behind one more micro-batch; at most :data:`MOST_USER_METRICS` of them."""
+def update_metrics(before: UserMetrics, batch: UserMetrics) -> dict[str, dict[str, UserMetric]]:
+    """Return all metrics after one more micro-batch; at most :data:`MOST_USER_METRICS` of them."""
     found = {uid: dict(own) for uid, own in before.items()}
     room = MOST_USER_METRICS - sum(map(len, found.values()))
     for uid, own in batch.items():
@@ -102,5 +102,5 @@ def measured_after(before: UserMetrics, batch: UserMetrics) -> dict[str, dict[st
             if known is None and room <= 0:
                 continue
             room -= known is None
-            found.setdefault(uid, {})[name] = one if known is None else known.after(one)
+            found.setdefault(uid, {})[name] = one if known is None else known.update(one)
     return found

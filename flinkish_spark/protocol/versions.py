@@ -1,11 +1,11 @@
-"""Versions of Spark: which one may go on with what another has left.
+"""Versions of Spark: which one may continue a checkpoint that another one wrote.
 
 Rules of this file:
 
-- What counts is major and minor. A patch release keeps the form of Spark's checkpoints.
-- A later minor version reads what an earlier one wrote. Whatever it writes itself an earlier one need not
-  read, so nobody goes back, as soon as the later one has run once.
-- Of another major version nothing is known.
+- Only major and minor count. A patch release keeps the form of Spark's checkpoints.
+- A later minor version reads the checkpoints of an earlier one. An earlier version need not read those of a
+  later one, so there is no way back once the later version has run.
+- Nothing is known about another major version.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class SparkMinor:
 
 
 class VersionStep(enum.Enum):
-    """From what has run on a job directory to what is about to."""
+    """Change of Spark's version on a job directory."""
 
     #: The same minor version.
     NONE = "NONE"
-    #: To a later minor version. It may, and is recorded.
+    #: To a later minor version. Allowed and recorded.
     FORWARD = "FORWARD"
     #: To an earlier minor version. Refused.
     BACK = "BACK"
@@ -48,8 +48,8 @@ class VersionStep(enum.Enum):
     ANOTHER_MAJOR = "ANOTHER_MAJOR"
 
 
-def step_to(running: SparkMinor, before: Iterable[SparkMinor]) -> VersionStep:
-    """Return what a start with `running` is, behind those that have run `before`."""
+def find_version_step(running: SparkMinor, before: Iterable[SparkMinor]) -> VersionStep:
+    """Return the version step of a start with `running`, after starts with the versions `before`."""
     newest = max(before, default=running)
     if newest.major != running.major:
         return VersionStep.ANOTHER_MAJOR

@@ -1,12 +1,12 @@
-"""Watermark alignment over sources: what of which source is held back until others have caught up.
+"""Watermark alignment over sources: the channels that are held back until others have caught up.
 
-Which assigner's channel is ahead of its group says :func:`~flinkish_spark.protocol.watermarks.to_hold_back`.
-A source may be read by several chains of a plan, each with an assigner of its own, and all of its scans hear
-the same: it is held back only where every one of them is ahead. So the slowest of a group is never held
-back, whoever else reads it.
+:func:`~flinkish_spark.protocol.watermarks.find_channels_to_hold` returns the channels ahead of their group.
+Several chains of a plan may read a source, each with an assigner of its own, and all of its scans get the
+same advice: a channel is held back only if it is ahead for every assigner. So the slowest channel of a group
+is never held back, whichever chains read it.
 
-Advice, and nothing else: what a micro-batch has read is what its offsets say. A source that hears it late
-reads further than it should, and a channel that is held back brings the same records later.
+This is advice only: a micro-batch has read what its offsets say. A source that gets the advice late reads
+further than it should, and a channel that is held back brings the same records later.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Annotated, Any, cast
 from flinkish_spark.protocol.codec import read, whole, write
 from flinkish_spark.protocol.ids import Uid
 from flinkish_spark.protocol.time_plan import TimePlan
-from flinkish_spark.protocol.watermarks import EventTime, to_hold_back
+from flinkish_spark.protocol.watermarks import EventTime, find_channels_to_hold
 
 
 class Channels(enum.Enum):
-    """Stands for channels that need not be named."""
+    """Placeholder for channels without numbers."""
 
-    #: A transform in front of the strategy chose its own columns, so channels are not told apart.
+    #: A transform before the strategy chose its own columns, so all channels are one.
     ALL = "ALL"
 
 
@@ -34,9 +34,9 @@ _CHANNELS = frozenset[Annotated[int, whole(0)]]
 
 @dataclass(frozen=True, slots=True)
 class HeldChannels:
-    """What of one source brings no records in the next micro-batch."""
+    """Channels of one source that bring no records in the next micro-batch."""
 
-    #: Numbers as its records have them in ``_fs_channel``, or all of them.
+    #: Numbers as in the column ``_fs_channel``, or all channels.
     channels: frozenset[int] | Channels = frozenset()
 
     def holds(self, channel: int) -> bool:
@@ -50,21 +50,21 @@ class HeldChannels:
         return cls(Channels.ALL if value == Channels.ALL.value else read(_CHANNELS, value))
 
 
-#: A source that nobody holds back.
+#: For a source that is not held back.
 NONE_HELD = HeldChannels()
-#: By uid of the source; who is not named reads on.
+#: By uid of the source; a source that is not named is not held back.
 HeldSources = Mapping[str, HeldChannels]
 _HELD = Mapping[Uid, HeldChannels]
 
 
-def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
+def find_held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
     aligned: dict[str, list[str]] = {}
     for uid, assigner in plan.assigners.items():
         if assigner.rules.alignment is not None:
             aligned.setdefault(assigner.source, []).append(uid)
     if not aligned:
         return {}
-    ahead = to_hold_back(plan.rules, state)
+    ahead = find_channels_to_hold(plan.rules, state)
     found = {}
     for source, uids in aligned.items():
         held: frozenset[int] | Channels = Channels.ALL
@@ -78,9 +78,9 @@ def held_sources(plan: TimePlan, state: EventTime) -> dict[str, HeldChannels]:
     return found
 
 
-def held_to_json(held: HeldSources) -> dict[str, Any]:
+def encode_held(held: HeldSources) -> dict[str, Any]:
     return cast("dict[str, Any]", write(_HELD, dict(sorted(held.items()))))
 
 
-def held_from_json(value: Any) -> dict[str, HeldChannels]:
+def decode_held(value: Any) -> dict[str, HeldChannels]:
     return cast("dict[str, HeldChannels]", read(_HELD, value))

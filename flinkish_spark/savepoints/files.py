@@ -35,7 +35,7 @@ from flinkish_spark.core.validation import hold_plain_values, instance_of, refus
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
-from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.protocol.limits import check_choice
 from flinkish_spark.protocol.savepoints import (
     STATE_ENDING,
     STATE_FOLDER,
@@ -560,9 +560,9 @@ class RestoreSettings:
         hold_plain_values(self)
         instance_of("path", self.path, str, what_to_do='give RestoreSettings("/absolute/path")')
         with refused_as_config_errors("give RestoreSettings one of these, without quotes"):
-            checked_choice("claim", self.claim, ClaimMode)
-            checked_choice("non_restored", self.non_restored, NonRestoredState)
-            checked_choice("unpositioned", self.unpositioned, UnpositionedSources)
+            check_choice("claim", self.claim, ClaimMode)
+            check_choice("non_restored", self.non_restored, NonRestoredState)
+            check_choice("unpositioned", self.unpositioned, UnpositionedSources)
         if "://" in self.path.removeprefix("file://"):
             _ = self.place
         elif not Path(self.path.removeprefix("file://")).is_absolute():

@@ -31,7 +31,7 @@ from flinkish_spark.protocol.savepoints import (
     SourceShape,
     StateFile,
     begin_chain,
-    chain_problems,
+    check_chains,
     check_restore,
 )
 from flinkish_spark.savepoints.export import export_state, make_durable
@@ -114,7 +114,7 @@ def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> froz
     for sink in graph.sinks:
         for end in chains_to(graph, sink.parent):
             sinks.setdefault(end.chain, []).append(sink.uid)
-    problems = chain_problems(metadata, JobShape({}, _sources(graph), sinks))
+    problems = check_chains(metadata, JobShape({}, _sources(graph), sinks))
     return frozenset(saved.chain.name for saved in metadata.chains) if problems else None
 
 

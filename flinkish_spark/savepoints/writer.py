@@ -17,7 +17,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.planning.declare import check_max_parallelism
 from flinkish_spark.planning.partitioning import shuffle_partitions
-from flinkish_spark.protocol.ids import checked_name
+from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
 from flinkish_spark.savepoints.bootstrap import (
     KeyedRows,
@@ -96,7 +96,7 @@ class SavepointWriter:
         """
         check_max_parallelism(max_parallelism)
         with refused_as_config_errors("choose another name"):
-            checked_name(job, "job")
+            check_name(job, "job")
         partitions = shuffle_partitions(spark)
         return cls(spark, WriterPlan.of_nothing(job, partitions, max_parallelism))
 
@@ -302,7 +302,7 @@ class SavepointWriter:
         """
         planned, plan = self._plan.planned(old), self._plan
         with refused_as_config_errors("choose another uid"):
-            checked_name(new, "uid")
+            check_name(new, "uid")
         if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
             raise BootstrapRefused(f"there is a '{new}' already", what_to_do="choose another uid")
         chains, names = with_uid(plan.chains, old, new)

@@ -16,7 +16,7 @@ from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import refused_as_config_errors
 from flinkish_spark.protocol.event_time import TimerReport, Valve
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, checked_name
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, check_name
 from flinkish_spark.protocol.plan_layout import Chain, Position
 from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, StateFile
 from flinkish_spark.protocol.timer_index import Agenda
@@ -175,7 +175,7 @@ def times_with_timers(
         return None
     before = times or EventTime()
     others = {place: one for place, one in before.agenda.groups.items() if place[0] not in known}
-    return replace(before, agenda=Agenda(others).after(reports))
+    return replace(before, agenda=Agenda(others).update(reports))
 
 
 def operator_of(name: str, operators: Collection[str]) -> str:
@@ -462,7 +462,7 @@ class WriterPlan:
 
     def check_new(self, uid: str) -> None:
         with refused_as_config_errors("give the operator's uid in the job"):
-            checked_name(uid, "uid")
+            check_name(uid, "uid")
         if uid in self.operators:
             raise BootstrapRefused(
                 f"there is an operator '{uid}' already",

@@ -20,7 +20,7 @@ from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.validation import refused_as_config_errors, to_ms
 from flinkish_spark.jars import spark_home
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.testing.broker import free_port, watch
 
 _POLL_S = 0.1
@@ -67,10 +67,10 @@ class MiniCluster:
     ) -> None:
         start_timeout_ms = to_ms("start_timeout_ms", start_timeout_ms)
         with refused_as_config_errors("leave it out for 2 workers with 1 core and 1024 MB each"):
-            checked_whole("workers", workers, least=1, most=_MOST_WORKERS)
-            checked_whole("cores", cores, least=1)
-            checked_whole("memory_mb", memory_mb, least=_LEAST_MEMORY_MB)
-            checked_whole("start_timeout_ms", start_timeout_ms, least=1)
+            check_whole("workers", workers, least=1, most=_MOST_WORKERS)
+            check_whole("cores", cores, least=1)
+            check_whole("memory_mb", memory_mb, least=_LEAST_MEMORY_MB)
+            check_whole("start_timeout_ms", start_timeout_ms, least=1)
         self._directory = Path(directory).resolve()
         self._count, self._cores, self._memory_mb = workers, cores, memory_mb
         self._start_timeout_ms = start_timeout_ms

@@ -53,7 +53,7 @@ from flinkish_spark.planning.transforms import (
     RowTransform,
     frame_function,
 )
-from flinkish_spark.protocol.savepoints import changed_meaning
+from flinkish_spark.protocol.savepoints import find_changed_meaning
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases
@@ -307,7 +307,7 @@ class ProgramOperator:
     def restart(self, stored: OperatorSnapshot | None) -> None:
         """Begin with new copies of the function, and with what was stored; None for nothing."""
         node, shape = self.node, self._shape
-        changed = "" if stored is None else changed_meaning(stored.meaning, meaning_of(node))
+        changed = "" if stored is None else find_changed_meaning(stored.meaning, meaning_of(node))
         if changed:
             raise ConfigError(
                 f"the state of operator '{node.uid}' would mean something else: {changed}",

@@ -19,7 +19,7 @@ from flinkish_spark.core.validation import (
 )
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
@@ -72,7 +72,7 @@ class WindowSpec:
     def __post_init__(self) -> None:
         hold_plain_values(self)
         with refused_as_config_errors("set allowed_lateness_ms to a number of milliseconds, 0 or more"):
-            checked_whole("allowed_lateness_ms", self.allowed_lateness_ms, least=0, most=MAX_WATERMARK_MS)
+            check_whole("allowed_lateness_ms", self.allowed_lateness_ms, least=0, most=MAX_WATERMARK_MS)
         kinds: type = WindowAssigner
         instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
         check_methods(self.assigner, kinds, f"the {type(self.assigner).__name__} that is given as assigner")
@@ -112,7 +112,7 @@ def count_window(count: int) -> WindowSpec:
 def sliding_count_window(count: int, slide: int) -> WindowSpec:
     """Return windows over the last `count` elements of a key, at each `slide` more elements."""
     with refused_as_config_errors("set slide to 1 or more"):
-        checked_whole("slide", slide, least=1)
+        check_whole("slide", slide, least=1)
     return WindowSpec(GlobalWindows(), CountTrigger(slide), CountEvictor(count))
 
 

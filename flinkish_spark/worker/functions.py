@@ -30,7 +30,7 @@ from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.context import Closes, close_operator
 from flinkish_spark.operators.lookup_join import LookupJoinRun, kept_answers
 from flinkish_spark.operators.process import ElementFailed
-from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, checked_time
+from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, check_time
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import CHANNEL, KIND, SEQUENCE, TIME, Kind, Origins
@@ -433,7 +433,7 @@ class TimeStage:
         times: list[int] = []
         try:
             for record, known_ms in zip(records, known, strict=True):
-                time_ms = checked_time("the event time", self.assigner(record, known_ms))
+                time_ms = check_time("the event time", self.assigner(record, known_ms))
                 if time_ms is None:
                     raise ValueError("the event time must be milliseconds, got None")
                 times.append(int(time_ms))

@@ -34,9 +34,9 @@ from flinkish_spark.operators.context import close_operator, close_with
 from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, TimerFailed
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.operators.window_loop import LoopedWindows
-from flinkish_spark.protocol.alignment import ExpectedChannels, expected_of
+from flinkish_spark.protocol.alignment import ExpectedChannels, resolve_expected
 from flinkish_spark.protocol.key_groups import Bundling
-from flinkish_spark.protocol.latency import moved_to
+from flinkish_spark.protocol.latency import replace_subtask
 from flinkish_spark.protocol.time_plan import COUNTERS
 from flinkish_spark.state.base_files import BaseFiles, BaseObjects, Bases, MappedBases, bases_of
 from flinkish_spark.state.codec import FrameError, StateValueError
@@ -188,7 +188,7 @@ class KeyedOperator:
         passing = frame[is_control][[C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE]]
         for kind, first, channel, second in passing.to_numpy().tolist():
             if kind == int(C.Kind.MARKER):
-                place = moved_to(channel, partition)
+                place = replace_subtask(channel, partition)
                 yield Out(C.FIRST_LATENCY + self.spec.reporter, first, place, wall_ms())
                 yield Out(kind, first, place, second)
             else:
@@ -204,7 +204,7 @@ class KeyedOperator:
         for number, upstream in enumerate(self.spec.upstream_channels):
             own = barriers[C.CHANNEL][barriers[C.SEQUENCE].to_numpy() == number]
             channels = own.to_numpy(dtype=np.int64).tolist()
-            if sorted(channels) != sorted(expected_of(channels, upstream)):
+            if sorted(channels) != sorted(resolve_expected(channels, upstream)):
                 return False
         return True
 

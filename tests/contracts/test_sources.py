@@ -154,7 +154,7 @@ class Script:
 
     def _measure(self, client: JobClient) -> None:
         self.run.tasks, self.run.restarts = client.tasks, client.progress.restarts
-        for at, histogram in client.latencies.by(LatencyGranularity.OPERATOR).items():
+        for at, histogram in client.latencies.group_by(LatencyGranularity.OPERATOR).items():
             self.run.measured[str(at.source)] = histogram.count
 
     def _refusals(self, savepoint: Path) -> None:

@@ -137,20 +137,20 @@ def _state_left_behind() -> Sequence[Patch]:
 def _bases_go_when_unnamed() -> Sequence[Patch]:
     """Whatever no checkpoint names goes, without a look at what it has in its place."""
 
-    def superseded(found: Any, newest: Any, checkpoints: Any) -> frozenset[str]:
+    def find_superseded(found: Any, newest: Any, checkpoints: Any) -> frozenset[str]:
         return frozenset(name for name in found if not any(name in one.names for one in checkpoints))
 
-    return [mock.patch.object(retention, "superseded", superseded)]
+    return [mock.patch.object(retention, "find_superseded", find_superseded)]
 
 
 def _bases_of_one_pin_alone() -> Sequence[Patch]:
     """What the newest checkpoint has a later one of goes, whoever can be gone back to."""
-    original = retention.superseded
+    original = retention.find_superseded
 
-    def superseded(found: Any, newest: Any, checkpoints: Any) -> frozenset[str]:
+    def find_superseded(found: Any, newest: Any, checkpoints: Any) -> frozenset[str]:
         return original(found, newest, [])
 
-    return [mock.patch.object(retention, "superseded", superseded)]
+    return [mock.patch.object(retention, "find_superseded", find_superseded)]
 
 
 #: Of a job directory in a bucket.

@@ -35,7 +35,7 @@ from flinkish_spark.protocol.decisions import Receipt, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.micro_batches import COMMITS
 from flinkish_spark.protocol.records import Outcome
-from flinkish_spark.protocol.retention import Deletion, Part
+from flinkish_spark.protocol.retention import CheckpointPart, Deletion
 from flinkish_spark.protocol.timeline import Mark, Timeline
 from tests.simulation.bucket_variants import BUCKETS
 from tests.simulation.patching import Patch, Variant
@@ -105,7 +105,7 @@ def _ack_counted_twice() -> Sequence[Patch]:
                 return f"sink '{sink}' showed {len(seen)} barriers"
         return ""
 
-    return [mock.patch.object(barrier_counter, "why_not_aligned", count)]
+    return [mock.patch.object(barrier_counter, "find_misalignment", count)]
 
 
 def _committables_dropped_on_abort() -> Sequence[Patch]:
@@ -226,10 +226,12 @@ def _decided_checkpoints_expire() -> Sequence[Patch]:
 
 
 def _newest_not_retained() -> Sequence[Patch]:
-    def to_delete(facts: Any) -> tuple[Deletion, ...]:
-        return tuple(Deletion(fact.checkpoint, tuple(Part)) for fact in facts.checkpoints if fact.has_receipt)
+    def find_deletions(facts: Any) -> tuple[Deletion, ...]:
+        return tuple(
+            Deletion(fact.checkpoint, tuple(CheckpointPart)) for fact in facts.checkpoints if fact.has_receipt
+        )
 
-    return [mock.patch.object(retiring, "to_delete", to_delete)]
+    return [mock.patch.object(retiring, "find_deletions", find_deletions)]
 
 
 def _hook_states_forgotten() -> Sequence[Patch]:
@@ -242,7 +244,7 @@ def _hook_states_forgotten() -> Sequence[Patch]:
 
 
 def _barriers_not_counted() -> Sequence[Patch]:
-    return [mock.patch.object(barrier_counter, "why_not_aligned", lambda *args: "")]
+    return [mock.patch.object(barrier_counter, "find_misalignment", lambda *args: "")]
 
 
 def _zombies_recover_unchecked() -> Sequence[Patch]:

@@ -32,12 +32,12 @@ from flinkish_spark.protocol.checkpoint import (
 )
 from flinkish_spark.protocol.coordination import (
     Abort,
-    Completed,
     Coordination,
     CoordinationRules,
     Decide,
     Effect,
     Initialise,
+    NotifyCompletion,
     Offer,
     Refuse,
 )
@@ -145,7 +145,7 @@ def word(effect: Effect) -> str:
             return f"decide{checkpoint}@{batch}"
         case Abort(checkpoint, _, reason):
             return f"abort{checkpoint}:{reason.value}"
-        case Completed(checkpoint):
+        case NotifyCompletion(checkpoint):
             return f"done{checkpoint}"
         case Refuse(request, reason):
             return f"refuse:{reason.value}({request.purpose.value.lower()})"

@@ -22,7 +22,7 @@ import re
 
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.input_gate import (
-    Aborted,
+    AbortAlignment,
     AlignmentComplete,
     AlignmentMode,
     AlignmentSettings,
@@ -55,7 +55,7 @@ def word(effect: Effect) -> str:
         case AlignmentComplete(checkpoint, _, channel_state, _):
             places = ",".join(f"{c}:{r.start}-{r.end}" for c, r in channel_state.items())
             return f"done{checkpoint}" + f"({places})" * bool(places)
-        case Aborted(checkpoint, reason):
+        case AbortAlignment(checkpoint, reason):
             return f"{reason.value}{checkpoint}"
 
 

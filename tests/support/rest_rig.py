@@ -25,13 +25,13 @@ from flinkish_spark.protocol.event_time import ChannelStatus, Valve, ValveChanne
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.job_graph import (
+    ChainingReason,
     JobEdge,
     JobGraph,
     JobOperator,
     OperatorKind,
     RunsIn,
     ShipStrategy,
-    Why,
 )
 from flinkish_spark.protocol.job_report import JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import (
@@ -71,7 +71,7 @@ GRAPH = JobGraph(
             ("user",),
             4,
             128,
-            inputs=(JobEdge(ORDERS, ShipStrategy.HASH, Why.BY_KEY),),
+            inputs=(JobEdge(ORDERS, ShipStrategy.HASH, ChainingReason.BY_KEY),),
         ),
         JobOperator(
             TABLE,
@@ -80,7 +80,7 @@ GRAPH = JobGraph(
             "DeltaSink",
             OperatorKind.SINK,
             RunsIn.JVM,
-            inputs=(JobEdge(TOTALS, ShipStrategy.FORWARD, Why.EVALUATED),),
+            inputs=(JobEdge(TOTALS, ShipStrategy.FORWARD, ChainingReason.EVALUATED),),
         ),
         JobOperator(
             TOPIC,
@@ -89,7 +89,7 @@ GRAPH = JobGraph(
             "KafkaSink",
             OperatorKind.SINK,
             RunsIn.JVM,
-            inputs=(JobEdge(TOTALS, ShipStrategy.FORWARD, Why.EVALUATED),),
+            inputs=(JobEdge(TOTALS, ShipStrategy.FORWARD, ChainingReason.EVALUATED),),
         ),
     ),
 )
@@ -113,7 +113,7 @@ class ShownJob(JobOnDisk):
         )
         self.job_dir.recorded_once("layout-0", layout.to_json())
         settings = reported_settings(CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4)
-        self.report = JobReport.begun(OwnerEpoch(1), self.began_ms, GRAPH.vertices, settings, None)
+        self.report = JobReport.begin(OwnerEpoch(1), self.began_ms, GRAPH.vertices, settings, None)
         self.change(JobStatus.RUNNING, JobEvent.STARTED, 2_000)
         for vertex in GRAPH.vertices:
             self.vertex(vertex.id, TaskState.RUNNING, 3_000)
@@ -121,14 +121,14 @@ class ShownJob(JobOnDisk):
     def change(self, status: JobStatus, event: JobEvent, after_ms: int, cause: str = "") -> None:
         """Change the job's status so many milliseconds behind its begin."""
         at_ms = self.began_ms + after_ms
-        self.report = self.report.after(JobStatusChange(self.report.status, status, event, cause, at_ms))
+        self.report = self.report.apply(JobStatusChange(self.report.status, status, event, cause, at_ms))
         self.job_dir.put_report(self.report)
 
     def vertex(self, vertex: str, state: TaskState, after_ms: int, cause: str = "") -> None:
         """Change the state of one vertex."""
         at_ms = self.began_ms + after_ms
         change = TaskStateChange(vertex, "", 1, TaskState.CREATED, state, cause, at_ms)
-        self.report = self.report.after(change)
+        self.report = self.report.apply(change)
         self.job_dir.put_report(self.report)
 
     def held_back(self) -> None:
@@ -220,7 +220,7 @@ class ShownJob(JobOnDisk):
 
     def measured(self, number: int, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC) -> None:
         """Note the statistics of a checkpoint that was completed."""
-        begun = CheckpointStatistics.triggered(CheckpointId(number), purpose, self.at_ms(number))
+        begun = CheckpointStatistics.begin(CheckpointId(number), purpose, self.at_ms(number))
         sink, operator = ParticipantKind.SINK, ParticipantKind.OPERATOR
         participants = (
             ParticipantStatistics("totals", operator, ack_ms=4_100),
@@ -246,26 +246,26 @@ class ShownJob(JobOnDisk):
             commit_ms=400,
             end_to_end_ms=5_400 + number % 7 * 100,
         )
-        done = begun.completed(durations, rows=2_000, bytes_staged=40_000, participants=participants)
-        self.history = self.history.triggered(begun).ended(done)
+        done = begun.complete(durations, rows=2_000, bytes_staged=40_000, participants=participants)
+        self.history = self.history.add_triggered(begun).add_ended(done)
         self.job_dir.put_statistics(self.history)
 
     def aborted(self, number: int, text: str) -> None:
         """Abort a checkpoint for which a sink has not acknowledged."""
         reason = CheckpointFailureReason.TASK_FAILED
         self.abort(number, f"{reason.value}: {text}")
-        begun = CheckpointStatistics.triggered(
+        begun = CheckpointStatistics.begin(
             CheckpointId(number), CheckpointPurpose.PERIODIC, self.at_ms(number)
         )
         waited = (ParticipantStatistics("topic", ParticipantKind.SINK, is_acknowledged=False),)
-        ended = begun.failed(reason, text, CheckpointDurations(trigger_ms=100, end_to_end_ms=2_000), waited)
-        self.history = self.history.triggered(begun).ended(ended)
+        ended = begun.fail(reason, text, CheckpointDurations(trigger_ms=100, end_to_end_ms=2_000), waited)
+        self.history = self.history.add_triggered(begun).add_ended(ended)
         self.job_dir.put_statistics(self.history)
 
     def restored(self, number: int) -> None:
         """Note that the job went on from a checkpoint."""
         restored = RestoredCheckpoint(CheckpointId(number), self.at_ms(number))
-        self.history = self.history.restored(restored)
+        self.history = self.history.add_restored(restored)
         self.job_dir.put_statistics(self.history)
 
     def carry_out(self, request: OutsideRequest) -> CheckpointAnswer:

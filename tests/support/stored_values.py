@@ -318,9 +318,9 @@ class Drawn:
         )
         entries = draw(st.lists(self._statistics(), max_size=4, unique_by=lambda one: one.checkpoint))
         for one in sorted((one for one in entries if int(one.checkpoint)), key=lambda one: one.checkpoint):
-            found = found.triggered(one) if one.status.value == "IN_PROGRESS" else found.ended(one)
+            found = found.add_triggered(one) if one.status.value == "IN_PROGRESS" else found.add_ended(one)
         if draw(st.booleans()):
-            found = found.restored(draw(self.of(self._class("RestoredCheckpoint")))).refused()
+            found = found.add_restored(draw(self.of(self._class("RestoredCheckpoint")))).count_refused()
         return found
 
     def _histories(self) -> st.SearchStrategy[Any]:

@@ -39,9 +39,9 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
     Limit,
-    checked_choice,
-    checked_limit,
-    checked_whole,
+    check_choice,
+    check_limit,
+    check_whole,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class DeltaTableSource(_OfTable):
     ) -> None:
         with refused_as_config_errors("give the number of a version, or leave it out"):
             if version is not None:
-                checked_whole("version", version, least=0)
+                check_whole("version", version, least=0)
         snapshot = DeltaSnapshot.read(checked_place(path, store_options), version)
         self._rows_of = FileRows(snapshot.table, snapshot.metadata)
         super().__init__(
@@ -279,14 +279,14 @@ class DeltaSource(_OfTable):
     ) -> None:
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
         with refused_as_config_errors("see the documentation of DeltaSource"):
-            checked_choice("changes", changes, DeltaChanges)
+            check_choice("changes", changes, DeltaChanges)
             if starting_version is not None:
-                checked_whole("starting_version", starting_version, least=0)
+                check_whole("starting_version", starting_version, least=0)
             if ending_version is not None:
                 # One that ends before it begins would be read as an empty one.
-                checked_whole("ending_version", ending_version, least=starting_version or 0)
-            checked_whole("max_files_per_trigger", max_files_per_trigger, least=1)
-            checked_limit("max_bytes_per_trigger", max_bytes_per_trigger, least=1)
+                check_whole("ending_version", ending_version, least=starting_version or 0)
+            check_whole("max_files_per_trigger", max_files_per_trigger, least=1)
+            check_limit("max_bytes_per_trigger", max_bytes_per_trigger, least=1)
         if reader not in (None, "python"):
             raise ConfigError(
                 f"reader is {reader!r}",

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import LEFT_OUT, Stored, read
+from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
-from flinkish_spark.protocol.timeline import Mark, token_in
+from flinkish_spark.protocol.timeline import Mark, find_token
 
 Json = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ def mark_in(note: str, app: str) -> Mark | None:
     found = _marked(note)
     if found is None or found[0] != app:
         return None
-    return Mark(CheckpointId(found[1]), token_in(note.split(" ")))
+    return Mark(CheckpointId(found[1]), find_token(note.split(" ")))
 
 
 def _marked(note: str) -> tuple[str, int] | None:
@@ -149,14 +149,14 @@ class SchemaEvolution(Choice):
 
 
 @dataclass(frozen=True, slots=True)
-class Append(Stored):
+class Append(StoredObject):
     """Every record becomes a row."""
 
     TAG: ClassVar = ("kind", "APPEND")
 
 
 @dataclass(frozen=True, slots=True)
-class OverwritePartitions(Stored):
+class OverwritePartitions(StoredObject):
     """The partitions that occur in a checkpoint's records are replaced by these records.
 
     Other partitions stay. The table must be partitioned. Which records share a checkpoint decides what
@@ -167,7 +167,7 @@ class OverwritePartitions(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Upsert(Stored):
+class Upsert(StoredObject):
     """One row per key: a record replaces the row with its key, or becomes a new one.
 
     Of several records with one key in a checkpoint the last one wins: the one with the greatest

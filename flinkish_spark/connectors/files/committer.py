@@ -50,7 +50,7 @@ from flinkish_spark.core.store import LocalStore, SealedObjects
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
-from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline, token_in
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline, find_token
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -257,7 +257,7 @@ class FileMarks:
         found = self._objects.optional(f"{_FOLDER}/{checkpoint}.json", _KIND, dict)
         if found is None:
             return None
-        return Mark(CheckpointId(found["checkpoint"]), token_in([str(found["token"])]))
+        return Mark(CheckpointId(found["checkpoint"]), find_token([str(found["token"])]))
 
 
 @dataclass(frozen=True)

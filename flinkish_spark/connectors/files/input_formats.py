@@ -19,7 +19,7 @@ from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batche
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.protocol.limits import check_choice
 from flinkish_spark.types.arrow_columns import beyond_years
 from flinkish_spark.types.arrow_types import spark_type
 from flinkish_spark.types.json_columns import JsonReader
@@ -301,7 +301,7 @@ class CsvFiles(InputFormat):
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
-            checked_choice("header", self.header, CsvHeader)
+            check_choice("header", self.header, CsvHeader)
         what_to_do = "give one ASCII character, which is no quote and no end of a line"
         text = instance_of("delimiter", self.delimiter, str, what_to_do=what_to_do)
         if len(text) != 1 or not text.isascii() or text in _NO_DELIMITERS:

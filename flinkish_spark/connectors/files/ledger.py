@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from flinkish_spark.connectors.files.rolling import Chunk
 from flinkish_spark.core.store import SealedObjects, Store
-from flinkish_spark.protocol.codec import Stored, StoredRow
+from flinkish_spark.protocol.codec import StoredObject, StoredRow
 from flinkish_spark.protocol.envelope import seal
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Entry(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Stored):
+class Part(StoredObject):
     """One file that a plan makes visible."""
 
     target: str
@@ -49,7 +49,7 @@ class Part(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Stored):
+class Plan(StoredObject):
     """Files that one checkpoint makes visible, and chunks that stay open behind it."""
 
     parts: tuple[Part, ...]
@@ -65,7 +65,7 @@ class Plan(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed(Stored):
+class Committed(StoredObject):
     chunks: tuple[Chunk, ...]
 
 
@@ -80,7 +80,7 @@ class OpenPartition(StoredRow):
 
 
 @dataclass(frozen=True, slots=True)
-class State(Stored):
+class State(StoredObject):
     """State of the sink behind a checkpoint."""
 
     #: 0 before the first.
@@ -135,7 +135,7 @@ class Ledger:
         self.record(checkpoint, Entry.PLAN, plan)
         return self.plan(checkpoint) or plan
 
-    def record(self, checkpoint: int, entry: Entry, value: Stored | None = None) -> None:
+    def record(self, checkpoint: int, entry: Entry, value: StoredObject | None = None) -> None:
         body = {} if value is None else value.to_json()
         self.store.create_if_absent(_key(checkpoint, entry), seal(_kind(entry), body))
 

@@ -35,7 +35,7 @@ from flinkish_spark.core.validation import (
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, checked_choice, checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, check_choice, check_whole
 from flinkish_spark.types.ddl import quoted
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class ProcessTime:
     def __post_init__(self) -> None:
         hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT):
-            checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+            check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class PartitionTime:
     def __post_init__(self) -> None:
         hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT):
-            checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+            check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
         if self.watermark is not None:
             check_function(self.watermark, "the watermark of PartitionTime", 1)
         try:
@@ -345,7 +345,7 @@ class PartitionCommit:
         for policy in self.policies:
             with_methods_of("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
         with refused_as_config_errors(_LEAVE_OUT):
-            checked_choice("at_final", self.at_final, AtFinal)
+            check_choice("at_final", self.at_final, AtFinal)
 
     def check(self, assigners: Sequence[BucketAssigner], spark: SparkSession, uid: str) -> None:
         """Refuse what does not fit the sink's buckets; raise ConfigError."""

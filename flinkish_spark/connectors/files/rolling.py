@@ -14,9 +14,9 @@ from flinkish_spark.connectors.files.disk import Disk, FilesUnfinished, bucket_o
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.writer import FrameFiles
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
+from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, check_limit, check_whole
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quoted
 
@@ -54,7 +54,7 @@ class RollOnCheckpoint:
 
     def __post_init__(self) -> None:
         with refused_as_config_errors(_LEAVE_OUT):
-            checked_limit("part_bytes", self.part_bytes, least=1)
+            check_limit("part_bytes", self.part_bytes, least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ class RollingPolicy:
     def __post_init__(self) -> None:
         hold_plain_values(self)
         with refused_as_config_errors(_LEAVE_OUT):
-            checked_whole("part_bytes", self.part_bytes, least=1)
-            checked_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)
-            checked_whole("inactivity_ms", self.inactivity_ms, least=0, most=MOST_MS)
+            check_whole("part_bytes", self.part_bytes, least=1)
+            check_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)
+            check_whole("inactivity_ms", self.inactivity_ms, least=0, most=MOST_MS)
 
 
 Rolling = RollOnCheckpoint | RollingPolicy
@@ -119,11 +119,11 @@ class Compaction:
 
     def __post_init__(self) -> None:
         with refused_as_config_errors(_LEAVE_OUT):
-            checked_whole("part_bytes", self.part_bytes, least=1)
+            check_whole("part_bytes", self.part_bytes, least=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk(Stored):
+class Chunk(StoredObject):
     """A file of a decided checkpoint that readers do not see yet."""
 
     IS_CLOSED: ClassVar = True

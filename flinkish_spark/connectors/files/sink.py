@@ -44,7 +44,7 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.core.validation import hold_plain_values, instance_of, refused_as_config_errors
 from flinkish_spark.protocol.durations import PathText
-from flinkish_spark.protocol.limits import checked_choice
+from flinkish_spark.protocol.limits import check_choice
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -145,7 +145,7 @@ class FileSink(Sink):
         hold_plain_values(self)
         local_path(self.path)
         with refused_as_config_errors(_LEAVE_OUT):
-            checked_choice("format", self.format, FileFormat)
+            check_choice("format", self.format, FileFormat)
         if not isinstance(self.rolling, RollOnCheckpoint | RollingPolicy):
             raise ConfigError(
                 f"rolling is {self.rolling!r}", what_to_do="use RollOnCheckpoint() or RollingPolicy(...)"

@@ -38,10 +38,10 @@ from flinkish_spark.protocol.limits import (
     MOST_MS,
     UNLIMITED,
     Limit,
-    Unlimited,
-    checked_choice,
-    checked_limit,
-    checked_whole,
+    NoLimit,
+    check_choice,
+    check_limit,
+    check_whole,
 )
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.schemas import output_schema
@@ -457,11 +457,11 @@ class FileSource(SplitSource):
             raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
         with refused_as_config_errors("see the documentation of FileSource"):
-            checked_choice("discovery", discovery, Discovery)
-            checked_whole("splits", splits, least=1, most=10_000)
-            checked_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
-            checked_whole("max_files_per_batch", max_files_per_batch, least=1)
-            checked_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
+            check_choice("discovery", discovery, Discovery)
+            check_whole("splits", splits, least=1, most=10_000)
+            check_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
+            check_whole("max_files_per_batch", max_files_per_batch, least=1)
+            check_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
         rate = RateLimit() if rate is None else rate
         self.rate = instance_of("rate", rate, RateLimit, what_to_do=what_to_do)
@@ -504,7 +504,7 @@ class FileSource(SplitSource):
             file = found[self._index(split, end)]
             size_bytes += file.part.bytes
             # Whole files, or parts of a large one: one that is too big is a micro-batch of its own.
-            if end > start and not isinstance(self._most_bytes, Unlimited) and size_bytes > self._most_bytes:
+            if end > start and not isinstance(self._most_bytes, NoLimit) and size_bytes > self._most_bytes:
                 break
             if limit is not None:
                 records += limit if file.rows is None else file.rows

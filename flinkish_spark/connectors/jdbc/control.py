@@ -22,7 +22,7 @@ from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
-from flinkish_spark.protocol.timeline import Mark, token_in
+from flinkish_spark.protocol.timeline import Mark, find_token
 
 _JOB, _SINK = "job_uuid", "sink_uid"
 _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
@@ -75,7 +75,7 @@ class ControlTable:
 
     def mark(self, session: Session) -> Mark:
         checkpoint, epoch, facts = self.read(session)
-        return Mark(CheckpointId(checkpoint), token_in([str(facts.get(TIMELINE, ""))]), OwnerEpoch(epoch))
+        return Mark(CheckpointId(checkpoint), find_token([str(facts.get(TIMELINE, ""))]), OwnerEpoch(epoch))
 
     def try_out(self, session: Session) -> None:
         self._make_row(session)

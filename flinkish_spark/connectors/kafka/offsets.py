@@ -26,9 +26,9 @@ from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import Form, Stored, stored
+from flinkish_spark.protocol.codec import Form, StoredObject, store_as
 from flinkish_spark.protocol.ids import Place
-from flinkish_spark.protocol.limits import checked_choice, checked_whole
+from flinkish_spark.protocol.limits import check_choice, check_whole
 
 LOG = logging.getLogger(__name__)
 #: How long a group's offsets are waited for that could be stored later.
@@ -112,7 +112,7 @@ def _checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, 
         if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
             raise unusable(f"partitions[{topic!r}]", numbers, wanted="a list of numbers", what_to_do=to_do)
         with refused_as_config_errors(to_do):
-            found[topic] = tuple(sorted({checked_whole("a partition", one, least=0) for one in numbers}))
+            found[topic] = tuple(sorted({check_whole("a partition", one, least=0) for one in numbers}))
     return found
 
 
@@ -142,7 +142,7 @@ class _AtTimestamp:
 
     def __post_init__(self) -> None:
         with refused_as_config_errors("give milliseconds since 1970"):
-            checked_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
+            check_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         return first_at_least_as_late(
@@ -185,7 +185,7 @@ class StartAtOffsets(KafkaStart):
         to_do = 'give numbers by topic and partition: {"orders": {0: 1_000, 1: 1_200}}'
         _check_offsets("start", self.starts, to_do)
         with refused_as_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
-            checked_choice("otherwise", self.otherwise, StartingOffsets)
+            check_choice("otherwise", self.otherwise, StartingOffsets)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         given = from_json(self.starts)
@@ -217,7 +217,7 @@ class StartAtCommitted(KafkaStart):
     def __post_init__(self) -> None:
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
         with refused_as_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
-            checked_choice("otherwise", self.otherwise, StartingOffsets)
+            check_choice("otherwise", self.otherwise, StartingOffsets)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         wanted = set(places)
@@ -234,8 +234,8 @@ def _check_offsets(which: str, given: object, to_do: str) -> None:
             raise unusable(f"{which}s[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
         with refused_as_config_errors(to_do):
             for partition, offset in offsets.items():
-                checked_whole("a partition", partition, least=0)
-                checked_whole(f"the {which} of {topic}-{partition}", offset, least=0)
+                check_whole("a partition", partition, least=0)
+                check_whole(f"the {which} of {topic}-{partition}", offset, least=0)
 
 
 def first_at_least_as_late(
@@ -295,7 +295,7 @@ def _held(
     return {**otherwise.offsets(admin, [place for place in places if place not in given]), **given}
 
 
-class KafkaEnd(Stored, ABC):
+class KafkaEnd(StoredObject, ABC):
     """Says where each partition ends; one of the classes below."""
 
     @abstractmethod
@@ -346,7 +346,7 @@ class EndAtOffsets(KafkaEnd):
     TAG: ClassVar = ("end", "offsets")
 
     ends: Mapping[str, Mapping[Annotated[int, Form(str, int)], int]] = field(
-        default_factory=dict, metadata=stored("offsets")
+        default_factory=dict, metadata=store_as("offsets")
     )
 
     def __post_init__(self) -> None:

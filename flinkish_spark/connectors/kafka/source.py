@@ -70,7 +70,7 @@ from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.ids import JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentMode
-from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
+from flinkish_spark.protocol.limits import UNLIMITED, NoLimit, check_whole
 from flinkish_spark.protocol.plan_layout import Position, offsets_in
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
@@ -420,7 +420,7 @@ class KafkaSource(KafkaInput):
     metadata: Sequence[str] = ()
     ending: KafkaEnd | None = None
     partitions: Mapping[str, Sequence[int]] | None = None
-    max_offsets_per_second: float | Unlimited = UNLIMITED
+    max_offsets_per_second: float | NoLimit = UNLIMITED
     key: Format | None = None
     key_fields_prefix: str = ""
     tombstones: OnTombstone | None = None
@@ -443,7 +443,7 @@ class KafkaSource(KafkaInput):
         check_told_apart(wanted.topics)
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
         with refused_as_config_errors("give a number of records, or 0 for no limit"):
-            checked_whole("max_offsets_per_trigger", self.max_offsets_per_trigger, least=0)
+            check_whole("max_offsets_per_trigger", self.max_offsets_per_trigger, least=0)
         options = values_by_name("options", self.options, what_to_do=_OPTIONS_TO_DO)
         reader_options = values_by_name("reader_options", self.reader_options, what_to_do=_OPTIONS_TO_DO)
         check_reader_options(reader_options)
@@ -695,7 +695,7 @@ class KafkaSource(KafkaInput):
     def _options(self, place: JobPlace) -> dict[str, str]:
         held = {names.HELD_PATH: place.control_path, names.HELD_SOURCE: self._uid} if self._uid else {}
         most = self.max_offsets_per_second
-        pace = {} if isinstance(most, Unlimited) else {names.PER_SECOND: repr(float(most))}
+        pace = {} if isinstance(most, NoLimit) else {names.PER_SECOND: repr(float(most))}
         limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)}
         return {
             **self.connection.for_spark(),

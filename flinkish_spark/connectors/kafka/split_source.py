@@ -51,7 +51,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
 from flinkish_spark.protocol.ids import Place
-from flinkish_spark.protocol.limits import checked_whole
+from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX, output_schema
@@ -159,7 +159,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         rate: RateLimit | None = None,
     ) -> None:
         with refused_as_config_errors("give milliseconds since 1970"):
-            checked_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
+            check_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
         self.connection = KafkaConnection(
             bootstrap_servers,
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),

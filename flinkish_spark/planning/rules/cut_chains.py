@@ -30,7 +30,7 @@ from flinkish_spark.planning.stream_graph import (
     upstreams,
 )
 from flinkish_spark.planning.transforms import has_frames_first
-from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
+from flinkish_spark.protocol.plan_layout import Chain, make_input_names, source_of
 
 
 def cut_chains(plan: LogicalPlan) -> LogicalPlan:
@@ -52,7 +52,7 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
         together = sharing if len(paths) == 1 else ()
         readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node or sink in together)
         sources = [path.base.uid for path in plain if isinstance(path.base, SourceNode)]
-        found.append(End(Chain(input_names(sources), (), readers), plain, deferred_from))
+        found.append(End(Chain(make_input_names(sources), (), readers), plain, deferred_from))
     for path in paths:
         operator = operator_of(path.base)
         if operator is not None:
@@ -115,7 +115,7 @@ def ends_with(graph: StreamGraph, operator: KeyedNode) -> tuple[KeyedNode, ...]:
 
 
 def _chain(ends: tuple[KeyedNode, ...]) -> Chain:
-    inputs = input_names([scan.source.uid for scan in operator_scans(*ends)])
+    inputs = make_input_names([scan.source.uid for scan in operator_scans(*ends)])
     operators = tuple(node.uid for node in operators_upto(*ends))
     return Chain(inputs, operators, operators[-1:])
 

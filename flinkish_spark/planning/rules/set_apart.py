@@ -10,7 +10,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     TransformNode,
 )
-from flinkish_spark.protocol.job_graph import Chained
+from flinkish_spark.protocol.job_graph import ChainingStrategy
 
 
 def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
@@ -25,4 +25,7 @@ def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
             return False
     if isinstance(front, TransformNode) and is_partitioning(front.function):
         return isinstance(front.function, Narrow) and is_set_apart(graph, [*before[:-1], step])
-    return graph.chained_of(front) is Chained.NEVER or graph.chained_of(step) is not Chained.ALWAYS
+    return (
+        graph.chained_of(front) is ChainingStrategy.NEVER
+        or graph.chained_of(step) is not ChainingStrategy.ALWAYS
+    )

@@ -110,7 +110,7 @@ class EndTransactionsOf:
 
     def after(self, step, subject):
         newest = decisions(self.job_dir)[-1] if step is Step.DECISION else None
-        if newest is not None and newest.by_sink().get("kafka"):
+        if newest is not None and newest.group_by_sink().get("kafka"):
             with TransactionClient(self._connection) as client:
                 for found in client.list_of_job(
                     JobUuid(JobDir(LocalStore(self.job_dir)).read_or_create_job({})[0].value)

@@ -237,7 +237,7 @@ def test_a_job_that_is_drained_commits_all_that_waits_for_event_time(spark: Any,
     assert [tuple(row) for row in sink.rows()] == [("all", 19_999, 2), ("all", 39_999, 3)]
     metadata = SavepointDir(tmp_path / "savepoint").metadata()
     assert metadata.times is not None and not metadata.times.agenda.groups
-    assert metadata.times.watermarks.at("all") == 30_999
+    assert metadata.times.watermarks.get("all") == 30_999
 
 
 class Behind(WatermarkGenerator):

@@ -28,7 +28,14 @@ from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.protocol.job_graph import JobEdge, JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
+from flinkish_spark.protocol.job_graph import (
+    ChainingReason,
+    JobEdge,
+    JobGraph,
+    OperatorKind,
+    RunsIn,
+    ShipStrategy,
+)
 from flinkish_spark.protocol.plan_layout import ScanRole, source_of
 from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
 from flinkish_spark.transport.columns import map_in_arrow
@@ -58,8 +65,8 @@ def kinds(frame: Any) -> Counter[str]:
 
 def in_one_pass(graph: JobGraph, edge: JobEdge) -> bool:
     """Whether what is behind a way runs in the pass of what is in front."""
-    if edge.why is not Why.STREAMS_MEET:
-        return edge.why in (Why.BRANCHES, Why.SAME_PASS)
+    if edge.why is not ChainingReason.STREAMS_MEET:
+        return edge.why in (ChainingReason.BRANCHES, ChainingReason.SAME_PASS)
     front = next(one for one in graph.operators if one.id == edge.source)
     return front.kind is OperatorKind.FUNCTION
 
@@ -90,7 +97,7 @@ def passes(graph: JobGraph) -> int:
             number += sum(edge.runs for edge in one.inputs if begins(edge))
     # Where a DataFrame function is one of the branches of a stem, all of them come out of the JVM.
     edges = [(one, edge) for one in graph.operators for edge in one.inputs]
-    stems = {edge.source for _, edge in edges if edge.why is Why.BRANCHES}
+    stems = {edge.source for _, edge in edges if edge.why is ChainingReason.BRANCHES}
     return number + len(stems & {edge.source for one, edge in edges if one.runs_in is RunsIn.JVM})
 
 
@@ -133,7 +140,7 @@ def test_a_transform_in_the_pass_that_reads_records_runs_in_python(spark: Any, t
     transforms = [one.runs_in for one in graph.operators if one.kind is OperatorKind.TRANSFORM]
     assert transforms == [RunsIn.PYTHON, RunsIn.JVM]
     assert [edge.why for one in graph.operators if one.name == "map parsed" for edge in one.inputs] == [
-        Why.SAME_PASS
+        ChainingReason.SAME_PASS
     ]
     assert kinds(planned.frame)["MapInArrow"] == passes(graph)
 

@@ -37,7 +37,7 @@ class DeleteStaged:
         if step is not Step.DECISION or self.struck:
             return
         decision = self._job_dir.decision(CheckpointId(int(subject)))
-        staged = [c for _, c in decision.by_sink().get(self._sink, [])]
+        staged = [c for _, c in decision.group_by_sink().get(self._sink, [])]
         if decision.verdict is not Verdict.COMMIT or not staged:
             return
         self._spared -= 1

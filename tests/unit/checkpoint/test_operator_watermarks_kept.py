@@ -27,7 +27,7 @@ from flinkish_spark.protocol.event_time import (
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
-from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
+from flinkish_spark.protocol.time_plan import Assigner, TimePlan, make_reporters
 from flinkish_spark.protocol.watermarks import EventTime
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import MemoryStore
@@ -61,7 +61,7 @@ def plan(idleness_ms: int | None = None) -> TimePlan:
     rules = AssignerRules(BoundedOutOfOrderness(0), idleness_ms)
     pairs = list(zip(SOURCES, OPERATORS, strict=True))
     return TimePlan(
-        reporters_of(OPERATORS, SOURCES),
+        make_reporters(OPERATORS, SOURCES),
         {f"{operator}-out": (operator,) for operator in OPERATORS},
         {operator: (operator,) for operator in OPERATORS},
         {f"{source}.{operator}": Assigner(source, rules) for source, operator in pairs},
@@ -302,7 +302,7 @@ def test_a_job_that_is_started_again_behind_its_drain_goes_on_where_time_stood(q
 
 
 def test_a_job_that_has_said_nothing_stores_nothing_about_its_operators(tmp_path: Path) -> None:
-    untimed = TimePlan(reporters_of(OPERATORS, SOURCES), plan().chains, plan().operators)
+    untimed = TimePlan(make_reporters(OPERATORS, SOURCES), plan().chains, plan().operators)
     query = Query(tmp_path, untimed)
     query.run()
     assert (query.staged[0].times, query.keeper.behind(BatchId(0))) == (None, None)

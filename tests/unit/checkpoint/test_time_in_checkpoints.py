@@ -23,7 +23,7 @@ TIMES = EventTime(
     valve=Valve(watermark_ms=60_000),
     processing_time_ms=5,
     carried_ms=59_000,
-    agenda=Agenda().after([TimerReport("sums", 3, 70_000, None)]),
+    agenda=Agenda().update([TimerReport("sums", 3, 70_000, None)]),
 )
 
 

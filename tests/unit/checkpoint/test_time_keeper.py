@@ -24,12 +24,12 @@ from flinkish_spark.protocol.event_time import (
     Alignment,
     AssignerRules,
     BoundedOutOfOrderness,
-    Untimed,
+    NoWatermarkStrategy,
 )
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
-from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
+from flinkish_spark.protocol.time_plan import Assigner, TimePlan, make_reporters
 from flinkish_spark.protocol.watermark_alignment import NONE_HELD
 from flinkish_spark.protocol.watermarks import EventTime
 from tests.support.clocks import ManualClock
@@ -61,10 +61,10 @@ class Input(Source):
 
 
 def plan(rules: AssignerRules | None = None) -> TimePlan:
-    given = {"orders": Assigner("orders", AssignerRules(Untimed()))}
+    given = {"orders": Assigner("orders", AssignerRules(NoWatermarkStrategy()))}
     if rules is not None:
         given = {"orders.sums": Assigner("orders", rules)}
-    return TimePlan(reporters_of(["sums"], ["orders"]), {"out": ("sums",)}, {"sums": ("sums",)}, given)
+    return TimePlan(make_reporters(["sums"], ["orders"]), {"out": ("sums",)}, {"sums": ("sums",)}, given)
 
 
 TIMED = plan(AssignerRules(BoundedOutOfOrderness(0)))
@@ -144,7 +144,7 @@ class Query:
     @property
     def carried_ms(self) -> int:
         """The watermark of the last micro-batch."""
-        return ControlOffset.newest(self.controls).time.watermark_ms
+        return ControlOffset.find_newest(self.controls).time.watermark_ms
 
 
 def seen(time_ms: int, channel: int = 0) -> TimeReport:
@@ -318,7 +318,7 @@ def test_an_earlier_timer_moves_the_call_and_a_deleted_one_moves_it_back(tmp_pat
 
 def test_a_scan_that_was_asked_too_early_calls_in_the_next_micro_batch(tmp_path: Path) -> None:
     given = TimePlan(
-        reporters_of(["first"], ["orders"]),
+        make_reporters(["first"], ["orders"]),
         {"out": ("sums",), "other": ("tops",)},
         {"sums": ("first",), "tops": ("first",)},
     )

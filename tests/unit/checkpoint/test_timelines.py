@@ -33,7 +33,7 @@ from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, 
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import LineageHistory
 from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck
-from flinkish_spark.protocol.retention import CheckpointFact, RetentionFacts, to_delete
+from flinkish_spark.protocol.retention import CheckpointFact, RetentionFacts, find_deletions
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.sources import EndAtLatest, HybridSource, KafkaRecordsSource
 from tests.support.clocks import ManualClock
@@ -180,7 +180,7 @@ def retained(ownership: Ownership, retained: int) -> list[int]:
         for one in map(job_dir.decision, job_dir.decided_ids())
         if one is not None
     ]
-    gone = to_delete(RetentionFacts(tuple(facts), LineageHistory(), retained))
+    gone = find_deletions(RetentionFacts(tuple(facts), LineageHistory(), retained))
     job_dir.delete_all(f"checkpoints/{one.checkpoint}/{part}" for one in gone for part in FILES)
     return [int(one.checkpoint) for one in gone]
 

@@ -47,17 +47,17 @@ def job(tmp_path: Path) -> JobOnDisk:
 
 
 def begun(checkpoint: int, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC) -> CheckpointStatistics:
-    return CheckpointStatistics.triggered(CheckpointId(checkpoint), purpose, checkpoint * HOUR_MS)
+    return CheckpointStatistics.begin(CheckpointId(checkpoint), purpose, checkpoint * HOUR_MS)
 
 
 def done(checkpoint: int) -> CheckpointStatistics:
-    return begun(checkpoint).completed(DURATIONS, rows=6, bytes_staged=100, participants=PARTICIPANTS)
+    return begun(checkpoint).complete(DURATIONS, rows=6, bytes_staged=100, participants=PARTICIPANTS)
 
 
 def measure(job: JobOnDisk, *statistics: CheckpointStatistics) -> StatisticsHistory:
     history = StatisticsHistory()
     for one in statistics:
-        history = history.ended(one) if one.status.value != "IN_PROGRESS" else history.triggered(one)
+        history = history.add_ended(one) if one.status.value != "IN_PROGRESS" else history.add_triggered(one)
     job.job_dir.put_statistics(history)
     return history
 
@@ -103,8 +103,10 @@ def test_a_completed_checkpoint_is_listed_with_all_fields(job: JobOnDisk) -> Non
 
 
 def test_the_list_names_the_job_and_sums_up(job: JobOnDisk) -> None:
-    history = measure(job, done(1), done(2), begun(3).failed(Reason.EXPIRED, "60 s"))
-    job.job_dir.put_statistics(history.restored(RestoredCheckpoint(CheckpointId(2), 5, "/a")).refused())
+    history = measure(job, done(1), done(2), begun(3).fail(Reason.EXPIRED, "60 s"))
+    job.job_dir.put_statistics(
+        history.add_restored(RestoredCheckpoint(CheckpointId(2), 5, "/a")).count_refused()
+    )
     told = said(flinkish("checkpoints", "list", job.root, "--json"))
     assert (told["job"], told["job_uuid"], told["job_dir"]) == ("orders", str(job.uuid), str(job.root))
     assert told["counts"] == {
@@ -158,7 +160,7 @@ def test_a_decided_checkpoint_without_receipt_is_in_progress(job: JobOnDisk) -> 
 def test_a_decision_is_believed_where_the_statistics_say_otherwise(job: JobOnDisk) -> None:
     """A killed process decided it, and the next one finished it without having measured it."""
     job.complete(1)
-    measure(job, begun(1).failed(Reason.OWNER_LOST, "killed"))
+    measure(job, begun(1).fail(Reason.OWNER_LOST, "killed"))
     told = listed(job)[1]
     assert (told["status"], told["failure"], told["rows"]) == ("COMPLETED", None, 6)
 
@@ -211,10 +213,10 @@ def test_a_job_without_checkpoints_says_so(job: JobOnDisk) -> None:
 
 def test_the_list_is_plain_lines_where_the_output_is_no_terminal(job: JobOnDisk) -> None:
     job.complete(1, 2)
-    measure(job, done(1), begun(2).failed(Reason.EXPIRED, "60 s"), begun(3))
+    measure(job, done(1), begun(2).fail(Reason.EXPIRED, "60 s"), begun(3))
     history = job.job_dir.statistics()
     assert history is not None
-    job.job_dir.put_statistics(history.restored(RestoredCheckpoint(CheckpointId(1), HOUR_MS)))
+    job.job_dir.put_statistics(history.add_restored(RestoredCheckpoint(CheckpointId(1), HOUR_MS)))
     lines = flinkish("checkpoints", "list", job.root).stdout.splitlines()
     assert lines[0].split()[:4] == ["id", "purpose", "status", "triggered"]
     assert lines[1].split()[:3] == ["1", "PERIODIC", "COMPLETED"]
@@ -333,7 +335,7 @@ def test_show_for_people_has_a_table_per_part(job: JobOnDisk) -> None:
 
 def test_show_of_a_failed_one_says_whom_it_waited_for(job: JobOnDisk) -> None:
     late = ParticipantStatistics("sum", Kind.OPERATOR, is_acknowledged=False)
-    measure(job, begun(1).failed(Reason.EXPIRED, "60 s", DURATIONS, (late, PARTICIPANTS[0])))
+    measure(job, begun(1).fail(Reason.EXPIRED, "60 s", DURATIONS, (late, PARTICIPANTS[0])))
     told = said(flinkish("checkpoints", "show", job.root, 1, "--json"))
     assert (told["asked"], told["acknowledged"], told["failure"]["reason"]) == (2, 1, "EXPIRED")
     assert [(p["uid"], p["is_acknowledged"]) for p in told["participants"]] == [("sum", False), ("out", True)]
@@ -344,7 +346,7 @@ def test_show_of_a_failed_one_says_whom_it_waited_for(job: JobOnDisk) -> None:
 
 
 def test_show_says_how_much_is_not_listed(job: JobOnDisk) -> None:
-    measure(job, begun(1).completed(DURATIONS, rows=6, participants=PARTICIPANTS, unlisted=1_200))
+    measure(job, begun(1).complete(DURATIONS, rows=6, participants=PARTICIPANTS, unlisted=1_200))
     assert said(flinkish("checkpoints", "show", job.root, 1, "--json"))["unlisted"] == 1_200
     plain = flinkish("checkpoints", "show", job.root, 1).stdout
     assert "not listed              1200 participants and channels" in plain
@@ -352,7 +354,7 @@ def test_show_says_how_much_is_not_listed(job: JobOnDisk) -> None:
 
 def test_bytes_that_were_not_measured_are_not_zero(job: JobOnDisk) -> None:
     """And a quantity that was never measured is left out of the summary."""
-    measure(job, begun(1).completed(DURATIONS, rows=6))
+    measure(job, begun(1).complete(DURATIONS, rows=6))
     told = said(flinkish("checkpoints", "list", job.root, "--json"))
     assert told["checkpoints"][0]["bytes_staged"] is None
     assert "bytes_staged" not in told["summary"] and told["summary"]["rows"]["max"] == 6

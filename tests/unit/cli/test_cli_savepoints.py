@@ -156,7 +156,7 @@ def test_a_job_is_stopped_with_a_savepoint(job: JobOnDisk, tmp_path: Path, words
 
 @pytest.mark.parametrize("command", ["cancel", "savepoint stop", "savepoint trigger", "checkpoints trigger"])
 def test_a_job_that_has_ended_is_not_waited_for(job: JobOnDisk, tmp_path: Path, command: str) -> None:
-    report = JobReport.begun(OwnerEpoch(1), 1_000, (), {}, None)
+    report = JobReport.begin(OwnerEpoch(1), 1_000, (), {}, None)
     job.job_dir.put_report(replace(report, status=JobStatus.FINISHED))
     words = ["--yes"] if command == "cancel" else [tmp_path / "new"] if "savepoint" in command else []
     # With the patience of 30 s that a request has otherwise.

@@ -21,7 +21,7 @@ from flinkish_spark.protocol.event_time import Alignment, AssignerRules, Bounded
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeReport
-from flinkish_spark.protocol.time_plan import Assigner, TimePlan, reporters_of
+from flinkish_spark.protocol.time_plan import Assigner, TimePlan, make_reporters
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.sources import CollectionSource, RateLimit
 from tests.support.clocks import ManualClock
@@ -43,7 +43,7 @@ class Job:
         chains = {f"{uid}-out": (uid,) for uid in UIDS}
         operators = {uid: (f"{uid}-sums",) for uid in UIDS}
         assigners = {f"{uid}.{uid}": Assigner(uid, RULES) for uid in UIDS}
-        reporters = reporters_of([f"{uid}-sums" for uid in UIDS], UIDS)
+        reporters = make_reporters([f"{uid}-sums" for uid in UIDS], UIDS)
         self.plan = TimePlan(reporters, chains, operators, assigners)
         self.sources = {
             uid: CollectionSource([(n * STEP_MS[uid],) for n in range(RECORDS[uid])], "at LONG")

@@ -35,9 +35,9 @@ from flinkish_spark.protocol.watermark_alignment import (
     NONE_HELD,
     Channels,
     HeldChannels,
-    held_from_json,
-    held_sources,
-    held_to_json,
+    decode_held,
+    encode_held,
+    find_held_sources,
 )
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 from flinkish_spark.transport.channels import channel_by_name
@@ -69,12 +69,12 @@ def behind(
 def test_the_channel_that_is_ahead_is_held_back_and_no_other() -> None:
     two = plan(a=Assigner("a", rules()), b=Assigner("b", rules()))
     state = behind(two, ("a", 0, 500), ("a", 1, 90), ("b", 0, 1))
-    assert held_sources(two, state) == {"a": HeldChannels(frozenset({0}))}
+    assert find_held_sources(two, state) == {"a": HeldChannels(frozenset({0}))}
 
 
 def test_a_source_without_channels_of_its_own_is_held_back_whole() -> None:
     two = plan(a=Assigner("a", rules(), has_channels=False), b=Assigner("b", rules()))
-    held = held_sources(two, behind(two, ("a", 0, 500), ("b", 0, 1)))
+    held = find_held_sources(two, behind(two, ("a", 0, 500), ("b", 0, 1)))
     assert held == {"a": HeldChannels(Channels.ALL)}
     assert held["a"].holds(7)
 
@@ -83,18 +83,18 @@ def test_a_source_that_two_chains_read_is_held_back_where_both_are_ahead() -> No
     both = plan(a_x=Assigner("a", rules()), a_y=Assigner("a", rules()), b=Assigner("b", rules()))
     # One scan of the source is behind the other: holding it back would be for ever.
     one_behind = behind(both, ("a.x", 0, 500), ("a.y", 0, 1), ("b", 0, 1))
-    assert held_sources(both, one_behind) == {}
+    assert find_held_sources(both, one_behind) == {}
     both_ahead = behind(both, ("a.x", 0, 500), ("a.x", 1, 500), ("a.y", 0, 700), ("a.y", 1, 2), ("b", 0, 1))
-    assert held_sources(both, both_ahead) == {"a": HeldChannels(frozenset({0}))}
+    assert find_held_sources(both, both_ahead) == {"a": HeldChannels(frozenset({0}))}
     whole = plan(
         a_x=Assigner("a", rules()), a_y=Assigner("a", rules(), has_channels=False), b=Assigner("b", rules())
     )
-    assert held_sources(whole, both_ahead) == {"a": HeldChannels(frozenset({0, 1}))}
+    assert find_held_sources(whole, both_ahead) == {"a": HeldChannels(frozenset({0, 1}))}
 
 
 def test_groups_do_not_wait_for_each_other() -> None:
     two = plan(a=Assigner("a", rules(group="one")), b=Assigner("b", rules(group="two")))
-    assert held_sources(two, behind(two, ("a", 0, 500), ("b", 0, 1))) == {}
+    assert find_held_sources(two, behind(two, ("a", 0, 500), ("b", 0, 1))) == {}
 
 
 def test_what_has_ended_or_was_never_aligned_holds_nobody_back() -> None:
@@ -102,8 +102,8 @@ def test_what_has_ended_or_was_never_aligned_holds_nobody_back() -> None:
     state = behind(
         given, ("a", 0, 500), ("b", 0, 1), ("c", 0, 1), inputs=(AssignerInput("b", frozenset(), True),)
     )
-    assert held_sources(given, state) == {}
-    assert held_sources(TimePlan(), EventTime()) == {}
+    assert find_held_sources(given, state) == {}
+    assert find_held_sources(TimePlan(), EventTime()) == {}
 
 
 # -- what sources are told -----------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_what_has_ended_or_was_never_aligned_holds_nobody_back() -> None:
 def test_what_is_written_is_read_and_what_is_not_there_holds_nobody_back(tmp_path: Path) -> None:
     control = tmp_path / "3-1.json"
     held = {"a": HeldChannels(frozenset({0, 4})), "b": HeldChannels(Channels.ALL)}
-    assert held_from_json(json.loads(json.dumps(held_to_json(held)))) == held
+    assert decode_held(json.loads(json.dumps(encode_held(held)))) == held
     assert read_held(str(control), "a") == NONE_HELD == read_held("", "a")
     write_held(control, held)
     assert read_held(str(control), "a") == held["a"]
@@ -125,7 +125,7 @@ def test_what_is_written_is_read_and_what_is_not_there_holds_nobody_back(tmp_pat
 @pytest.mark.parametrize("value", [[], {"a": "SOME"}, {"a": [-1]}, {"a": [1, 1]}, {"../a": [1]}, {"a": {}}])
 def test_advice_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(ValueError):
-        held_from_json(value)
+        decode_held(value)
 
 
 def test_a_split_that_is_held_back_stays_where_it_is_and_the_others_go_on(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ class Model:
                 return count
             self.now_ms += self.chance.randint(0, 9)
             before = [one.has_ended for one in self.inputs.values()]
-            reports = list(self._read(held_sources(self.plan, self.state)))
+            reports = list(self._read(find_held_sources(self.plan, self.state)))
             has_changed = before != [one.has_ended for one in self.inputs.values()]
             due_ms = next_micro_batch_ms(self.plan.rules, self.state)
             is_due = due_ms is not None and due_ms <= self.now_ms

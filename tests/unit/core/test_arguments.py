@@ -254,7 +254,7 @@ def test_a_strategy_that_cannot_work_is_a_config_error(strategy, setting, values
 
 
 def test_a_strategy_of_the_public_api_is_the_rule_itself() -> None:
-    history = rules.RestartHistory().failed(0).failed(500)
+    history = rules.RestartHistory().add_failure(0).add_failure(500)
     assert ExponentialDelay(100, 1_000).decide(history) == rules.ExponentialDelay(100, 1_000).decide(history)
     assert NoRestart is rules.NoRestart
     for made in MADE:

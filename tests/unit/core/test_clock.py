@@ -65,6 +65,6 @@ def test_checkpoints_go_on_while_the_wall_clock_runs_backwards(rig) -> None:
 def test_a_failure_rate_counts_monotonic_time() -> None:
     history, strategy = RestartHistory(), FailureRate(max_failures=2, interval_ms=60_000)
     for now_ms in (0, 40_000, 80_000):
-        history = history.failed(now_ms)
+        history = history.add_failure(now_ms)
         assert isinstance(strategy.decide(history), RestartAfter)
-    assert isinstance(strategy.decide(history.failed(80_001)), GiveUp)
+    assert isinstance(strategy.decide(history.add_failure(80_001)), GiveUp)

@@ -20,7 +20,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import CreateResult, LocalStore, ObjectMissing
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
-from flinkish_spark.protocol.envelope import EnvelopeError, NewerFormatError, seal, unseal
+from flinkish_spark.protocol.envelope import NewerFormatError, seal, unseal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindKind, Tables
 from flinkish_spark.protocol.records import Barrier, Committable, Outcome, SinkAck, StagedBatch, TaskAck
@@ -78,16 +78,16 @@ def test_a_decision_knows_its_batch_and_what_each_sink_staged_in_batch_order():
     later = replace(STAGED, batch=BatchId(4), committables=(Committable("delta", {}), *STAGED.committables))
     decision = replace(DECISION, batches=(STAGED, later))
     assert decision.batch == BatchId(4)
-    assert [int(batch.batch) for batch, _ in decision.by_sink()["kafka"]] == [3, 4]
-    assert decision.by_sink()["delta"] == [(later, Committable("delta", {}))]
-    assert decision.by_sink().keys() == {"kafka", "delta"}
+    assert [int(batch.batch) for batch, _ in decision.group_by_sink()["kafka"]] == [3, 4]
+    assert decision.group_by_sink()["delta"] == [(later, Committable("delta", {}))]
+    assert decision.group_by_sink().keys() == {"kafka", "delta"}
     assert (STAGED.checkpoints, STAGED.acks[0].rows) == ({CheckpointId(1)}, 5)
     assert STAGED.acks[0].digest == 2**64 - 9
 
 
 def test_an_intent_says_what_the_history_will_say():
     intent = RewindIntent(BatchId(3), Lineage(2), "", {}, RewindKind.PLAIN, CheckpointId(1))
-    past = intent.past()
+    past = intent.to_finished_rewind()
     assert (past.lineage, past.kind, past.target) == (Lineage(2), RewindKind.PLAIN, CheckpointId(1))
 
 
@@ -106,14 +106,15 @@ def test_a_commit_without_a_batch_is_refused():
 def test_an_envelope_shows_every_kind_of_damage():
     data = seal("receipt", {"a": 1})
     assert unseal("receipt", data) == {"a": 1}
+    damage = "not a sealed receipt|expected a receipt|checksum of this receipt|written in format"
     for at in range(0, len(data), 7):
         torn = data[:at]
-        with pytest.raises(EnvelopeError):
+        with pytest.raises(ValueError, match=damage):
             unseal("receipt", torn)
         flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        with pytest.raises(EnvelopeError):
+        with pytest.raises(ValueError, match=damage):
             unseal("receipt", flipped)
-    with pytest.raises(EnvelopeError, match="expected a decision"):
+    with pytest.raises(ValueError, match="expected a decision"):
         unseal("decision", data)
     with pytest.raises(NewerFormatError):
         unseal("receipt", data.replace(b'"format": 1', b'"format": 2'))
@@ -122,7 +123,7 @@ def test_an_envelope_shows_every_kind_of_damage():
     # Well sealed, and still no object.
     digest = hashlib.sha256(b"receipt\n1\n[]").hexdigest()
     head = json.dumps({"kind": "receipt", "format": 1, "sha256": digest})
-    with pytest.raises(EnvelopeError, match="is not an object"):
+    with pytest.raises(ValueError, match="is not an object"):
         unseal("receipt", f"{head}\n[]\n".encode())
 
 

@@ -96,9 +96,9 @@ def test_it_says_what_went_in_and_out_up_to_the_newest_checkpoint() -> None:
     shown.progress.offsets_text = logged(of_splits("in0", **{"0": 150, "1": 100}))
     shown.progress.rows_by_sink = {"a": 240, "b": 1_000}
     shown.progress.restarts, shown.progress.watermark_lag_ms = 2, 3_400
-    begun = CheckpointStatistics.triggered(CheckpointId(7), CheckpointPurpose.PERIODIC, 0)
-    done = begun.completed(CheckpointDurations(end_to_end_ms=1_200), rows=1_240)
-    shown.client.statistics = StatisticsHistory().ended(done)
+    begun = CheckpointStatistics.begin(CheckpointId(7), CheckpointPurpose.PERIODIC, 0)
+    done = begun.complete(CheckpointDurations(end_to_end_ms=1_200), rows=1_240)
+    shown.client.statistics = StatisticsHistory().add_ended(done)
     # 250 of 1,000 in 10 s: 30 s for the rest, of which 2 have passed since. A restart matters more.
     assert shown.parts()[1:3] == ["restarts 2", "25%, 30.0 s left"]
     shown.clock.now_ms = 12_000

@@ -65,12 +65,12 @@ def test_statistics_are_the_newest_checkpoints_and_a_summary() -> None:
     history = StatisticsHistory()
     assert shown(history).text.startswith("Checkpoints: 0 completed, 0 failed, 0 in progress")
     one, two = (
-        CheckpointStatistics.triggered(CheckpointId(number), CheckpointPurpose.PERIODIC, number * 1_000)
+        CheckpointStatistics.begin(CheckpointId(number), CheckpointPurpose.PERIODIC, number * 1_000)
         for number in (1, 2)
     )
-    done = one.completed(CheckpointDurations(sync_ms=20, end_to_end_ms=90), rows=12, bytes_staged=340)
-    failed = two.failed(CheckpointFailureReason.EXPIRED, EVIL)
-    found = shown(history.triggered(one).ended(done).triggered(two).ended(failed))
+    done = one.complete(CheckpointDurations(sync_ms=20, end_to_end_ms=90), rows=12, bytes_staged=340)
+    failed = two.fail(CheckpointFailureReason.EXPIRED, EVIL)
+    found = shown(history.add_triggered(one).add_ended(done).add_triggered(two).add_ended(failed))
     assert found.rows[1] == [
         *("2", "PERIODIC", "FAILED", "1970-01-01 00:00:02Z", "-", "-", "-", "-"),
         f"EXPIRED: {EVIL}",

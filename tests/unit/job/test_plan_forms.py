@@ -13,13 +13,13 @@ from flinkish_spark.protocol.checkpoint import ParticipantKind
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_graph import (
+    ChainingReason,
     JobEdge,
     JobGraph,
     JobOperator,
     OperatorKind,
     RunsIn,
     ShipStrategy,
-    Why,
 )
 from flinkish_spark.protocol.statistics import (
     CheckpointDurations,
@@ -34,7 +34,7 @@ NASTY = '<b>"&\x1b[2J\\'
 
 def nasty() -> JobGraph:
     source = JobOperator("a" * 32, NASTY, NASTY, NASTY, OperatorKind.SOURCE, RunsIn.JVM)
-    edge = JobEdge(source.id, ShipStrategy.HASH, Why.BY_KEY, output=NASTY)
+    edge = JobEdge(source.id, ShipStrategy.HASH, ChainingReason.BY_KEY, output=NASTY)
     state = JobOperator(
         "b" * 32, "s", NASTY * 40, "", OperatorKind.STATEFUL, RunsIn.PYTHON, (NASTY,), 1, 2, inputs=(edge,)
     )
@@ -77,8 +77,8 @@ def test_a_plan_comes_in_three_forms() -> None:
 
 
 def history() -> StatisticsHistory:
-    begun = CheckpointStatistics.triggered(CheckpointId(7), CheckpointPurpose.PERIODIC, trigger_at_ms=1)
-    done = begun.completed(
+    begun = CheckpointStatistics.begin(CheckpointId(7), CheckpointPurpose.PERIODIC, trigger_at_ms=1)
+    done = begun.complete(
         CheckpointDurations(sync_ms=120, commit_ms=14, end_to_end_ms=200),
         rows=1_234,
         bytes_staged=5_678,
@@ -89,10 +89,10 @@ def history() -> StatisticsHistory:
             ParticipantStatistics("totals", ParticipantKind.OPERATOR, late_dropped=3, counts={"matches": 2}),
         ),
     )
-    failed = CheckpointStatistics.triggered(CheckpointId(8), CheckpointPurpose.PERIODIC, trigger_at_ms=2)
+    failed = CheckpointStatistics.begin(CheckpointId(8), CheckpointPurpose.PERIODIC, trigger_at_ms=2)
     reason = CheckpointFailureReason.TASK_FAILED
-    known = StatisticsHistory().triggered(begun).ended(done)
-    return known.triggered(failed).ended(failed.failed(reason, "no", None, ()))
+    known = StatisticsHistory().add_triggered(begun).add_ended(done)
+    return known.add_triggered(failed).add_ended(failed.fail(reason, "no", None, ()))
 
 
 def test_a_tree_says_where_and_why_and_what_it_cost() -> None:

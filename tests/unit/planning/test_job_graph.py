@@ -21,7 +21,7 @@ from flinkish_spark.planning.job_graph import job_graph, job_graph_to
 from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import operator_of, upstreams
-from flinkish_spark.protocol.job_graph import JobGraph, OperatorKind, RunsIn, ShipStrategy, Why
+from flinkish_spark.protocol.job_graph import ChainingReason, JobGraph, OperatorKind, RunsIn, ShipStrategy
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.sinks import MemorySink
 from tests.support.job_graphs import (
@@ -192,7 +192,7 @@ def test_a_function_may_begin_a_vertex_or_be_alone_in_one() -> None:
     third = graph.operators[3].inputs[0]
     assert (third.ship, third.why, third.moved) == (
         ShipStrategy.REBALANCE,
-        Why.SAID,
+        ChainingReason.SAID,
         (ShipStrategy.RESCALE,),
     )
 
@@ -238,7 +238,7 @@ def test_resources_are_for_functions_of_single_records() -> None:
     (edge,) = next(
         one for one in job_graph_to("job", env.graph, scored._node, 4).operators if one.uid == ""
     ).inputs
-    assert (edge.ship, edge.why) == (ShipStrategy.REBALANCE, Why.SAID)
+    assert (edge.ship, edge.why) == (ShipStrategy.REBALANCE, ChainingReason.SAID)
     for refused in (stream, total(scored)):
         with pytest.raises(GraphError, match=r"tasks of functions of single records.*spark\.task\.cpus"):
             refused.set_resources(resources)
@@ -276,7 +276,7 @@ def test_functions_that_follow_each_other_are_one_pass_also_where_records_move_b
     out(made.rebalance(2), "moved-out")
     graph = job_graph("job", env.graph, 4)
     (edge,) = next(one for one in graph.operators if one.name == "two").inputs
-    assert (edge.why, edge.runs) == (Why.SAME_PASS, 2)
+    assert (edge.why, edge.runs) == (ChainingReason.SAME_PASS, 2)
 
 
 def test_dead_letters_of_a_source_are_a_sink_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_a_transform_in_the_pass_that_reads_records_runs_in_python() -> None:
     planned = PlannedJob(frame, (), in_arrow=frozenset({step}), logical=logical)
     doubled, mapped = job_graph("job", env.graph, 4, planned).operators[1:3]
     assert (doubled.does, doubled.runs_in) == ("DataFrame function", RunsIn.PYTHON)
-    assert [edge.why for edge in mapped.inputs] == [Why.SAME_PASS]
+    assert [edge.why for edge in mapped.inputs] == [ChainingReason.SAME_PASS]
 
 
 def test_scans_are_those_of_the_plan_where_chains_begin_at_different_places() -> None:
@@ -379,7 +379,9 @@ def test_sinks_of_an_async_operator_share_what_is_in_front_of_it() -> None:
         "two": 1,
     }
     (asked,) = (one for one in found.operators if one.name == "asked")
-    assert asked.does == "async function" and [edge.why for edge in asked.inputs] == [Why.EVALUATED]
+    assert asked.does == "async function" and [edge.why for edge in asked.inputs] == [
+        ChainingReason.EVALUATED
+    ]
 
 
 def test_an_operator_is_found_by_its_id_and_its_uid() -> None:

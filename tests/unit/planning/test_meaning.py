@@ -43,8 +43,8 @@ from flinkish_spark.protocol.savepoints import (
     OperatorState,
     RestoreRules,
     SavepointMetadata,
-    changed_meaning,
     check_restore,
+    find_changed_meaning,
 )
 from flinkish_spark.state import (
     AggregatingStateDescriptor,
@@ -266,7 +266,7 @@ def test_every_setting_is_a_part_of_the_meaning_or_known_to_be_harmless(specific
     before = meaning(specification)
     assert meaning(specification) == before
     for (kind, name, own), changed in changes(specification):
-        says = changed_meaning(before, meaning(changed))
+        says = find_changed_meaning(before, meaning(changed))
         if name in HARMLESS.get(kind, ()):
             assert not says, (kind, name)
         else:
@@ -375,14 +375,15 @@ def test_classes_of_the_program_are_code_and_what_they_derive_from_counts() -> N
     def of(assigner: Any, trigger: Any = None) -> dict[str, str]:
         return meaning(factories.FoldingWindows(WindowSpec(assigner, trigger), COLUMNS))
 
-    assert changed_meaning(of(Hourly(10)), of(TumblingEventTimeWindows(10))) == ""
+    assert find_changed_meaning(of(Hourly(10)), of(TumblingEventTimeWindows(10))) == ""
     assert of(Hourly(10), Own()) == of(Hourly(10), Own())
     assert (
-        changed_meaning(of(Hourly(10)), of(Hourly(10), Own())) == "spec.trigger: EventTimeTrigger -> Trigger"
+        find_changed_meaning(of(Hourly(10)), of(Hourly(10), Own()))
+        == "spec.trigger: EventTimeTrigger -> Trigger"
     )
     # It decides itself when it fires, so it is not what it derives from.
     assert (
-        changed_meaning(of(Hourly(10), Silent()), of(Hourly(10)))
+        find_changed_meaning(of(Hourly(10), Silent()), of(Hourly(10)))
         == "spec.trigger: EventTimeTrigger of the program -> EventTimeTrigger"
     )
     assert of(Hourly(10), Silent()) == of(Hourly(10), Silent())
@@ -392,17 +393,17 @@ def test_classes_of_the_program_are_code_and_what_they_derive_from_counts() -> N
 
 def test_the_columns_of_a_table_may_change_their_order() -> None:
     turned = factories.FoldingColumns(COLUMNS[::-1])
-    assert changed_meaning(meaning(factories.FoldingColumns(COLUMNS)), meaning(turned)) == ""
+    assert find_changed_meaning(meaning(factories.FoldingColumns(COLUMNS)), meaning(turned)) == ""
     more = factories.FoldingColumns((*COLUMNS, AggregateColumn("m", Fold.MIN, "amount")))
     says = "columns: n COUNT(*), x SUM(amount) -> m MIN(amount), n COUNT(*), x SUM(amount)"
-    assert changed_meaning(meaning(factories.FoldingColumns(COLUMNS)), meaning(more)) == says
+    assert find_changed_meaning(meaning(factories.FoldingColumns(COLUMNS)), meaning(more)) == says
 
 
 def test_the_key_is_a_part_of_the_meaning() -> None:
     function = factories.Reducing(one_of_two)
     by_function = KeyFunction(lambda one: one, None, T.StructType())
     before = meaning(function, ("user", "city"))
-    assert changed_meaning(before, meaning(function, ("city", "user"))) == (
+    assert find_changed_meaning(before, meaning(function, ("city", "user"))) == (
         "key of input 1: user, city -> city, user"
     )
     assert meaning(function, (by_function,))["key of input 1"] == "a function of the program"
@@ -418,7 +419,7 @@ def test_functions_are_code() -> None:
     assert meaning(Other())["operator"] == "a function of the program"
     rules = MapStateDescriptor("rules", "STRING", "LONG")
     assert meaning(factories.BroadcastFunctions(Other(), (rules,))) == meaning(Other())  # type: ignore[arg-type]
-    says = changed_meaning(meaning(Other()), meaning(factories.Reducing(one_of_two)))
+    says = find_changed_meaning(meaning(Other()), meaning(factories.Reducing(one_of_two)))
     assert says == "operator: a function of the program -> Reducing"
 
 

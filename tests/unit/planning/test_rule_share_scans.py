@@ -14,7 +14,7 @@ from flinkish_spark.planning.rules.cut_chains import cut_chains
 from flinkish_spark.planning.rules.share_scans import share_scans
 from flinkish_spark.planning.rules.share_tasks import share_tasks
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, TransformNode
-from flinkish_spark.protocol.job_graph import Chained
+from flinkish_spark.protocol.job_graph import ChainingStrategy
 from flinkish_spark.protocol.plan_layout import (
     Chain,
     OperatorInstance,
@@ -88,7 +88,7 @@ def test_what_moves_or_has_its_own_tasks_runs_beside_nothing() -> None:
     assert len(scans(of(A, moved))) == 2
     apart = record_function(A)
     made = of(A, apart)
-    made.chained[id(apart.function.settings)] = Chained.NEVER  # type: ignore[attr-defined]
+    made.chained[id(apart.function.settings)] = ChainingStrategy.NEVER  # type: ignore[attr-defined]
     assert len(scans(made)) == 2
     wide = record_function(A)
     wide.function.settings.parallelism = 2  # type: ignore[attr-defined]

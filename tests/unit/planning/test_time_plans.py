@@ -17,7 +17,7 @@ from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.rules.cut_chains import cut_chains
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode, SinkNode, StreamGraph, TransformNode
 from flinkish_spark.planning.times import plan_times
-from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, Untimed
+from flinkish_spark.protocol.event_time import BoundedOutOfOrderness, NoWatermarkStrategy
 from flinkish_spark.protocol.time_plan import Assigner, assigner_uid
 from flinkish_spark.sources import CollectionSource
 from tests.unit.checkpoint.test_time_keeper import Input
@@ -100,8 +100,8 @@ def test_nobody_waits_for_a_stream_that_reaches_no_keyed_operator(program: Progr
     program.sink(program.keyed(program.source("clicks"), "sums"), "out")
     found = program.plan()
     assert {uid: one.rules.generation for uid, one in found.assigners.items()} == {
-        "orders": Untimed(),
-        "clicks": Untimed(),
+        "orders": NoWatermarkStrategy(),
+        "clicks": NoWatermarkStrategy(),
     }
     assert not found.is_timed
 
@@ -187,7 +187,7 @@ def test_an_operator_in_two_chains_waits_for_both_and_so_do_those_behind_it(prog
     both = {"orders.sums", "orders.tops"}
     found = program.plan()
     assert found.inputs == {"first": both, "sums": both, "tops": {*both, "clicks.tops"}}
-    times = found.operator_times()
+    times = found.make_operator_times()
     assert times["first"].instances == {"first.sums", "first.tops"}
     assert (times["tops"].inputs, times["tops"].instances) == (found.inputs["tops"], {"tops"})
 
@@ -198,14 +198,14 @@ def test_an_operator_that_runs_once_for_several_has_one_name(program: Program) -
     program.sink(program.keyed(shared.union(timed(program, "clicks")), "tops"), "top")
     found = program.plan()
     assert found.inputs == {"first": {"orders.tops"}, "tops": {"orders.tops", "clicks.tops"}}
-    assert found.operator_times()["first"].instances == {"first"}
+    assert found.make_operator_times()["first"].instances == {"first"}
     assert found.chains == {"all": ("tops",), "top": ("tops",)}
 
 
 def test_who_reads_nothing_that_reaches_a_sink_is_no_operator_of_the_plan(program: Program) -> None:
     program.keyed(timed(program, "orders"), "sums")
     program.sink(program.source("raw"), "copy")
-    assert program.plan().inputs == {} == program.plan().operator_times()
+    assert program.plan().inputs == {} == program.plan().make_operator_times()
 
 
 # -- alignment -----------------------------------------------------------------------------------------

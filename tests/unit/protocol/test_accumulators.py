@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from flinkish_spark.protocol.accumulators import (
     AccumulatorKind,
     AccumulatorValue,
-    added,
-    merged,
-    result,
-    together,
+    add_value,
+    compute_result,
+    merge_accumulators,
+    merge_values,
 )
 
 K = AccumulatorKind
@@ -42,14 +42,14 @@ EMPTY: dict[AccumulatorKind, Any] = {
 def held(kind: AccumulatorKind, values: list[Any]) -> Any:
     found = None
     for value in values:
-        found = added(kind, found, value)
+        found = add_value(kind, found, value)
     return found
 
 
 @pytest.mark.parametrize("kind", K)
 def test_each_kind_shows_what_it_was_given(kind: AccumulatorKind) -> None:
-    assert result(kind, held(kind, [3, 1, 2])) == SHOWN[kind]
-    assert result(kind, None) == EMPTY[kind]
+    assert compute_result(kind, held(kind, [3, 1, 2])) == SHOWN[kind]
+    assert compute_result(kind, None) == EMPTY[kind]
 
 
 @pytest.mark.parametrize("kind", K)
@@ -61,7 +61,7 @@ def test_parts_in_any_order_hold_what_one_would(
     values = [value % 2**30 for value in values]
     parts = [AccumulatorValue.of(kind, held(kind, [value])) for value in values]
     chance.shuffle(parts)
-    whole = together([{"n": part} for part in parts])["n"]
+    whole = merge_accumulators([{"n": part} for part in parts])["n"]
     assert whole == AccumulatorValue.of(kind, held(kind, values))
     assert AccumulatorValue.from_json(whole.to_json()) == whole
 
@@ -70,13 +70,13 @@ def test_parts_in_any_order_hold_what_one_would(
 @pytest.mark.parametrize("value", [True, "3", None, [1]])
 def test_what_is_no_number_is_refused(kind: AccumulatorKind, value: Any) -> None:
     with pytest.raises(TypeError, match=kind.value):
-        added(kind, None, value)
+        add_value(kind, None, value)
 
 
 def test_whole_numbers_are_not_rounded_and_floats_come_back_as_they_were() -> None:
     assert AccumulatorValue.of(K.LONG_COUNTER, 2**90 + 1).value == 2**90 + 1
     with pytest.raises(TypeError, match="whole number"):
-        added(K.LONG_COUNTER, 1, 1.5)
+        add_value(K.LONG_COUNTER, 1, 1.5)
     for value in (0.1, -0.0, 1e300, 5e-324, float("inf")):
         stored = AccumulatorValue.of(K.DOUBLE_MAXIMUM, value)
         assert str(AccumulatorValue.from_json(stored.to_json()).value) == str(value)
@@ -85,8 +85,8 @@ def test_whole_numbers_are_not_rounded_and_floats_come_back_as_they_were() -> No
 def test_two_kinds_under_one_name_are_refused_by_name() -> None:
     one, other = AccumulatorValue(K.LONG_COUNTER, ("1",)), AccumulatorValue(K.HISTOGRAM, ())
     with pytest.raises(ValueError, match="'n' was added twice: it is a LongCounter and a Histogram"):
-        together([{"n": one}, {"m": one}, {"n": other}])
-    assert merged(K.LONG_COUNTER, None, 3) == merged(K.LONG_COUNTER, 3, None) == 3
+        merge_accumulators([{"n": one}, {"m": one}, {"n": other}])
+    assert merge_values(K.LONG_COUNTER, None, 3) == merge_values(K.LONG_COUNTER, 3, None) == 3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flinkish_spark.protocol.bases import CountingBases, bases_behind, checked_base, superseded
+from flinkish_spark.protocol.bases import LiveBases, check_base_name, find_superseded, merge_bases
 from flinkish_spark.protocol.ids import BatchId
 
 
@@ -31,38 +31,38 @@ def base(group: int, batch: int, random: int = 0, place: str = "sums/sums") -> s
 )
 def test_a_name_that_is_none_is_refused_where_it_is_read(name: object) -> None:
     with pytest.raises(ValueError):
-        checked_base(name)  # type: ignore[arg-type]
+        check_base_name(name)  # type: ignore[arg-type]
 
 
 def test_two_chains_and_two_operators_have_key_groups_of_their_own() -> None:
     before = [base(1, 4), base(1, 4, place="sums/other"), base(1, 4, place="others/sums")]
-    behind = bases_behind(before, [base(1, 9)])
+    behind = merge_bases(before, [base(1, 9)])
     assert behind == tuple(sorted([base(1, 9), *before[1:]]))
 
 
 def test_what_two_attempts_wrote_counts_until_the_next() -> None:
-    both = bases_behind([base(1, 4)], [base(1, 9, 1), base(1, 9, 2)])
+    both = merge_bases([base(1, 4)], [base(1, 9, 1), base(1, 9, 2)])
     assert both == (base(1, 9, 1), base(1, 9, 2))
-    assert bases_behind(both, [base(1, 12)]) == (base(1, 12),)
+    assert merge_bases(both, [base(1, 12)]) == (base(1, 12),)
 
 
 def test_word_that_was_lost_costs_no_state() -> None:
     """Micro-batch 5 wrote a base, and nobody was told; the state names it, and so it stays."""
     untold = base(1, 5)
-    newest = CountingBases(BatchId(7), {base(1, 3)})
-    assert superseded([untold, base(1, 2)], newest, [newest]) == {base(1, 2)}
+    newest = LiveBases(BatchId(7), {base(1, 3)})
+    assert find_superseded([untold, base(1, 2)], newest, [newest]) == {base(1, 2)}
     # Behind the next base it is needed by checkpoints of before alone.
-    later = CountingBases(BatchId(9), {base(1, 8)})
-    assert superseded([untold], later, [newest, later]) == frozenset()
-    assert superseded([untold], later, [later]) == {untold}
+    later = LiveBases(BatchId(9), {base(1, 8)})
+    assert find_superseded([untold], later, [newest, later]) == frozenset()
+    assert find_superseded([untold], later, [later]) == {untold}
 
 
 def test_what_is_written_behind_the_newest_checkpoint_stays() -> None:
-    newest = CountingBases(BatchId(7), {base(1, 6)})
-    assert superseded([base(1, 8), base(1, 5)], newest, [newest]) == {base(1, 5)}
+    newest = LiveBases(BatchId(7), {base(1, 6)})
+    assert find_superseded([base(1, 8), base(1, 5)], newest, [newest]) == {base(1, 5)}
     # A log that began anew counts from 0, and may go on with names of the one before.
-    anew = CountingBases(BatchId(2), {base(1, 500)})
-    assert superseded([base(1, 3), base(1, 1)], anew, [anew]) == {base(1, 1)}
+    anew = LiveBases(BatchId(2), {base(1, 500)})
+    assert find_superseded([base(1, 3), base(1, 1)], anew, [anew]) == {base(1, 1)}
 
 
 @given(st.data())
@@ -82,19 +82,19 @@ def test_a_checkpoint_that_is_kept_has_its_bases_whatever_happens(data: st.DataO
                     state = {**state, group: base(group, batch, 100 * number + attempt)}
                     there.add(state[group])
                     written += [state[group]] if data.draw(st.integers(0, 9)) else []
-            told = bases_behind(told, written)
+            told = merge_bases(told, written)
         elif what == "checkpoint" and (not kept or kept[-1][0] < batch):
             kept.append((batch, dict(state), told))
-            newest = CountingBases(BatchId(batch), set(told))
+            newest = LiveBases(BatchId(batch), set(told))
         elif what == "rewind" and kept:
             batch, state, told = data.draw(st.sampled_from(kept))
             kept = [one for one in kept if one[0] <= batch or data.draw(st.booleans())]
         elif what == "let go":
             kept = kept[-2:]
         elif what == "clean":
-            counting = [CountingBases(BatchId(one), set(names)) for one, _, names in kept]
+            counting = [LiveBases(BatchId(one), set(names)) for one, _, names in kept]
             if newest is not None:
-                there -= superseded(listed, newest, counting)
+                there -= find_superseded(listed, newest, counting)
             listed, newest = frozenset(there), None
         for _, names, _ in [*kept, (batch, state, told)]:
             assert set(names.values()) <= there

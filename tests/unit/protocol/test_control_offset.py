@@ -88,31 +88,31 @@ def test_a_micro_batch_drains_when_all_of_its_scans_have_drawn_the_checkpoint_th
     drained = ControlOffset(5, drained=5)
     assert drained.to_json() == {"flinkish:checkpoint": 5, "flinkish:drain": 5}
     assert ControlOffset.from_json(drained.to_json()) == drained
-    assert ControlOffset(5).raised_to(drained) == drained == drained.raised_to(ControlOffset(4, drained=3))
+    assert ControlOffset(5).merge_max(drained) == drained == drained.merge_max(ControlOffset(4, drained=3))
     later, before = ControlOffset(6, drained=5).to_json(), ControlOffset(4).to_json()
     said = drained.to_json()
-    assert ControlOffset.drained_in([said, {"logOffset": 3}, said, None]) == 5
+    assert ControlOffset.find_drained([said, {"logOffset": 3}, said, None]) == 5
     for apart in ([said, before], [said, later], [later], [before], [], [{"logOffset": 3}]):
-        assert ControlOffset.drained_in(apart) == 0
+        assert ControlOffset.find_drained(apart) == 0
 
 
 def test_the_barrier_that_drains_says_so_in_the_offset_and_the_next_one_does_not(asked: Asked) -> None:
     asked.file.offer(CheckpointId(1), CheckpointPurpose.DRAINED_SAVEPOINT)
     assert asked.next_rows() == [(BARRIER, 1, 0, 0)]
-    assert ControlOffset.drained_in([asked.at]) == 1
+    assert ControlOffset.find_drained([asked.at]) == 1
     asked.file.offer(CheckpointId(2), CheckpointPurpose.FINAL_SAVEPOINT)
     asked.next_rows()
-    assert ControlOffset.drained_in([asked.at]) == 0
+    assert ControlOffset.find_drained([asked.at]) == 0
 
 
 def test_nothing_of_an_offset_goes_back() -> None:
     wake = Wake(7, {0: frozenset({1})})
     at = ControlOffset(5, TimeOffer(100, has_ended=True, wake=wake))
-    assert at.raised_to(ControlOffset(4, TimeOffer(90, wake=Wake(6)))) == at
+    assert at.merge_max(ControlOffset(4, TimeOffer(90, wake=Wake(6)))) == at
     apart = ControlOffset(5, TimeOffer(90, above={"sums": 120, "tops": 95}))
-    assert at.raised_to(apart) == ControlOffset(5, TimeOffer(100, True, wake, {"sums": 120}))
+    assert at.merge_max(apart) == ControlOffset(5, TimeOffer(100, True, wake, {"sums": 120}))
     later = ControlOffset(6, TimeOffer(101, wake=Wake(8)))
-    assert at.raised_to(later) == ControlOffset(6, TimeOffer(101, has_ended=True, wake=Wake(8)))
+    assert at.merge_max(later) == ControlOffset(6, TimeOffer(101, has_ended=True, wake=Wake(8)))
 
 
 def test_of_several_scans_the_furthest_counts() -> None:

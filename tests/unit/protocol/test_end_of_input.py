@@ -12,7 +12,7 @@ from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.connectors.splits import SplitPosition
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.store import LocalStore
-from flinkish_spark.protocol.event_time import AssignerRules, Untimed
+from flinkish_spark.protocol.event_time import AssignerRules, NoWatermarkStrategy
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import StagedBatch
@@ -33,7 +33,7 @@ class Job:
         self.log = SparkLog(LocalStore(root), "spark/1", root / "spark" / "1")
         bounded = [SourceNode(uid, CollectionSource([1], "n LONG").bound(uid)) for uid in ("in", "more")]
         nodes = [*bounded, *others]
-        untimed = AssignerRules(Untimed())
+        untimed = AssignerRules(NoWatermarkStrategy())
         plan = TimePlan(assigners={node.uid: Assigner(node.uid, untimed) for node in nodes})
         self.control = ControlFile.of_start(root / "control", OwnerEpoch(1), 0)
         facts = (plan, nodes, self.control, self.log, ManualClock(1_000))

@@ -28,13 +28,13 @@ from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck, TimeR
 from flinkish_spark.protocol.time_plan import (
     COUNTERS,
     TimePlan,
-    counts_in,
-    counts_of,
-    facts_of,
-    late_in,
-    late_of,
-    levels_behind,
-    reporters_of,
+    count_late_records,
+    find_counts,
+    find_reports,
+    make_reporters,
+    sum_counts,
+    sum_late_records,
+    update_levels,
 )
 from flinkish_spark.protocol.watermarks import EventTime, step
 from flinkish_spark.transport import columns as C
@@ -120,7 +120,7 @@ def test_a_key_group_says_how_many_it_dropped() -> None:
 
 #: Two operators and a source; the second operator reads the first, which a sink reads, too.
 PLAN = TimePlan(
-    reporters_of(["hours", "days"], ["orders"]),
+    make_reporters(["hours", "days"], ["orders"]),
     {"out": ("hours",), "both": ("days", "hours")},
     {"hours": ("hours",), "days": ("hours", "days")},
 )
@@ -140,9 +140,9 @@ def test_an_operator_counts_once_whoever_shows_it_and_wherever_it_runs() -> None
         ack("out", late(0, 1, 4), late(0, 2, 1)),
         ack("both", late(0, 1, 4), late(1, 6, 2), late(0, 1, 4, part=1), late(0, 2, 1, part=1)),
     ]
-    assert late_in(PLAN, shown) == {"hours": 4, "days": 2}
+    assert count_late_records(PLAN, shown) == {"hours": 4, "days": 2}
     only_direct = TimePlan(PLAN.reporters, {"out": ("hours",)}, {"hours": ("hours",)})
-    assert late_in(only_direct, shown[:1]) == {"hours": 5}
+    assert count_late_records(only_direct, shown[:1]) == {"hours": 5}
 
 
 def counted(number: int, group: int, count: int, name: str) -> TimeReport:
@@ -152,8 +152,8 @@ def counted(number: int, group: int, count: int, name: str) -> TimeReport:
 def test_what_else_is_counted_is_told_apart_by_its_name() -> None:
     own = (late(0, 1, 4), counted(0, 1, 3, "matches"), counted(0, 2, 5, "matches"))
     shown = [ack("out", *own), ack("both", *own, counted(1, 6, 2, "partial_matches_timed_out"))]
-    assert late_in(PLAN, shown) == {"hours": 4}
-    assert counts_in(PLAN, shown) == {"hours": {"matches": 8}, "days": {"partial_matches_timed_out": 2}}
+    assert count_late_records(PLAN, shown) == {"hours": 4}
+    assert find_counts(PLAN, shown) == {"hours": {"matches": 8}, "days": {"partial_matches_timed_out": 2}}
 
 
 def test_names_of_counters_keep_their_places() -> None:
@@ -175,21 +175,21 @@ def test_a_level_is_what_has_come_less_what_has_gone() -> None:
     ]
     state = EventTime()
     for batch in batches:
-        state = levels_behind(state, batch.counts)
+        state = update_levels(state, batch.counts)
     assert state.levels == {"days": {"partial_matches_open": 3}}
     assert EventTime.from_json(json.loads(json.dumps(state.to_json()))) == state
     own = {"partial_matches_opened": 7, "partial_matches_closed": 4, "matches": 3, "partial_matches_open": 3}
-    assert counts_of(batches, state) == {"days": own}
+    assert sum_counts(batches, state) == {"days": own}
     # An operator that is no more has none.
-    assert PLAN.of_plan(state).levels == state.levels
-    assert TimePlan(reporters_of(["hours"], []), {}, {}).of_plan(state).levels == {}
-    assert levels_behind(state, {"days": {"matches": 1}}) is state
+    assert PLAN.adapt_to_plan(state).levels == state.levels
+    assert TimePlan(make_reporters(["hours"], []), {}, {}).adapt_to_plan(state).levels == {}
+    assert update_levels(state, {"days": {"matches": 1}}) is state
     assert step({}, state, BatchTimes(5)).levels == state.levels
 
 
 def test_counts_are_no_latencies_and_say_nothing_about_time() -> None:
     assert not is_latency(late(0, 1, 4)) and is_latency(TimeReport(SINK_REPORTER, 0, 0, 0))
-    assert facts_of(PLAN, [ack("out", late(0, 1, 4))]) == ((), ())
+    assert find_reports(PLAN, [ack("out", late(0, 1, 4))]) == ((), ())
 
 
 def test_they_are_stored_with_what_was_staged() -> None:
@@ -200,8 +200,8 @@ def test_they_are_stored_with_what_was_staged() -> None:
     )
     stored = json.loads(json.dumps(staged.to_json()))
     assert StagedBatch.from_json(stored) == staged
-    assert late_of([staged, staged]) == {"hours": 8, "days": 4}
-    assert counts_of([staged, staged]) == {"hours": {"matches": 6}}
+    assert sum_late_records([staged, staged]) == {"hours": 8, "days": 4}
+    assert sum_counts([staged, staged]) == {"hours": {"matches": 6}}
     del stored["late_dropped"], stored["counts"]
     assert StagedBatch.from_json(stored).late_dropped == StagedBatch.from_json(stored).counts == {}
     for wrong in ({"../x": 1}, {"hours": -1}):

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from flinkish_spark.protocol.alignment import (
-    Announced,
-    announced_channel,
-    sinks_reached,
-    why_not_aligned,
+    AnnouncedChannels,
+    encode_announced_channel,
+    find_misalignment,
+    find_reached_sinks,
 )
 from flinkish_spark.protocol.checkpoint import (
     TRANSITIONS,
@@ -29,7 +29,7 @@ from flinkish_spark.protocol.ids import (
     JobUuid,
     OwnerEpoch,
     TransactionalId,
-    checked_name,
+    check_name,
 )
 from flinkish_spark.protocol.records import Barrier, SinkAck, TaskAck
 from tools.tables import transition_table
@@ -204,8 +204,8 @@ TWO_EACH = {"a": frozenset({0, 1}), "b": frozenset({0, 1})}
 )
 def test_each_channel_shows_its_barrier_exactly_once(acks, why, reached) -> None:
     """Behaviours 96, 110: exactly once a channel must not repeat it; at least once it may."""
-    assert why_not_aligned(CheckpointId(7), acks, TWO_EACH) == why
-    assert sinks_reached(CheckpointId(7), acks, TWO_EACH) == set(reached)
+    assert find_misalignment(CheckpointId(7), acks, TWO_EACH) == why
+    assert find_reached_sinks(CheckpointId(7), acks, TWO_EACH) == set(reached)
 
 
 def test_barriers_of_other_ids_do_not_disturb() -> None:
@@ -213,30 +213,32 @@ def test_barriers_of_other_ids_do_not_disturb() -> None:
     both = SinkAck("a", tuple(ack("a", 0, checkpoint=c).tasks[0] for c in (6, 7)))
     expected = {"a": frozenset({0})}
     for checkpoint in (6, 7):
-        assert why_not_aligned(CheckpointId(checkpoint), [both], expected) == ""
-        assert sinks_reached(CheckpointId(checkpoint), [both], expected) == {"a"}
-    assert why_not_aligned(CheckpointId(8), [both], expected) == "sink 'a' saw no barrier 8 on channel 0"
+        assert find_misalignment(CheckpointId(checkpoint), [both], expected) == ""
+        assert find_reached_sinks(CheckpointId(checkpoint), [both], expected) == {"a"}
+    assert find_misalignment(CheckpointId(8), [both], expected) == "sink 'a' saw no barrier 8 on channel 0"
 
 
 def test_announced_channels_must_all_show_their_barrier() -> None:
     """Behaviour 96, while partitions are added."""
-    three = [announced_channel(i, 3) for i in range(3)]
-    expected = {"out": Announced.ANNOUNCED}
+    three = [encode_announced_channel(i, 3) for i in range(3)]
+    expected = {"out": AnnouncedChannels.ANNOUNCED}
 
     def why(channels: list[int]) -> str:
-        return why_not_aligned(CheckpointId(7), [ack("out", *channels)], expected)
+        return find_misalignment(CheckpointId(7), [ack("out", *channels)], expected)
 
     assert why(three) == ""
     assert "saw no barrier 7 on channel" in why(three[:2])
     assert why([]) == "sink 'out' saw no barrier 7 at all"
     assert "saw barrier 7 twice on channel" in why([*three, three[1]])
     # Channels that do not agree on how many they are.
-    assert "saw no barrier 7 on channel" in why([announced_channel(0, 1), announced_channel(0, 2)])
+    assert "saw no barrier 7 on channel" in why(
+        [encode_announced_channel(0, 1), encode_announced_channel(0, 2)]
+    )
     for channels, reached in ((three, {"out"}), (three[:2], set()), ([], set())):
-        assert sinks_reached(CheckpointId(7), [ack("out", *channels)], expected) == reached
+        assert find_reached_sinks(CheckpointId(7), [ack("out", *channels)], expected) == reached
     for index, total in ((3, 3), (-1, 2), (0, 0), (0, 1 << 31)):
         with pytest.raises(ValueError, match="there is no channel"):
-            announced_channel(index, total)
+            encode_announced_channel(index, total)
 
 
 # -- ids ------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_ids_refuse_what_they_are_not() -> None:
             CheckpointId(wrong)
     for wrong in ("", "a/b", "..", "a..b", ".hidden", "x" * 129, "ä", 7):
         with pytest.raises(ValueError, match="not usable"):
-            checked_name(wrong, "uid")
+            check_name(wrong, "uid")
     with pytest.raises(ValueError, match="32 lower-case"):
         JobUuid("ABC")
 
@@ -274,7 +276,7 @@ def test_every_state_says_what_the_checkpoint_waits_for() -> None:
         "TRIGGERED": "its barrier to come through to sink 'totals'",
         "ACKNOWLEDGED": "Spark to log its micro-batch as done",
         "LOGGED": "the checkpoints before it to be finished",
-        "DECIDING": "its decision: sinks are asked what is left, then the job directory takes it",
+        "DECIDING": "its decision: the sinks check the staged data, then the decision is written",
         "DECIDED": "its commit: sinks, manifest, group offsets, receipt",
         "CONFIRMED": "nothing",
         "ABORTED": "nothing",

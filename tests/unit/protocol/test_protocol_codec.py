@@ -18,12 +18,12 @@ from flinkish_spark.protocol.codec import (
     Check,
     Form,
     Presence,
-    Stored,
-    StoredAlone,
     StoredFormError,
+    StoredObject,
     StoredRow,
+    StoredScalar,
     read,
-    stored,
+    store_as,
     write,
 )
 
@@ -40,7 +40,7 @@ class Color(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Number(StoredAlone):
+class Number(StoredScalar):
     value: int
 
     def __post_init__(self) -> None:
@@ -90,14 +90,14 @@ class Foreign:
 
 
 @dataclass(frozen=True, slots=True)
-class Circle(Stored):
+class Circle(StoredObject):
     TAG: ClassVar = ("shape", "circle")
 
     radius: float
 
 
 @dataclass(frozen=True, slots=True)
-class Dot(Stored):
+class Dot(StoredObject):
     TAG: ClassVar = ("shape", "dot")
 
 
@@ -112,16 +112,16 @@ Hex = Annotated[int, Form(hex, lambda value: int(value, 16))]
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Stored):
+class Part(StoredObject):
     a: int
     b: int = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(Stored):
+class Whole(StoredObject):
     number: Number
     color: Color
-    text: str = field(metadata=stored("words"))
+    text: str = field(metadata=store_as("words"))
     flag: bool
     factor: float
     part: Part = field(metadata=INLINE)
@@ -141,7 +141,7 @@ class Whole(Stored):
     always: int = 5
     left: Mapping[str, Number] = field(default_factory=dict, metadata=LEFT_OUT)
     unset: Color | None = field(default=None, metadata=LEFT_OUT)
-    first: str = field(default="1st", metadata=stored(at=0))
+    first: str = field(default="1st", metadata=store_as(at=0))
 
 
 WHOLE = Whole(
@@ -218,7 +218,7 @@ def test_defaults_stand_where_something_was_left_out_and_nowhere_else() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Stored):
+class Measured(StoredObject):
     DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     name: str
@@ -228,7 +228,7 @@ class Measured(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Later(Stored):
+class Later(StoredObject):
     """Of a class whose None is a value, too."""
 
     name: str | None
@@ -303,7 +303,7 @@ def test_a_whole_of_the_wrong_kind_has_no_place() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed(Stored):
+class Closed(StoredObject):
     IS_CLOSED: ClassVar = True
     TAG: ClassVar = ("kind", "closed")
 
@@ -353,7 +353,7 @@ def test_what_a_row_refuses_is_refused_when_it_is_read() -> None:
 
 def test_parts_that_nothing_tells_from_each_other_are_no_form() -> None:
     for hint in (int | str, Closed | Part, int | str | None):
-        with pytest.raises(TypeError, match="nothing tells the parts of"):
+        with pytest.raises(TypeError, match="cannot be told apart"):
             read(hint, 1)
 
 

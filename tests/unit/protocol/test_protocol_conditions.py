@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 from flinkish_spark.jars import running_minor
-from flinkish_spark.protocol.errors import RULES, Chain, Sort, rule_of, rule_of_condition
+from flinkish_spark.protocol.errors import RULES, Chain, ErrorCategory, find_rule, find_rule_of_condition
 from tests.support.services import BUILD
 
 #: JAR and the list in it.
@@ -54,10 +54,12 @@ def test_the_lists_are_those_of_the_pinned_versions(named: Mapping[str, str]) ->
 def test_what_spark_says_of_a_plan_or_a_record_is_sorted_by_its_class(named: Mapping[str, str]) -> None:
     """A plan that is refused is not run again and again, and a record once; what nobody sorted ends, too."""
     wrong = {
-        name: rule_of_condition(name, state) for name, state in named.items() if state[:2] in ("42", "22")
+        name: find_rule_of_condition(name, state)
+        for name, state in named.items()
+        if state[:2] in ("42", "22")
     }
     assert len(wrong) > 1_000 and None not in wrong.values()
-    may_pass = [name for name, rule in wrong.items() if rule and rule.sort is Sort.OUTAGE]
+    may_pass = [name for name, rule in wrong.items() if rule and rule.category is ErrorCategory.OUTAGE]
     assert may_pass == []
 
 
@@ -84,39 +86,41 @@ def test_each_rule_says_why_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("start", "sort"),
     [
-        ("CAST_", Sort.RECORD),
-        ("CANNOT_PARSE_", Sort.RECORD),
-        ("DATETIME_OVERFLOW", Sort.RECORD),
-        ("ARITHMETIC_OVERFLOW", Sort.RECORD),
-        ("NUMERIC_VALUE_OUT_OF_RANGE", Sort.RECORD),
-        ("DIVIDE_BY_ZERO", Sort.RECORD),
-        ("MALFORMED_RECORD_IN_PARSING", Sort.RECORD),
-        ("DELTA_FAILED_RECOGNIZE", Sort.PLAN),
-        ("DELTA_SCHEMA_CHANGED", Sort.TRANSIENT),
-        ("DELTA_SOURCE_", Sort.SETTING),
-        ("DELTA_CONCURRENT_", Sort.OUTAGE),
-        ("DIFFERENT_DELTA_TABLE_READ", Sort.INPUT_LOST),
-        ("KAFKA_DATA_LOSS", Sort.INPUT_LOST),
-        ("STREAMING_STATEFUL", Sort.DAMAGED),
-        ("STREAMING_CHECKPOINT_MISSING", Sort.DAMAGED),
-        ("STATE_STORE_KEY_", Sort.DAMAGED),
-        ("MALFORMED_LOG_FILE", Sort.DAMAGED),
-        ("UNRESOLVED_COLUMN", Sort.PLAN),
-        ("INTERNAL_ERROR_NETWORK", Sort.OUTAGE),
-        ("TABLE_OR_VIEW_NOT_FOUND", Sort.PLAN),
-        ("DELTA_TABLE_NOT_FOUND", Sort.INPUT_LOST),
-        ("PATH_NOT_FOUND", Sort.INPUT_LOST),
-        ("DELTA_UNSUPPORTED_FEATURES_", Sort.ENVIRONMENT),
-        ("FOREACH_BATCH_USER_FUNCTION_ERROR", Sort.TRANSIENT),
-        ("CANNOT_LOAD_STATE_STORE", Sort.TRANSIENT),
+        ("CAST_", ErrorCategory.RECORD),
+        ("CANNOT_PARSE_", ErrorCategory.RECORD),
+        ("DATETIME_OVERFLOW", ErrorCategory.RECORD),
+        ("ARITHMETIC_OVERFLOW", ErrorCategory.RECORD),
+        ("NUMERIC_VALUE_OUT_OF_RANGE", ErrorCategory.RECORD),
+        ("DIVIDE_BY_ZERO", ErrorCategory.RECORD),
+        ("MALFORMED_RECORD_IN_PARSING", ErrorCategory.RECORD),
+        ("DELTA_FAILED_RECOGNIZE", ErrorCategory.PLAN),
+        ("DELTA_SCHEMA_CHANGED", ErrorCategory.TRANSIENT),
+        ("DELTA_SOURCE_", ErrorCategory.SETTING),
+        ("DELTA_CONCURRENT_", ErrorCategory.OUTAGE),
+        ("DIFFERENT_DELTA_TABLE_READ", ErrorCategory.INPUT_LOST),
+        ("KAFKA_DATA_LOSS", ErrorCategory.INPUT_LOST),
+        ("STREAMING_STATEFUL", ErrorCategory.DAMAGED),
+        ("STREAMING_CHECKPOINT_MISSING", ErrorCategory.DAMAGED),
+        ("STATE_STORE_KEY_", ErrorCategory.DAMAGED),
+        ("MALFORMED_LOG_FILE", ErrorCategory.DAMAGED),
+        ("UNRESOLVED_COLUMN", ErrorCategory.PLAN),
+        ("INTERNAL_ERROR_NETWORK", ErrorCategory.OUTAGE),
+        ("TABLE_OR_VIEW_NOT_FOUND", ErrorCategory.PLAN),
+        ("DELTA_TABLE_NOT_FOUND", ErrorCategory.INPUT_LOST),
+        ("PATH_NOT_FOUND", ErrorCategory.INPUT_LOST),
+        ("DELTA_UNSUPPORTED_FEATURES_", ErrorCategory.ENVIRONMENT),
+        ("FOREACH_BATCH_USER_FUNCTION_ERROR", ErrorCategory.TRANSIENT),
+        ("CANNOT_LOAD_STATE_STORE", ErrorCategory.TRANSIENT),
     ],
 )
-def test_families(named: Mapping[str, str], start: str, sort: Sort) -> None:
-    found = {name: rule_of_condition(name, state) for name, state in named.items() if name.startswith(start)}
+def test_families(named: Mapping[str, str], start: str, sort: ErrorCategory) -> None:
+    found = {
+        name: find_rule_of_condition(name, state) for name, state in named.items() if name.startswith(start)
+    }
     if running_minor() == "4.1" and any(name.startswith(start) for name in NEW_IN_4_2):
         assert found == {}
         return
-    assert found and {rule.sort for rule in found.values() if rule} == {sort}, found
+    assert found and {rule.category for rule in found.values() if rule} == {sort}, found
 
 
 JAVA = "org.apache.spark.SparkException: {}\n\tat a.b.c(D.java:1)\n"
@@ -128,68 +132,74 @@ JAVA = "org.apache.spark.SparkException: {}\n\tat a.b.c(D.java:1)\n"
         # The innermost counts: a file system that does not answer is an outage, whatever it was read for.
         (
             JAVA.format("[FAILED_READ_FILE.NO_HINT] x") + "Caused by: java.net.ConnectException: no",
-            Sort.OUTAGE,
+            ErrorCategory.OUTAGE,
         ),
         (
             JAVA.format("[FAILED_READ_FILE.FILE_NOT_EXIST] x")
             + "Caused by: java.io.FileNotFoundException: f",
-            Sort.INPUT_LOST,
+            ErrorCategory.INPUT_LOST,
         ),
         (
             JAVA.format("[FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] x")
             + "Caused by: java.lang.RuntimeException: file:/in/a is not a Parquet file. Expected magic "
             "number",
-            Sort.INPUT_LOST,
+            ErrorCategory.INPUT_LOST,
         ),
         # What only wraps is asked last, and then too.
         (
             JAVA.format("[STREAM_FAILED] x. SQLSTATE: XXKST")
             + "Caused by: a.b.ArithmeticException: [DIVIDE_BY_ZERO] y. SQLSTATE: 22012",
-            Sort.RECORD,
+            ErrorCategory.RECORD,
         ),
-        (JAVA.format("[FOREACH_BATCH_USER_FUNCTION_ERROR] x. SQLSTATE: 39000"), Sort.TRANSIENT),
+        (JAVA.format("[FOREACH_BATCH_USER_FUNCTION_ERROR] x. SQLSTATE: 39000"), ErrorCategory.TRANSIENT),
         (
             JAVA.format("[FAILED_EXECUTE_UDF] x. SQLSTATE: 39000") + "Caused by: a.b.MatchError: y",
-            Sort.RECORD,
+            ErrorCategory.RECORD,
         ),
-        (JAVA.format("[NAMED_LATER] x. SQLSTATE: 22999"), Sort.RECORD),
-        (JAVA.format("[NAMED_LATER] Connection refused"), Sort.OUTAGE),
+        (JAVA.format("[NAMED_LATER] x. SQLSTATE: 22999"), ErrorCategory.RECORD),
+        (JAVA.format("[NAMED_LATER] Connection refused"), ErrorCategory.OUTAGE),
         (
             "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "
             '"j.py", line 1, in f\nValueError: no\n',
-            Sort.RECORD,
+            ErrorCategory.RECORD,
         ),
-        ("java.io.IOException: No space left on device", Sort.OUTAGE),
-        ("java.io.IOException: File name too long", Sort.VALUE),
-        (f"java.io.IOException: Mkdirs failed to create file:/out/u={'a' * 300}", Sort.VALUE),
+        ("java.io.IOException: No space left on device", ErrorCategory.OUTAGE),
+        ("java.io.IOException: File name too long", ErrorCategory.VALUE),
+        (f"java.io.IOException: Mkdirs failed to create file:/out/u={'a' * 300}", ErrorCategory.VALUE),
         # 100 letters of three bytes each.
-        (f"java.io.IOException: Mkdirs failed to create file:/out/u={'世' * 100} (exists=false)", Sort.VALUE),
-        ("org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized", Sort.REFUSED),
+        (
+            f"java.io.IOException: Mkdirs failed to create file:/out/u={'世' * 100} (exists=false)",
+            ErrorCategory.VALUE,
+        ),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized", ErrorCategory.REFUSED),
         # Renewed certificates pass, with new clients; a password that is refused does not.
         (
             "org.apache.kafka.common.errors.SslAuthenticationException: SSL handshake failed\n"
             "Caused by: javax.net.ssl.SSLHandshakeException: PKIX path validation failed",
-            Sort.TRANSIENT,
+            ErrorCategory.TRANSIENT,
         ),
-        ("org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed", Sort.REFUSED),
-        ("org.apache.kafka.common.errors.DisconnectException", Sort.OUTAGE),
-        ("psycopg.OperationalError: connection failed: Connection refused", Sort.OUTAGE),
-        ("java.lang.ClassNotFoundException: a.b.C", Sort.ENVIRONMENT),
-        ("java.lang.OutOfMemoryError: Java heap space", Sort.TRANSIENT),
+        (
+            "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed",
+            ErrorCategory.REFUSED,
+        ),
+        ("org.apache.kafka.common.errors.DisconnectException", ErrorCategory.OUTAGE),
+        ("psycopg.OperationalError: connection failed: Connection refused", ErrorCategory.OUTAGE),
+        ("java.lang.ClassNotFoundException: a.b.C", ErrorCategory.ENVIRONMENT),
+        ("java.lang.OutOfMemoryError: Java heap space", ErrorCategory.TRANSIENT),
         # The wrong PYSPARK_PYTHON does not go away by waiting, although it looks like a network.
         (
             "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
-            Sort.TRANSIENT,
+            ErrorCategory.TRANSIENT,
         ),
         (
             "ExecutorLostFailure (executor 3 exited unrelated to the running tasks) Reason: decommission",
-            Sort.OUTAGE,
+            ErrorCategory.OUTAGE,
         ),
     ],
 )
-def test_the_innermost_cause_that_is_known_decides(text: str, sort: Sort) -> None:
-    rule = rule_of(Chain.of(text))
-    assert rule is not None and rule.sort is sort, rule
+def test_the_innermost_cause_that_is_known_decides(text: str, sort: ErrorCategory) -> None:
+    rule = find_rule(Chain.of(text))
+    assert rule is not None and rule.category is sort, rule
 
 
 @pytest.mark.parametrize(
@@ -206,4 +216,4 @@ def test_the_innermost_cause_that_is_known_decides(text: str, sort: Sort) -> Non
     ],
 )
 def test_what_nobody_named_is_not_sorted(text: str) -> None:
-    assert rule_of(Chain.of(text)) is None
+    assert find_rule(Chain.of(text)) is None

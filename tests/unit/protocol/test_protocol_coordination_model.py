@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flinkish_spark.protocol.coordination import Abort, Completed, Decide, Initialise, Refuse
+from flinkish_spark.protocol.coordination import Abort, Decide, Initialise, NotifyCompletion, Refuse
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from tests.support.coordination_script import Script, word
 from tests.support.effort import examples
@@ -345,7 +345,7 @@ class CoordinationAgainstModel(RuleBasedStateMachine):
     def each_request_is_answered_once_or_still_open(self) -> None:
         if not hasattr(self, "script"):
             return
-        answers = [e for e in self.script.effects if isinstance(e, Refuse | Abort | Completed)]
+        answers = [e for e in self.script.effects if isinstance(e, Refuse | Abort | NotifyCompletion)]
         numbers = Counter(one.request.number for one in answers)
         numbers.update(one.number for one in self.script.state.queue.waiting)
         numbers.update(one.request.number for one in self.script.state.open)

@@ -15,7 +15,7 @@ from flinkish_spark.protocol.failures import (
     FailureVerdict,
 )
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
-from flinkish_spark.protocol.limits import UNLIMITED, checked_factor, checked_limit, checked_whole, exceeds
+from flinkish_spark.protocol.limits import UNLIMITED, check_factor, check_limit, check_whole, exceeds
 from tools.tables import failure_reason_table
 
 R, V, P = CheckpointFailureReason, FailureVerdict, CheckpointPurpose
@@ -30,11 +30,11 @@ class Counting:
 
     def failed(self, number, reason=EXPIRED, purpose=P.PERIODIC) -> FailureVerdict:
         checkpoint = None if number is None else CheckpointId(number)
-        self.manager, verdict = self.manager.failed(checkpoint, reason, purpose)
+        self.manager, verdict = self.manager.on_failure(checkpoint, reason, purpose)
         return verdict
 
     def completed(self, number) -> None:
-        self.manager = self.manager.completed(CheckpointId(number))
+        self.manager = self.manager.on_completion(CheckpointId(number))
 
 
 def test_the_rules_are_total_and_each_has_its_own_text() -> None:
@@ -228,13 +228,13 @@ def test_handling_a_failure_never_raises_and_agrees_with_a_plain_list(tolerable,
 
 
 def test_limits_and_numbers_are_checked_by_name() -> None:
-    assert checked_limit("n", UNLIMITED, 5) is UNLIMITED
-    assert checked_limit("n", 5, 5) == 5
+    assert check_limit("n", UNLIMITED, 5) is UNLIMITED
+    assert check_limit("n", 5, 5) == 5
     assert not exceeds(10**9, UNLIMITED)
-    assert checked_factor("f", 1, 0, 1) == 1.0
+    assert check_factor("f", 1, 0, 1) == 1.0
     for wrong in (-0.1, 1.1, float("nan"), float("inf"), True, "1", None):
         with pytest.raises(ValueError, match="f must be a number from 0 to 1"):
-            checked_factor("f", wrong, 0, 1)
+            check_factor("f", wrong, 0, 1)
     for wrong in (4, 5.0, True, None):
         with pytest.raises(ValueError, match="n must be a whole number >= 5"):
-            checked_whole("n", wrong, 5)
+            check_whole("n", wrong, 5)

@@ -15,13 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.input_gate import (
-    Aborted,
+    AbortAlignment,
     AlignmentComplete,
     AlignmentMode,
     AlignmentSettings,
     BarrierKind,
     CheckpointBarrier,
-    GateContractError,
     InputGate,
     NewChannel,
     Step,
@@ -124,7 +123,7 @@ class GateAgainstModel(RuleBasedStateMachine):
 
     def compare(self, step: Step) -> None:
         self.gate, effects = step
-        reports = [e for e in effects if isinstance(e, TakeCheckpoint | AlignmentComplete | Aborted)]
+        reports = [e for e in effects if isinstance(e, TakeCheckpoint | AlignmentComplete | AbortAlignment)]
         assert sorted(map(word, reports)) == sorted(self.model.settle(self.now_ms))
         self.last_words += [int(e.checkpoint) for e in reports if not isinstance(e, TakeCheckpoint)]
 
@@ -132,7 +131,7 @@ class GateAgainstModel(RuleBasedStateMachine):
         """Whether an open channel may deliver; if not, its events must be refused."""
         if channel not in self.model.blocked():
             return True
-        with pytest.raises(GateContractError):
+        with pytest.raises(ValueError, match="is blocked at"):
             self.gate.on_barrier(channel, CheckpointBarrier(CheckpointId(1), 0), 10**6, self.now_ms)
         return False
 
@@ -308,7 +307,7 @@ class Downstream:
                 self.check_cut(effect)
                 self.completed += 1
                 self.reported.append(effect.checkpoint)
-            elif isinstance(effect, Aborted):
+            elif isinstance(effect, AbortAlignment):
                 self.snapshots.pop(effect.checkpoint, None)
                 self.reported.append(effect.checkpoint)
         if self.rng.random() < 0.01:

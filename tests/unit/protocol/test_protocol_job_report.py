@@ -24,15 +24,15 @@ CREATED, RUNNING, FAILING = JobStatus.CREATED, JobStatus.RUNNING, JobStatus.FAIL
 
 
 def begun(earlier: JobReport | None = None) -> JobReport:
-    return JobReport.begun(OwnerEpoch(1), 1_000, VERTICES, {"interval_ms": 5}, earlier)
+    return JobReport.begin(OwnerEpoch(1), 1_000, VERTICES, {"interval_ms": 5}, earlier)
 
 
 def failed(report: JobReport, cause: str, at_ms: int) -> JobReport:
-    return report.after(JobStatusChange(RUNNING, FAILING, JobEvent.FAILURE, cause, at_ms))
+    return report.apply(JobStatusChange(RUNNING, FAILING, JobEvent.FAILURE, cause, at_ms))
 
 
 def moved(report: JobReport, vertex: str, state: TaskState, attempt: int = 1) -> JobReport:
-    return report.after(TaskStateChange(vertex, vertex, attempt, TaskState.CREATED, state, "", 7))
+    return report.apply(TaskStateChange(vertex, vertex, attempt, TaskState.CREATED, state, "", 7))
 
 
 def test_an_owner_begins_with_what_others_have_seen() -> None:
@@ -40,10 +40,10 @@ def test_an_owner_begins_with_what_others_have_seen() -> None:
     assert (first.status, first.restarts, first.failures) == (CREATED, 0, ())
     assert first.since_ms == {"CREATED": 1_000} and first.settings == {"interval_ms": 5}
     assert [one.state for one in first.vertices] == [TaskState.CREATED] * 2
-    first = first.after(JobStatusChange(CREATED, RUNNING, JobEvent.STARTED, "", 1_500))
+    first = first.apply(JobStatusChange(CREATED, RUNNING, JobEvent.STARTED, "", 1_500))
     assert first.status is RUNNING and first.since_ms == {"CREATED": 1_000, "RUNNING": 1_500}
     first = failed(first, "no broker", 2_000)
-    first = first.after(JobStatusChange(FAILING, JobStatus.RESTARTING, JobEvent.RESTART, "", 2_001))
+    first = first.apply(JobStatusChange(FAILING, JobStatus.RESTARTING, JobEvent.RESTART, "", 2_001))
     second = begun(first)
     assert second.restarts == 1 and second.failures == (ReportedFailure(2_000, "no broker"),)
     assert JobReport.from_json(second.to_json()) == second
@@ -51,9 +51,9 @@ def test_an_owner_begins_with_what_others_have_seen() -> None:
 
 def test_a_job_that_has_ended_waits_for_nothing() -> None:
     waiting = replace(begun(), waits=(ReportedWait("out", "a commit", 900),))
-    running = waiting.after(JobStatusChange(CREATED, RUNNING, JobEvent.STARTED, "", 1_500))
+    running = waiting.apply(JobStatusChange(CREATED, RUNNING, JobEvent.STARTED, "", 1_500))
     assert len(running.waits) == 1
-    ended = running.after(JobStatusChange(RUNNING, JobStatus.FINISHED, JobEvent.FINISH, "", 1_600))
+    ended = running.apply(JobStatusChange(RUNNING, JobStatus.FINISHED, JobEvent.FINISH, "", 1_600))
     assert ended.waits == () and ended.status is JobStatus.FINISHED
 
 

@@ -31,7 +31,7 @@ J, E, T, V = JobStatus, JobEvent, TaskState, TaskEvent
 
 def after(*events) -> JobState:
     """Return a job with two tasks after these events of the job or, as (uid, event), of a task."""
-    job = JobState.created(vertices_of(["orders", "totals"]))
+    job = JobState.create(vertices_of(["orders", "totals"]))
     for event in events:
         if isinstance(event, tuple):
             job, _ = job.on_task(*event, attempt=job.attempt)
@@ -235,7 +235,7 @@ TASKS_WHILE = {
 @settings(derandomize=True, deadline=None)
 @given(EVENTS)
 def test_whatever_happens_job_and_tasks_agree_and_the_changes_tell_it_all(events) -> None:
-    job = JobState.created(vertices_of(["orders", "totals"]))
+    job = JobState.create(vertices_of(["orders", "totals"]))
     told_status, told = job.status, {one.vertex: one.state for one in job.tasks.values()}
     for event in events:
         try:

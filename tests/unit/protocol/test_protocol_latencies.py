@@ -17,13 +17,13 @@ from flinkish_spark.protocol.latency import (
     LatencyHistogram,
     MeasuredAt,
     Measurement,
-    _bucket,
-    _highest_ms,
-    _lowest_ms,
-    measured_in,
-    moved_to,
+    _find_bucket,
+    _find_highest_ms,
+    _find_lowest_ms,
+    drop_latencies,
+    find_measurements,
     place_of,
-    without_latencies,
+    replace_subtask,
 )
 from flinkish_spark.protocol.limits import MOST_MS
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
@@ -35,7 +35,7 @@ UIDS = ["sums", "tops", "orders", "clicks"]
 def of(*latencies_ms: int) -> LatencyHistogram:
     histogram = LatencyHistogram()
     for latency_ms in latencies_ms:
-        histogram = histogram.noted(latency_ms)
+        histogram = histogram.add(latency_ms)
     return histogram
 
 
@@ -50,16 +50,16 @@ def test_an_empty_histogram_knows_nothing() -> None:
         "p99_ms": None,
         "max_ms": None,
     }
-    assert nothing.merged(nothing) == nothing == nothing.since(nothing)
+    assert nothing.merge(nothing) == nothing == nothing.subtract(nothing)
 
 
 def test_buckets_leave_no_gap_and_are_narrow() -> None:
     begin = 0
     for number in range(1_000):
-        assert _lowest_ms(number) == begin
-        assert _bucket(begin) == _bucket(_highest_ms(number)) == number
-        assert (_highest_ms(number) - begin) * 32 <= begin or begin < 64
-        begin = _highest_ms(number) + 1
+        assert _find_lowest_ms(number) == begin
+        assert _find_bucket(begin) == _find_bucket(_find_highest_ms(number)) == number
+        assert (_find_highest_ms(number) - begin) * 32 <= begin or begin < 64
+        begin = _find_highest_ms(number) + 1
     assert begin > MOST_MS
 
 
@@ -84,16 +84,16 @@ def test_a_clock_that_is_behind_counts_as_no_latency_and_one_far_ahead_as_a_year
 
 
 def test_merging_is_as_if_all_had_come_to_one() -> None:
-    assert of(5, 900).merged(of(5, 70_000)) == of(5, 900, 5, 70_000)
+    assert of(5, 900).merge(of(5, 70_000)) == of(5, 900, 5, 70_000)
 
 
 def test_what_came_since_an_earlier_look_can_be_told() -> None:
     before = of(5, 900, 3_000)
-    since = before.merged(of(50, 1_000)).since(before)
+    since = before.merge(of(50, 1_000)).subtract(before)
     assert (since.count, since.sum_ms, since.min_ms) == (2, 1_050, 50)
     assert since.max_ms is not None and 1_000 <= since.max_ms <= 1_032
     with pytest.raises(ValueError, match="earlier"):
-        before.since(of(5, 5))
+        before.subtract(of(5, 5))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, True, "0.5", float("nan")])
@@ -109,7 +109,7 @@ def measured(operator: str, latency_ms: int, source: str = "orders", subtask: in
     return Measurement(MeasuredAt(operator, source, subtask), 1_000, 1_000 + latency_ms)
 
 
-SEEN = Latencies().noted(
+SEEN = Latencies().add(
     [
         measured("sums", 10),
         measured("sums", 20, subtask=1),
@@ -131,21 +131,21 @@ def test_each_source_operator_and_subtask_has_a_histogram() -> None:
 
 
 def test_granularity_merges_subtasks_and_then_sources() -> None:
-    assert SEEN.by(LatencyGranularity.SUBTASK) == SEEN
-    by_operator = SEEN.by(LatencyGranularity.OPERATOR)
+    assert SEEN.group_by(LatencyGranularity.SUBTASK) == SEEN
+    by_operator = SEEN.group_by(LatencyGranularity.OPERATOR)
     assert by_operator[MeasuredAt("sums", "orders")] == of(10, 20)
-    assert SEEN.by(LatencyGranularity.SINGLE)[MeasuredAt("sums")] == of(10, 20, 40) == SEEN.of("sums")
+    assert SEEN.group_by(LatencyGranularity.SINGLE)[MeasuredAt("sums")] == of(10, 20, 40) == SEEN.of("sums")
     assert SEEN.of("nobody").count == 0
 
 
 def test_latencies_since_an_earlier_look_leave_out_what_stood_still() -> None:
-    later = SEEN.noted([measured("sums", 30), measured("new", 70)])
-    assert later.since(SEEN).histograms == {
+    later = SEEN.add([measured("sums", 30), measured("new", 70)])
+    assert later.subtract(SEEN).histograms == {
         MeasuredAt("sums", "orders", 0): of(30),
         MeasuredAt("new", "orders", 0): of(70),
     }
     with pytest.raises(ValueError, match="lack"):
-        SEEN.since(later)
+        SEEN.subtract(later)
 
 
 def test_what_metrics_get_is_json() -> None:
@@ -165,7 +165,7 @@ def test_each_operator_counts_once_and_each_sink_for_itself() -> None:
     tops = TimeReport(FIRST_OPERATOR_REPORTER + 1, place_of(3, 5), 1_000, 1_200)
     left = TimeReport(SINK_REPORTER, place_of(2, 5), 1_000, 1_300)
     right = TimeReport(SINK_REPORTER, place_of(2, 5), 1_000, 1_400)
-    found = measured_in([acks("left", sums, tops, left), acks("right", sums, tops, right)], UIDS)
+    found = find_measurements([acks("left", sums, tops, left), acks("right", sums, tops, right)], UIDS)
     assert [(one.at, one.latency_ms) for one in found] == [
         (MeasuredAt("left", "orders", 5), 300),
         (MeasuredAt("right", "orders", 5), 400),
@@ -177,37 +177,40 @@ def test_each_operator_counts_once_and_each_sink_for_itself() -> None:
 def test_an_operator_that_runs_in_two_chains_counts_in_both() -> None:
     one = TimeReport(FIRST_OPERATOR_REPORTER, place_of(2, 5), 1_000, 1_100)
     other = TimeReport(FIRST_OPERATOR_REPORTER, place_of(2, 5), 1_000, 1_250)
-    assert [m.latency_ms for m in measured_in([acks("left", one), acks("right", other)], UIDS)] == [100, 250]
+    assert [m.latency_ms for m in find_measurements([acks("left", one), acks("right", other)], UIDS)] == [
+        100,
+        250,
+    ]
 
 
 def test_reports_about_time_stay_and_those_about_latency_go() -> None:
     about_time = TimeReport(2, 7, 61_000, 5)
     latency = TimeReport(SINK_REPORTER, place_of(2, 5), 1_000, 1_300)
-    assert measured_in([acks("left", about_time)], UIDS) == []
-    assert without_latencies([acks("left", latency, about_time)]) == (acks("left", about_time),)
-    assert without_latencies([acks("left")]) == (acks("left"),)
+    assert find_measurements([acks("left", about_time)], UIDS) == []
+    assert drop_latencies([acks("left", latency, about_time)]) == (acks("left", about_time),)
+    assert drop_latencies([acks("left")]) == (acks("left"),)
 
 
 def test_a_sink_of_a_union_numbers_the_reporters_of_its_parts_one_after_the_other() -> None:
     of_second_part = TimeReport(FIRST_OPERATOR_REPORTER + len(UIDS) + 1, place_of(3, 5), 1_000, 1_200)
-    (found,) = measured_in([acks("left", of_second_part)], UIDS)
+    (found,) = find_measurements([acks("left", of_second_part)], UIDS)
     assert found.at == MeasuredAt("tops", "clicks", 5)
 
 
 @pytest.mark.parametrize("source", [4, 1 << 30])
 def test_a_marker_of_no_source_is_refused(source: int) -> None:
     with pytest.raises(ValueError, match="is not one of 4"):
-        measured_in([acks("left", TimeReport(SINK_REPORTER, place_of(source, 0), 0, 0))], UIDS)
+        find_measurements([acks("left", TimeReport(SINK_REPORTER, place_of(source, 0), 0, 0))], UIDS)
 
 
 def test_a_marker_keeps_its_source_on_its_way() -> None:
-    assert moved_to(place_of(2, SUBTASK_MASK), 0) == place_of(2, 0)
-    assert moved_to(place_of((1 << 32) - 1, 3), SUBTASK_MASK) == (1 << 63) - 1
+    assert replace_subtask(place_of(2, SUBTASK_MASK), 0) == place_of(2, 0)
+    assert replace_subtask(place_of((1 << 32) - 1, 3), SUBTASK_MASK) == (1 << 63) - 1
 
 
 def test_a_histogram_of_some_is_that_of_one_after_the_other() -> None:
     some = [5, 70, 70, 1_000]
     found = LatencyHistogram()
     for latency_ms in some:
-        found = found.noted(latency_ms)
+        found = found.add(latency_ms)
     assert LatencyHistogram.of(some) == found and LatencyHistogram.of([]) == LatencyHistogram()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from flinkish_spark.protocol.decisions import RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import (
+    FinishedRewind,
     LineageHistory,
-    PastRewind,
     RetainedCheckpoint,
     RewindKind,
     RewindOrder,
@@ -23,7 +23,7 @@ PLAIN, BACK, ANEW = RewindKind.PLAIN, RewindKind.TO_CHECKPOINT, RewindKind.RESEE
 
 
 def rewind(lineage, kind, target, first_removed=0):
-    return PastRewind(
+    return FinishedRewind(
         Lineage(lineage), kind, None if target is None else CheckpointId(target), BatchId(first_removed)
     )
 
@@ -33,7 +33,7 @@ def history(*rewinds):
 
 
 def is_live(past, checkpoint, lineage):
-    return past.superseded_by(CheckpointId(checkpoint), Lineage(lineage)) is None
+    return past.find_superseding(CheckpointId(checkpoint), Lineage(lineage)) is None
 
 
 def test_a_job_that_was_never_rewound():

@@ -11,22 +11,22 @@ import pytest
 from flinkish_spark.protocol.event_time import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
-    AsReported,
     AssignerInput,
     AssignerRules,
     BatchTimes,
     ChannelReport,
     NoWatermarks,
+    NoWatermarkStrategy,
+    ReportedWatermarks,
     TimerReport,
-    Untimed,
     Watermarks,
 )
 from flinkish_spark.protocol.timer_index import Agenda
 from flinkish_spark.protocol.watermarks import EventTime, OperatorTime, Rules, next_micro_batch_ms, step
 from tests.support.effort import seeds
 
-REPORTED = AssignerRules(AsReported())
-PLAIN = AssignerRules(Untimed())
+REPORTED = AssignerRules(ReportedWatermarks())
+PLAIN = AssignerRules(NoWatermarkStrategy())
 OVER = frozenset[int]()
 
 
@@ -42,7 +42,7 @@ class Job:
         self, rules: Rules, operators: dict[str, OperatorTime], state: EventTime | None = None
     ) -> None:
         self.rules, self.operators = rules, operators
-        self.state = (state or EventTime()).of_job(rules, operators)
+        self.state = (state or EventTime()).adapt_to_job(rules, operators)
         self.now_ms = self.state.processing_time_ms or 0
 
     def run(
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def at(self) -> dict[str, int]:
-        return {uid: self.state.watermarks.at(uid) for uid in self.operators}
+        return {uid: self.state.watermarks.get(uid) for uid in self.operators}
 
     def again(self, rules: Rules | None = None, **inputs: str) -> Job:
         """Return the job that goes on from what is stored, maybe with another plan."""
@@ -69,7 +69,7 @@ class Job:
 
 def two(idleness_ms: int | None = None) -> Job:
     """Two pipelines that share nothing: `left` reads a, `right` reads b."""
-    rules = {"a": AssignerRules(AsReported(), idleness_ms), "b": REPORTED}
+    rules = {"a": AssignerRules(ReportedWatermarks(), idleness_ms), "b": REPORTED}
     return Job(rules, reads(left="a", right="b"))
 
 
@@ -97,10 +97,10 @@ def test_what_is_further_counts_operator_by_operator() -> None:
             Watermarks.of({uid: chance.randrange(4) for uid in chance.sample(uids[:3], chance.randrange(4))})
             for _ in range(3)
         )
-        both = one.raised_to(other)
-        assert [both.at(uid) for uid in uids] == [max(one.at(uid), other.at(uid)) for uid in uids]
-        assert both == other.raised_to(one) and both.raised_to(one) == both
-        assert both.raised_to(third) == one.raised_to(other.raised_to(third))
+        both = one.merge_max(other)
+        assert [both.get(uid) for uid in uids] == [max(one.get(uid), other.get(uid)) for uid in uids]
+        assert both == other.merge_max(one) and both.merge_max(one) == both
+        assert both.merge_max(third) == one.merge_max(other.merge_max(third))
 
 
 # -- what an operator sees -------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_nobody_waits_for_watermarks_that_never_come_but_who_reads_them() -> Non
 
 
 def test_an_input_that_is_idle_is_left_out_where_there_are_others() -> None:
-    rules = {"a": AssignerRules(AsReported(), 100), "b": REPORTED}
+    rules = {"a": AssignerRules(ReportedWatermarks(), 100), "b": REPORTED}
     job = Job(rules, reads(left="a", both="ab"))
     assert job.run(a=10, b=50) == {"left": 10, "both": 10}
     assert job.run(after_ms=100) == {"left": 10, "both": 50}
@@ -274,7 +274,7 @@ def test_a_job_that_had_ended_stays_at_the_end_operator_by_operator() -> None:
 def test_operators_that_are_gone_take_their_timers_with_them() -> None:
     job = two()
     job.run(timer("left", 900), timer("right", 900), a=1, b=1)
-    assert job.again(right="b").state.agenda == Agenda().after([timer("right", 900)])
+    assert job.again(right="b").state.agenda == Agenda().update([timer("right", 900)])
 
 
 # -- a model ---------------------------------------------------------------------------------------------
@@ -286,7 +286,8 @@ def random_job(chance: random.Random) -> Job:
     """Return a job whose operators read sources and operators: who reads one reads all of its inputs."""
     rules = {
         uid: AssignerRules(
-            chance.choice([AsReported()] * 4 + [Untimed()]), chance.choice([None, None, 20, 60])
+            chance.choice([ReportedWatermarks()] * 4 + [NoWatermarkStrategy()]),
+            chance.choice([None, None, 20, 60]),
         )
         for uid in UIDS[: chance.randint(2, 5)]
     }
@@ -328,7 +329,7 @@ def test_an_operator_sees_what_a_job_of_its_inputs_alone_would_see(seed: int) ->
                 tuple(report for report in reports if report.assigner in one.rules),
                 tuple(known for known in inputs if known.assigner in one.rules),
                 (),
-                carried.at(uid),
+                carried.get(uid),
             )
             one.state = step(one.rules, one.state, own)
         assert job.at == {uid: one.state.watermark_ms for uid, one in alone.items()}

@@ -9,8 +9,8 @@ from flinkish_spark.protocol.process_loss import (
     WHAT_TO_DO,
     JobProcess,
     ProcessLoss,
-    headline_of_loss,
-    process_loss,
+    describe_loss,
+    find_process_loss,
 )
 
 P = JobProcess
@@ -83,7 +83,7 @@ _LOST = _TASK + "ExecutorLostFailure (executor 1 exited caused by one of the run
     ],
 )
 def test_what_spark_says_of_a_process(text: str, loss: ProcessLoss | None) -> None:
-    assert process_loss(text, Chain.of(text)) == loss
+    assert find_process_loss(text, Chain.of(text)) == loss
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_spark_says_of_a_process(text: str, loss: ProcessLoss | None) -> No
     ],
 )
 def test_how_a_drivers_jvm_has_ended(exit_code: int | None, loss: ProcessLoss) -> None:
-    assert ProcessLoss.of_driver(exit_code) == loss
+    assert ProcessLoss.from_exit_code(exit_code) == loss
     assert loss.was_killed == (exit_code == -9)
 
 
@@ -123,4 +123,4 @@ def test_a_person_can_do_something_about_each() -> None:
     ],
 )
 def test_a_crash_is_told_and_not_how_it_was_noticed(text: str, headline: str) -> None:
-    assert headline_of_loss(Chain.of(text)) == headline
+    assert describe_loss(Chain.of(text)) == headline

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.recovery import (
     RULES,
-    AbortStaged,
+    AbortStagedFiles,
     Confirm,
     DecidedFact,
     FinishRewind,
@@ -26,8 +26,8 @@ from flinkish_spark.protocol.recovery import (
     StartSpark,
     SweepLeftovers,
     TrimLog,
+    drop_leftovers,
     next_step,
-    without_leftovers,
 )
 from tests.support.effort import examples
 from tools.tables import recovery_table
@@ -58,8 +58,8 @@ def ordered(target, refusal=""):
 def test_of_decisions_without_receipt_only_the_newest_counts() -> None:
     """The others are a zombie's: n+1 is never decided before n's receipt is durable."""
     zombie, complete, newest = decided(3, 7, receipt=False), decided(4, 8), decided(5, 9, receipt=False)
-    assert without_leftovers([newest, zombie, complete]) == (complete, newest)
-    assert without_leftovers([]) == ()
+    assert drop_leftovers([newest, zombie, complete]) == (complete, newest)
+    assert drop_leftovers([]) == ()
 
 
 def facts(offsets=(), commits=(), done=(), files=(), rewind=False, swept=True, **more):
@@ -96,14 +96,14 @@ RESEEDED = {"log_began_in": Lineage(3)}
             Confirm(CheckpointId(1)),
         ),
         # What is not decided; behaviours 127, 143.
-        (facts([0, 1, 2], [0, 1], [decided(1, 1)], [staged(2)]), AbortStaged(("2-1.1",), "")),
+        (facts([0, 1, 2], [0, 1], [decided(1, 1)], [staged(2)]), AbortStagedFiles(("2-1.1",), "")),
         (facts([0, 1, 2], [0, 1, 2], [decided(1, 1)], [staged(2)]), StartSpark(BatchId(3), (BatchId(2),))),
-        (facts([0, 1, 2], [0, 1, 2], [decided(1, 1)], [staged(2, "gone")]), AbortStaged(("2-1.1",), "")),
+        (facts([0, 1, 2], [0, 1, 2], [decided(1, 1)], [staged(2, "gone")]), AbortStagedFiles(("2-1.1",), "")),
         (facts([0, 1, 2], [0, 1, 2], [decided(1, 1)]), Rewind(BatchId(2), "", CheckpointId(1))),
-        (facts([0, 1], [0, 1], [], [staged(1)]), AbortStaged(("1-1.1",), "")),
-        (facts([0, 1], [1], [], [staged(1)]), AbortStaged(("1-1.1",), "")),
+        (facts([0, 1], [0, 1], [], [staged(1)]), AbortStagedFiles(("1-1.1",), "")),
+        (facts([0, 1], [1], [], [staged(1)]), AbortStagedFiles(("1-1.1",), "")),
         (facts([0, 1], [1]), Rewind(BatchId(0), "")),
-        (facts([0], [0], [], [staged(0), staged(0, attempt=2)]), AbortStaged(("0-1.1", "0-1.2"), "")),
+        (facts([0], [0], [], [staged(0), staged(0, attempt=2)]), AbortStagedFiles(("0-1.1", "0-1.2"), "")),
         (facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1)]), StartSpark(BatchId(2), ())),
         # A staged file that a crash left behind a receipt is no reason to abort anything.
         (facts([0, 1], [0, 1], [decided(1, 1)], [staged(1)], swept=False), SweepLeftovers()),
@@ -118,7 +118,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         ),
         (
             facts([0, 1, 2], [0, 1, 2], [decided(1, 1)], [staged(2)], order=ordered(1)),
-            AbortStaged(("2-1.1",), ""),
+            AbortStagedFiles(("2-1.1",), ""),
         ),
         (facts([0, 1], [0, 1], [decided(1, 1)], order=ordered(1, "no")), RefuseOrder("order", "no")),
         (facts([0, 1], [0, 1], [decided(1, 1)], order=ordered(7)), RefuseOrder("order", "")),
@@ -151,7 +151,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         # What readers would see before it goes first, and whatever is staged behind that, too.
         (
             facts([0, 1, 2], [0, 1, 2], [decided(2, 0, False)], [staged(1), ahead(2)], **LOST_2),
-            AbortStaged(("1-1.1", "2-1.1"), "sink 'topic' has to stage again what comes before it"),
+            AbortStagedFiles(("1-1.1", "2-1.1"), "sink 'topic' must stage earlier data again"),
         ),
         (
             facts([0, 1], [0, 1], [decided(2, 0, False)], [ahead(1)], pinned=frozenset(), **LOST_2),
@@ -159,7 +159,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         ),
         (
             facts([0, 1], [0], [decided(2, 0, False)], [ahead(1)], **LOST_2),
-            AbortStaged(("1-1.1",), "sink 'topic' has to stage again what comes before it"),
+            AbortStagedFiles(("1-1.1",), "sink 'topic' must stage earlier data again"),
         ),
         (
             facts([0, 1], [0, 1], [decided(2, 0, False)], [ahead(1)], order=ordered(7), **LOST_2),
@@ -186,7 +186,7 @@ RESEEDED = {"log_began_in": Lineage(3)}
         (facts(reseed_is_wanted=True), Reseed(BatchId(0), None)),
         (
             facts([0, 1, 2], [0, 1, 2], [decided(1, 1)], [staged(2)], reseed_is_wanted=True),
-            AbortStaged(("2-1.1",), ""),
+            AbortStagedFiles(("2-1.1",), ""),
         ),
         (
             facts([0, 1], [0, 1], [decided(1, 0), decided(2, 1)], order=ordered(1), reseed_is_wanted=True),
@@ -245,7 +245,7 @@ class World:
             case RefuseOrder(order_id, reason):
                 assert order_id == now.order.order_id and reason
                 self.change(order=None)
-            case AbortStaged(attempts, _):
+            case AbortStagedFiles(attempts, _):
                 assert attempts
                 self.change(staged=tuple(s for s in now.staged if s.attempt not in attempts))
             case Rewind() | Reseed():

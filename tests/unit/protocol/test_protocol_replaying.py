@@ -14,8 +14,8 @@ from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch, T
 from flinkish_spark.protocol.replay import (
     CannotReplay,
     ReplayPlan,
-    Restaged,
     RestagedEpoch,
+    RestageResult,
     plan_replay,
     restage,
 )
@@ -103,7 +103,7 @@ def test_what_was_staged_again_takes_the_place_of_what_was_lost() -> None:
     """Other sinks stay as they are, and so does the order in which sinks commit."""
     plan = planned(TWO, "a", 2)
     result = restage(TWO, plan, {BatchId(7): again(7, "new-0", "new-1")}, task_of)
-    assert isinstance(result, Restaged)
+    assert isinstance(result, RestageResult)
     assert [names_of(b) for b in result.batches] == [
         ["six-0", "six-1", "file-6"],
         ["new-0", "new-1", "file-7"],
@@ -119,7 +119,7 @@ def test_of_a_half_committed_micro_batch_only_the_lost_tasks_are_taken() -> None
     plan = planned(TWO, "a", 1)
     staged = {BatchId(6): again(6, "new-0", "new-1", "barrier"), BatchId(7): again(7, "newer-0")}
     result = restage(TWO, plan, staged, task_of)
-    assert isinstance(result, Restaged)
+    assert isinstance(result, RestageResult)
     assert names_of(result.batches[0]) == ["six-0", "new-1", "barrier", "file-6"]
     assert names_of(result.batches[1]) == ["newer-0", "file-7"]
     assert [c.payload["name"] for c in result.surplus] == ["new-0"]
@@ -129,7 +129,7 @@ def test_the_last_sink_s_committables_stay_last() -> None:
     plan = planned(TWO, "b", 0)
     staged = {BatchId(6): batch(6, one("b", "f6")), BatchId(7): batch(7, one("b", "f7"), one("b", "f8"))}
     result = restage(TWO, plan, staged, task_of)
-    assert isinstance(result, Restaged)
+    assert isinstance(result, RestageResult)
     assert [names_of(b) for b in result.batches] == [
         ["six-0", "six-1", "f6"],
         ["seven-0", "seven-1", "f7", "f8"],
@@ -148,13 +148,13 @@ def test_the_same_rows_in_other_tasks_will_do_where_nothing_is_committed() -> No
     plan = planned(TWO, "a", 2)
     moved = again(7, "new-0", rows={0: 12, 1: 0})
     moved = replace(moved, acks=(SinkAck("a", (TaskAck(0, 12, digest=12),)),))
-    assert isinstance(restage(TWO, plan, {BatchId(7): moved}, task_of), Restaged)
+    assert isinstance(restage(TWO, plan, {BatchId(7): moved}, task_of), RestageResult)
 
 
 def test_tasks_without_rows_are_no_difference() -> None:
     plan = planned(TWO, "a", 3)
     staged = again(7, "new-0", "new-1", rows={0: 5, 1: 7, 2: 0})
-    assert isinstance(restage(TWO, plan, {BatchId(7): staged}, task_of), Restaged)
+    assert isinstance(restage(TWO, plan, {BatchId(7): staged}, task_of), RestageResult)
 
 
 def test_a_finished_replay_is_stored_and_applied() -> None:

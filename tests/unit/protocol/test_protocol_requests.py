@@ -84,11 +84,11 @@ def test_requests_can_be_taken_out() -> None:
     queue, _ = RequestQueue().offer(request(1, P.PERIODIC))
     queue, _ = queue.offer(request(2))
     assert (queue.holds(P.PERIODIC), queue.holds(P.SAVEPOINT)) == (True, False)
-    left, gone = queue.without(lambda one: one.purpose is P.PERIODIC)
+    left, gone = queue.remove(lambda one: one.purpose is P.PERIODIC)
     assert [one.number for one in left.waiting] == [2]
     assert [one.number for one in gone] == [1]
     assert left.head is not None
-    assert left.without(lambda one: True)[0].head is None
+    assert left.remove(lambda one: True)[0].head is None
 
 
 def test_a_queue_needs_room() -> None:

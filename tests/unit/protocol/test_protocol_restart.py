@@ -28,7 +28,7 @@ HOUR_MS = 3_600_000
 def history(*failures_ms) -> RestartHistory:
     result = RestartHistory()
     for now_ms in failures_ms:
-        result = result.failed(now_ms)
+        result = result.add_failure(now_ms)
     return result
 
 
@@ -45,7 +45,7 @@ def test_fixed_delay_counts_failures_since_the_job_last_ran_well() -> None:
     strategy = FixedDelay(attempts=2, delay_ms=10)
     assert delays(strategy, 0, 1) == [10, 10]
     assert strategy.decide(history(0, 1, 2)) == GiveUp("2 restarts in a row did not help")
-    assert strategy.decide(history(0, 1, 2).ran_well().failed(3)) == RestartAfter(10)
+    assert strategy.decide(history(0, 1, 2).reset_attempts().add_failure(3)) == RestartAfter(10)
 
 
 def test_fixed_delay_may_have_no_end_and_no_beginning() -> None:
@@ -71,9 +71,9 @@ def test_a_checkpoint_between_two_failures_is_not_a_quiet_time() -> None:
     failing = RestartHistory()
     seen = []
     for now_ms in range(0, 60_000, 10_000):
-        failing = failing.failed(now_ms)
+        failing = failing.add_failure(now_ms)
         seen.append(ExponentialDelay().decide(failing).delay_ms)
-        failing = failing.ran_well()
+        failing = failing.reset_attempts()
     assert seen == [500, 1_000, 2_000, 4_000, 8_000, 16_000]
 
 
@@ -123,7 +123,7 @@ def test_failure_rate_counts_what_lies_within_the_interval_both_ends_included() 
     assert strategy.decide(history(0, 101, 102)) == RestartAfter(5)
     assert strategy.decide(history(2, 101, 102)) == GiveUp("3 failures within 100 ms")
     # A checkpoint in between changes nothing.
-    assert isinstance(strategy.decide(history(0, 1).ran_well().failed(2)), GiveUp)
+    assert isinstance(strategy.decide(history(0, 1).reset_attempts().add_failure(2)), GiveUp)
 
 
 def test_memory_of_failures_is_bounded() -> None:
@@ -173,7 +173,7 @@ def test_a_strategy_that_cannot_work_is_refused_when_it_is_made(make, message) -
 def test_the_third_failure_from_one_cause_at_one_micro_batch_is_one_too_many() -> None:
     repeated, verdicts = RepeatedFailures(), []
     for _ in range(3):
-        repeated = repeated.failed(7, "disk", "Kind")
+        repeated = repeated.add_failure(7, "disk", "Kind")
         verdicts.append(repeated.is_stuck("disk"))
     assert verdicts == [False, False, True]
     assert (repeated.times("disk"), repeated.times("other")) == (3, 0)
@@ -182,42 +182,44 @@ def test_the_third_failure_from_one_cause_at_one_micro_batch_is_one_too_many() -
 def test_causes_that_take_turns_are_counted_side_by_side() -> None:
     repeated = RepeatedFailures()
     for cause in ("a", "b", "a", "b"):
-        repeated = repeated.failed(7, cause, "Kind")
+        repeated = repeated.add_failure(7, cause, "Kind")
     assert (repeated.times("a"), repeated.times("b")) == (2, 2)
-    assert repeated.failed(7, "a", "Kind").is_stuck("a") and not repeated.failed(7, "c", "Kind").is_stuck("c")
+    assert repeated.add_failure(7, "a", "Kind").is_stuck("a") and not repeated.add_failure(
+        7, "c", "Kind"
+    ).is_stuck("c")
 
 
 def test_a_later_micro_batch_and_a_checkpoint_are_progress_and_an_earlier_one_is_none() -> None:
-    twice = RepeatedFailures().failed(7, "a", "Kind").failed(7, "a", "Kind")
-    assert twice.failed(8, "a", "Kind").times("a") == 1
+    twice = RepeatedFailures().add_failure(7, "a", "Kind").add_failure(7, "a", "Kind")
+    assert twice.add_failure(8, "a", "Kind").times("a") == 1
     # A restart goes back to the last checkpoint, and cuts the same records into fewer micro-batches.
-    assert twice.failed(5, "a", "Kind").times("a") == 3
+    assert twice.add_failure(5, "a", "Kind").times("a") == 3
     # It failed before its first micro-batch, or nobody can say.
-    assert twice.failed(None, "a", "Kind").times("a") == 3
+    assert twice.add_failure(None, "a", "Kind").times("a") == 3
     assert (
         RepeatedFailures()
-        .failed(None, "a", "Kind")
-        .failed(None, "a", "Kind")
-        .failed(0, "a", "Kind")
+        .add_failure(None, "a", "Kind")
+        .add_failure(None, "a", "Kind")
+        .add_failure(0, "a", "Kind")
         .times("a")
         == 3
     )
-    again = twice.progressed().failed(7, "a", "Kind")
+    again = twice.reset().add_failure(7, "a", "Kind")
     assert (again.times("a"), again.batch) == (1, 7)
 
 
 def test_tries_may_be_one_and_may_have_no_end() -> None:
-    assert RepeatedFailures(tries=1).failed(7, "a", "Kind").is_stuck("a")
+    assert RepeatedFailures(tries=1).add_failure(7, "a", "Kind").is_stuck("a")
     endless = RepeatedFailures(tries=UNLIMITED)
     for _ in range(2_000):
-        endless = endless.failed(7, "a", "Kind")
+        endless = endless.add_failure(7, "a", "Kind")
     assert endless.times("a") == 2_000 and not endless.is_stuck("a")
 
 
 def test_causes_that_are_new_each_time_take_no_memory() -> None:
     repeated = RepeatedFailures()
     for n in range(1_000):
-        repeated = repeated.failed(7, f"cause {n}", "Kind")
+        repeated = repeated.add_failure(7, f"cause {n}", "Kind")
     assert len(repeated.counted) == REMEMBERED_CAUSES and repeated.times("cause 999") == 1
 
 
@@ -225,20 +227,22 @@ def test_a_cause_whose_text_is_new_each_time_comes_nine_times() -> None:
     """Three tries, three times: a folder of `tempfile` in the text makes each another cause."""
     repeated, verdicts = RepeatedFailures(), []
     for name in "abcdefghi":
-        repeated = repeated.failed(7, f"FileNotFoundError: /tmp/tmp{name}/x", "FileNotFoundError")
+        repeated = repeated.add_failure(7, f"FileNotFoundError: /tmp/tmp{name}/x", "FileNotFoundError")
         verdicts.append(repeated.is_stuck_in("FileNotFoundError"))
     assert verdicts == [False] * 8 + [True]
     assert not repeated.is_stuck("FileNotFoundError: /tmp/tmpi/x") and not repeated.is_stuck_in("OSError")
     # Progress, of either sort, lets all of it begin anew.
-    assert repeated.progressed().times_of_kind("FileNotFoundError") == 0
-    assert repeated.failed(8, "/tmp/tmpj/x", "FileNotFoundError").times_of_kind("FileNotFoundError") == 1
-    assert repeated.failed(6, "/tmp/tmpj/x", "FileNotFoundError").times_of_kind("FileNotFoundError") == 10
+    assert repeated.reset().times_of_kind("FileNotFoundError") == 0
+    assert repeated.add_failure(8, "/tmp/tmpj/x", "FileNotFoundError").times_of_kind("FileNotFoundError") == 1
+    assert (
+        repeated.add_failure(6, "/tmp/tmpj/x", "FileNotFoundError").times_of_kind("FileNotFoundError") == 10
+    )
 
 
 def test_kinds_have_no_end_where_tries_have_none() -> None:
     endless = RepeatedFailures(tries=UNLIMITED)
     for n in range(100):
-        endless = endless.failed(7, f"cause {n}", f"kind {n % 30}")
+        endless = endless.add_failure(7, f"cause {n}", f"kind {n % 30}")
     assert not endless.is_stuck_in("kind 9") and len(endless.kinds) == REMEMBERED_CAUSES
 
 

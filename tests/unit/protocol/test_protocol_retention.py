@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
-from flinkish_spark.protocol.lineage import LineageHistory, PastRewind, RewindKind
+from flinkish_spark.protocol.lineage import FinishedRewind, LineageHistory, RewindKind
 from flinkish_spark.protocol.retention import (
     CheckpointFact,
+    CheckpointPart,
     CheckpointRetention,
-    Part,
     RetentionFacts,
-    to_delete,
-    to_delete_on_cancel,
+    find_deletions,
+    find_deletions_on_cancel,
 )
 from tests.support.effort import examples
 
@@ -46,7 +46,7 @@ def ids(*numbers):
 
 
 def back_to(target, lineage=1):
-    rewind = PastRewind(Lineage(lineage), RewindKind.TO_CHECKPOINT, CheckpointId(target), BatchId(0))
+    rewind = FinishedRewind(Lineage(lineage), RewindKind.TO_CHECKPOINT, CheckpointId(target), BatchId(0))
     return LineageHistory.of([rewind])
 
 
@@ -55,7 +55,7 @@ def facts(*checkpoints, retained=2, history=None, **more):
 
 
 def goes(given):
-    return [int(deletion.checkpoint) for deletion in to_delete(given)]
+    return [int(deletion.checkpoint) for deletion in find_deletions(given)]
 
 
 def test_completed_checkpoints_beyond_the_retained_ones_go():
@@ -76,7 +76,7 @@ def test_the_newest_is_never_deleted():
     """Behaviour 71."""
     assert goes(facts(done(1), done(2), done(3), retained=1)) == [1, 2]
     with pytest.raises(ValueError, match="at least one"):
-        to_delete(facts(done(1), retained=0))
+        find_deletions(facts(done(1), retained=0))
 
 
 def test_aborted_ids_use_up_no_place_and_go_with_what_is_older_than_the_oldest_kept():
@@ -141,16 +141,22 @@ def test_deleting_never_passes_an_id_that_is_being_read():
 
 
 def test_each_deletion_is_complete_and_in_the_order_that_a_crash_may_cut_anywhere():
-    (deletion,) = to_delete(facts(done(1), done(2), done(3)))
-    assert deletion.parts == (Part.TRIGGER, Part.DECISION, Part.RECEIPT, Part.RESTAGED, Part.PIN)
+    (deletion,) = find_deletions(facts(done(1), done(2), done(3)))
+    assert deletion.parts == (
+        CheckpointPart.TRIGGER,
+        CheckpointPart.DECISION,
+        CheckpointPart.RECEIPT,
+        CheckpointPart.RESTAGED,
+        CheckpointPart.PIN,
+    )
 
 
 def test_what_a_crash_left_of_a_deletion_is_deleted():
     # The receipt of 1 is left; of 0 its pin, and perhaps what was staged again.
     given = facts(without_decision(1, receipt=True), done(2), done(3), pinned=ids(0, 2, 3))
-    assert [(int(d.checkpoint), d.parts) for d in to_delete(given)] == [
-        (0, (Part.RESTAGED, Part.PIN)),
-        (1, tuple(Part)),
+    assert [(int(d.checkpoint), d.parts) for d in find_deletions(given)] == [
+        (0, (CheckpointPart.RESTAGED, CheckpointPart.PIN)),
+        (1, tuple(CheckpointPart)),
     ]
     assert goes(facts(done(2), done(3), pinned=ids(1), referenced=ids(1))) == []
 
@@ -161,25 +167,25 @@ def test_what_a_crash_left_of_a_deletion_is_deleted():
 def test_a_cancelled_job_keeps_its_checkpoints_unless_told_otherwise():
     """Behaviours 60 and 75."""
     given = facts(done(1), savepoint(2), without_decision(4), aborted(5), aborted(6))
-    assert to_delete_on_cancel(given, RETAIN) == ()
-    assert [int(d.checkpoint) for d in to_delete_on_cancel(given, DELETE)] == [1, 2, 5]
-    assert to_delete_on_cancel(facts(), DELETE) == ()
+    assert find_deletions_on_cancel(given, RETAIN) == ()
+    assert [int(d.checkpoint) for d in find_deletions_on_cancel(given, DELETE)] == [1, 2, 5]
+    assert find_deletions_on_cancel(facts(), DELETE) == ()
 
 
 @pytest.mark.parametrize("before", [done(2), savepoint(2)])
 def test_what_a_cancelled_job_has_to_finish_can_still_be_replayed(before):
     """A sink that does not answer keeps it unconfirmed, and what it staged may be lost by the next start."""
     given = facts(done(1), before, aborted(3), unconfirmed(4), aborted(5))
-    assert [int(d.checkpoint) for d in to_delete_on_cancel(given, DELETE)] == [1, 3]
+    assert [int(d.checkpoint) for d in find_deletions_on_cancel(given, DELETE)] == [1, 3]
     first = facts(aborted(1), unconfirmed(2), aborted(3))
-    assert [int(d.checkpoint) for d in to_delete_on_cancel(first, DELETE)] == [1]
+    assert [int(d.checkpoint) for d in find_deletions_on_cancel(first, DELETE)] == [1]
     dead = facts(done(1), done(3), unconfirmed(4, lineage=1), aborted(5), history=back_to(1))
-    assert [int(d.checkpoint) for d in to_delete_on_cancel(dead, DELETE)] == [3]
+    assert [int(d.checkpoint) for d in find_deletions_on_cancel(dead, DELETE)] == [3]
 
 
 def test_a_cancelled_job_counts_its_ids_on():
     with pytest.raises(ValueError, match="seal an id above 2"):
-        to_delete_on_cancel(facts(done(1), done(2)), DELETE)
+        find_deletions_on_cancel(facts(done(1), done(2)), DELETE)
 
 
 # -- any facts ----------------------------------------------------------------------------------------
@@ -204,12 +210,12 @@ ANY = st.builds(
 )
 def test_whatever_there_is_what_is_needed_stays(checkpoints, retained, past, in_use, referenced):
     given = facts(*checkpoints, retained=retained, history=past, in_use=in_use, referenced=referenced)
-    gone = {d.checkpoint for d in to_delete(given)}
+    gone = {d.checkpoint for d in find_deletions(given)}
     left = [f for f in checkpoints if f.checkpoint not in gone]
     live = [
         f
         for f in sorted(checkpoints, key=lambda f: f.checkpoint)
-        if f.verdict is COMMIT and f.has_receipt and past.superseded_by(f.checkpoint, f.lineage) is None
+        if f.verdict is COMMIT and f.has_receipt and past.find_superseding(f.checkpoint, f.lineage) is None
     ]
     plain = [f for f in live if not f.is_savepoint]
     assert {f.checkpoint for f in (*plain[-retained:], *live[-1:])} <= {f.checkpoint for f in left}
@@ -219,4 +225,4 @@ def test_whatever_there_is_what_is_needed_stays(checkpoints, retained, past, in_
     assert not checkpoints or max(f.checkpoint for f in checkpoints) in {f.checkpoint for f in left}
     # Deleting may stop anywhere and start over: nothing more goes than at once.
     again = facts(*left, retained=retained, history=past, in_use=in_use, referenced=referenced)
-    assert to_delete(again) == ()
+    assert find_deletions(again) == ()

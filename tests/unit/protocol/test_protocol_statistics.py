@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.protocol.checkpoint import ParticipantKind
-from flinkish_spark.protocol.codec import member, object_of, text_of
+from flinkish_spark.protocol.codec import expect_object, expect_text, get_member
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.statistics import (
@@ -44,7 +44,7 @@ PARTICIPANTS = (SINK, OPERATOR)
 
 
 def triggered(number=7, purpose=CheckpointPurpose.PERIODIC) -> CheckpointStatistics:
-    return CheckpointStatistics.triggered(CheckpointId(number), purpose, trigger_at_ms=1_700_000_000_000)
+    return CheckpointStatistics.begin(CheckpointId(number), purpose, trigger_at_ms=1_700_000_000_000)
 
 
 def stored(statistics):
@@ -56,7 +56,7 @@ def test_the_story_of_a_checkpoint_that_completes() -> None:
     begun = triggered()
     assert begun.status is CheckpointStatus.IN_PROGRESS
     assert begun.durations == CheckpointDurations()
-    done = begun.completed(DURATIONS, rows=150, bytes_staged=3_000, participants=PARTICIPANTS)
+    done = begun.complete(DURATIONS, rows=150, bytes_staged=3_000, participants=PARTICIPANTS)
     assert (done.status, done.failure) == (CheckpointStatus.COMPLETED, None)
     assert (done.checkpoint, done.trigger_at_ms) == (begun.checkpoint, begun.trigger_at_ms)
     assert done.durations.commit_ms == 70
@@ -64,55 +64,55 @@ def test_the_story_of_a_checkpoint_that_completes() -> None:
 
 
 def test_the_story_of_a_checkpoint_that_fails() -> None:
-    expired = triggered().failed(CheckpointFailureReason.EXPIRED, "not decided within 600000 ms")
+    expired = triggered().fail(CheckpointFailureReason.EXPIRED, "not decided within 600000 ms")
     assert expired.status is CheckpointStatus.FAILED
     assert expired.failure == CheckpointFailure(
         CheckpointFailureReason.EXPIRED, "not decided within 600000 ms"
     )
     assert expired.durations == CheckpointDurations()
     late = CheckpointDurations(trigger_ms=3, end_to_end_ms=600_001)
-    assert triggered().failed(CheckpointFailureReason.EXPIRED, "", late).durations is late
+    assert triggered().fail(CheckpointFailureReason.EXPIRED, "", late).durations is late
 
 
 def test_a_failed_checkpoint_says_who_had_acknowledged() -> None:
     """Behaviour 108, as far as one that did not complete is concerned."""
-    late = triggered().failed(CheckpointFailureReason.EXPIRED, "", None, (*PARTICIPANTS, WAITED_FOR))
+    late = triggered().fail(CheckpointFailureReason.EXPIRED, "", None, (*PARTICIPANTS, WAITED_FOR))
     assert (late.asked, late.acknowledged) == (3, 2)
     assert [p.uid for p in late.participants if not p.is_acknowledged] == ["catalog"]
 
 
 def test_what_was_not_measured_is_none_and_not_zero() -> None:
-    for statistics in (triggered(), triggered().failed(CheckpointFailureReason.EXPIRED, "late")):
+    for statistics in (triggered(), triggered().fail(CheckpointFailureReason.EXPIRED, "late")):
         assert (statistics.rows, statistics.bytes_staged) == (None, None)
         assert (statistics.asked, statistics.acknowledged) == (None, None)
-    assert triggered().completed(DURATIONS, rows=0).bytes_staged is None
+    assert triggered().complete(DURATIONS, rows=0).bytes_staged is None
 
 
 def test_a_long_text_is_cut() -> None:
     """An exception may quote a record of megabytes, and the history is written with every checkpoint."""
-    failed = triggered().failed(CheckpointFailureReason.DECLINED, "x" * 3_000_000)
+    failed = triggered().fail(CheckpointFailureReason.DECLINED, "x" * 3_000_000)
     assert failed.failure is not None
     assert (len(failed.failure.text), failed.failure.text[-4:]) == (MOST_TEXT, "x...")
-    fits = triggered().failed(CheckpointFailureReason.DECLINED, "x" * MOST_TEXT)
+    fits = triggered().fail(CheckpointFailureReason.DECLINED, "x" * MOST_TEXT)
     assert fits.failure is not None and fits.failure.text == "x" * MOST_TEXT
 
 
 def test_details_are_left_out_and_counted() -> None:
-    done = triggered().completed(DURATIONS, rows=150, participants=(SINK, SINK, OPERATOR), unlisted=1)
+    done = triggered().complete(DURATIONS, rows=150, participants=(SINK, SINK, OPERATOR), unlisted=1)
     assert done.detail_count == 7
-    assert done.with_details(7) is done
-    short = done.with_details(5)
+    assert done.limit_details(7) is done
+    short = done.limit_details(5)
     assert [len(p.channels) for p in short.participants] == [2, 0, 0]
     assert (short.detail_count, short.unlisted, short.asked) == (5, 3, 3)
-    assert (done.without_details().participants, done.without_details().unlisted) == ((), 8)
+    assert (done.drop_details().participants, done.drop_details().unlisted) == ((), 8)
 
 
 def test_what_is_stored_comes_back_as_it_was() -> None:
     for statistics in (
         triggered(),
-        triggered().completed(DURATIONS, rows=150, bytes_staged=3_000, participants=PARTICIPANTS),
-        triggered(purpose=CheckpointPurpose.SAVEPOINT).failed(CheckpointFailureReason.DECLINED, "a sink"),
-        triggered().failed(CheckpointFailureReason.EXPIRED, "", DURATIONS, (WAITED_FOR, SINK)),
+        triggered().complete(DURATIONS, rows=150, bytes_staged=3_000, participants=PARTICIPANTS),
+        triggered(purpose=CheckpointPurpose.SAVEPOINT).fail(CheckpointFailureReason.DECLINED, "a sink"),
+        triggered().fail(CheckpointFailureReason.EXPIRED, "", DURATIONS, (WAITED_FOR, SINK)),
     ):
         assert CheckpointStatistics.from_json(stored(statistics)) == statistics
 
@@ -131,13 +131,13 @@ PARTICIPANT = st.builds(
     st.lists(CHANNEL, max_size=3).map(tuple),
 )
 BEGUN = st.builds(
-    CheckpointStatistics.triggered,
+    CheckpointStatistics.begin,
     AMOUNT.map(CheckpointId),
     st.sampled_from(CheckpointPurpose),
     trigger_at_ms=AMOUNT,
 )
 COMPLETED = st.builds(
-    lambda begun, durations, rows, size, participants: begun.completed(
+    lambda begun, durations, rows, size, participants: begun.complete(
         durations, rows=rows, bytes_staged=size, participants=tuple(participants)
     ),
     BEGUN,
@@ -147,7 +147,7 @@ COMPLETED = st.builds(
     st.lists(PARTICIPANT, max_size=3),
 )
 FAILED = st.builds(
-    lambda begun, reason, text, durations, participants: begun.failed(
+    lambda begun, reason, text, durations, participants: begun.fail(
         reason, text, durations, tuple(participants)
     ),
     BEGUN,
@@ -185,8 +185,8 @@ def paths(value, here=()):
         yield from paths(part, (*here, key))
 
 
-DONE = stored(triggered().completed(DURATIONS, rows=150, bytes_staged=9, participants=PARTICIPANTS))
-LOST = stored(triggered().failed(CheckpointFailureReason.EXPIRED, "late", DURATIONS, (WAITED_FOR, SINK)))
+DONE = stored(triggered().complete(DURATIONS, rows=150, bytes_staged=9, participants=PARTICIPANTS))
+LOST = stored(triggered().fail(CheckpointFailureReason.EXPIRED, "late", DURATIONS, (WAITED_FOR, SINK)))
 
 
 @pytest.mark.parametrize("whole", [DONE, LOST], ids=["completed", "failed"])
@@ -231,8 +231,8 @@ def test_what_is_missing_is_not_measured_or_named(whole) -> None:
         (
             lambda: (
                 triggered()
-                .failed(CheckpointFailureReason.EXPIRED, "")
-                .completed(DURATIONS, rows=0, bytes_staged=0)
+                .fail(CheckpointFailureReason.EXPIRED, "")
+                .complete(DURATIONS, rows=0, bytes_staged=0)
             ),
             "checkpoint 7 is COMPLETED with failure",
         ),
@@ -250,9 +250,9 @@ def test_statistics_that_cannot_be_are_refused_when_they_are_made(make, message)
 
 
 def test_stored_values_are_taken_apart_by_shape() -> None:
-    assert object_of({}, "it") == {}
-    assert text_of("", "it") == ""
-    assert member({"a": None}, "a") is None
-    for check in (object_of, text_of):
+    assert expect_object({}, "it") == {}
+    assert expect_text("", "it") == ""
+    assert get_member({"a": None}, "a") is None
+    for check in (expect_object, expect_text):
         with pytest.raises(ValueError, match="it must be"):
             check(3, "it")

@@ -24,7 +24,7 @@ from flinkish_spark.protocol.statistics import (
     RestoredCheckpoint,
     StatisticsHistory,
     Summary,
-    sample_of,
+    make_sample,
 )
 
 EXPIRED = CheckpointFailureReason.EXPIRED
@@ -32,22 +32,22 @@ P = CheckpointPurpose
 
 
 def triggered(number, purpose=P.PERIODIC) -> CheckpointStatistics:
-    return CheckpointStatistics.triggered(CheckpointId(number), purpose, trigger_at_ms=number * 1_000)
+    return CheckpointStatistics.begin(CheckpointId(number), purpose, trigger_at_ms=number * 1_000)
 
 
 def completed(number, purpose=P.PERIODIC, end_to_end_ms=None) -> CheckpointStatistics:
     durations = CheckpointDurations(end_to_end_ms=end_to_end_ms or number)
-    return triggered(number, purpose).completed(durations, rows=number * 10, bytes_staged=0)
+    return triggered(number, purpose).complete(durations, rows=number * 10, bytes_staged=0)
 
 
 def failed(number, purpose=P.PERIODIC) -> CheckpointStatistics:
-    return triggered(number, purpose).failed(EXPIRED, "too slow")
+    return triggered(number, purpose).fail(EXPIRED, "too slow")
 
 
 def history_of(*ended, limit=20, window=1_000) -> StatisticsHistory:
     history = StatisticsHistory(limit, window=window)
     for one in ended:
-        history = history.triggered(triggered(int(one.checkpoint), one.purpose)).ended(one)
+        history = history.add_triggered(triggered(int(one.checkpoint), one.purpose)).add_ended(one)
     return history
 
 
@@ -60,8 +60,8 @@ def stored(history) -> dict:
 
 
 def test_every_triggered_checkpoint_is_in_progress_completed_or_failed() -> None:
-    history = history_of(completed(1), failed(2)).triggered(triggered(3)).refused()
-    history = history.restored(RestoredCheckpoint(CheckpointId(1), 5_000))
+    history = history_of(completed(1), failed(2)).add_triggered(triggered(3)).count_refused()
+    history = history.add_restored(RestoredCheckpoint(CheckpointId(1), 5_000))
     assert history.counts == CheckpointCounts(triggered=3, completed=1, failed=1, refused=1, restored=1)
     assert history.counts.in_progress == 1
     assert history.in_progress == (triggered(3),)
@@ -70,8 +70,8 @@ def test_every_triggered_checkpoint_is_in_progress_completed_or_failed() -> None
 
 def test_two_checkpoints_in_flight_end_in_any_order() -> None:
     """Behaviour 2, as far as statistics are concerned."""
-    history = StatisticsHistory().triggered(triggered(1)).triggered(triggered(2))
-    history = history.ended(completed(2)).ended(failed(1))
+    history = StatisticsHistory().add_triggered(triggered(1)).add_triggered(triggered(2))
+    history = history.add_ended(completed(2)).add_ended(failed(1))
     assert [entry.status for entry in history.entries] == [
         CheckpointStatus.FAILED,
         CheckpointStatus.COMPLETED,
@@ -80,14 +80,14 @@ def test_two_checkpoints_in_flight_end_in_any_order() -> None:
 
 
 def test_only_the_newest_that_ended_are_kept_and_none_in_progress_is_dropped() -> None:
-    history = StatisticsHistory(limit=2).triggered(triggered(1))
+    history = StatisticsHistory(limit=2).add_triggered(triggered(1))
     for number in range(2, 8):
-        history = history.triggered(triggered(number)).ended(completed(number))
+        history = history.add_triggered(triggered(number)).add_ended(completed(number))
     assert ids(history) == [1, 6, 7]
     assert history.find(CheckpointId(6)) == completed(6)
     assert history.find(CheckpointId(5)) is None
     # The old one is still there when it ends, and goes with its end.
-    assert ids(history.ended(completed(1))) == [6, 7]
+    assert ids(history.add_ended(completed(1))) == [6, 7]
 
 
 def test_the_newest_of_each_kind_are_remembered_when_they_are_dropped() -> None:
@@ -98,7 +98,7 @@ def test_the_newest_of_each_kind_are_remembered_when_they_are_dropped() -> None:
         completed(4, P.FINAL_SAVEPOINT),
         completed(5),
         limit=0,
-    ).restored(RestoredCheckpoint(CheckpointId(4), 9_000, "savepoints/first"))
+    ).add_restored(RestoredCheckpoint(CheckpointId(4), 9_000, "savepoints/first"))
     assert history.entries == ()
     assert history.newest_completed == completed(5)
     assert history.newest_failed == failed(3)
@@ -111,25 +111,25 @@ def test_the_newest_of_each_kind_are_remembered_when_they_are_dropped() -> None:
 def detailed(number, channels) -> CheckpointStatistics:
     found = tuple(ChannelStatistics(str(c), 1) for c in range(channels))
     sink = ParticipantStatistics("out", ParticipantKind.SINK, rows=1, channels=found)
-    return triggered(number).completed(CheckpointDurations(), rows=1, bytes_staged=1, participants=(sink,))
+    return triggered(number).complete(CheckpointDurations(), rows=1, bytes_staged=1, participants=(sink,))
 
 
 def test_details_are_kept_from_the_newest_back_until_there_are_enough() -> None:
     history = StatisticsHistory(details=10)
     for number in range(1, 5):
-        history = history.triggered(triggered(number)).ended(detailed(number, channels=4))
+        history = history.add_triggered(triggered(number)).add_ended(detailed(number, channels=4))
     assert [entry.detail_count for entry in history.entries] == [0, 0, 5, 5]
-    assert history.entries[0] == detailed(1, 4).without_details()
+    assert history.entries[0] == detailed(1, 4).drop_details()
     # The one that is remembered beside them is not stored with its details twice.
-    assert history.newest_completed == detailed(4, 4).without_details()
+    assert history.newest_completed == detailed(4, 4).drop_details()
     assert history.find(CheckpointId(4)) == detailed(4, 4)
 
 
 def test_the_newest_has_the_first_right_to_details_and_no_right_to_more() -> None:
     history = StatisticsHistory(details=10)
     for number in range(1, 4):
-        history = history.triggered(triggered(number)).ended(detailed(number, channels=4))
-    history = history.triggered(triggered(4)).ended(detailed(4, channels=40))
+        history = history.add_triggered(triggered(number)).add_ended(detailed(number, channels=4))
+    history = history.add_triggered(triggered(4)).add_ended(detailed(4, channels=40))
     assert [entry.detail_count for entry in history.entries] == [0, 0, 5, 1]
     assert [entry.unlisted for entry in history.entries] == [5, 5, 0, 40]
     # Nobody who looks has to count: what is not listed is known to be missing.
@@ -150,12 +150,12 @@ def test_the_stored_form_stays_below_a_megabyte() -> None:
         )
         for n in range(1_000)
     )
-    history = StatisticsHistory(samples=(sample_of(completed(much).completed(durations, rows=much)),) * 999)
+    history = StatisticsHistory(samples=(make_sample(completed(much).complete(durations, rows=much)),) * 999)
     for number in range(1, 31):
         begun = triggered(much + number, P.FINAL_SAVEPOINT)
-        done = begun.completed(durations, rows=much, bytes_staged=much, participants=sinks)
-        lost = begun.failed(CheckpointFailureReason.BARRIERS_DO_NOT_ADD_UP, "\u1234" * MOST_TEXT, None, sinks)
-        history = history.triggered(begun).ended(done if number % 10 == 0 else lost)
+        done = begun.complete(durations, rows=much, bytes_staged=much, participants=sinks)
+        lost = begun.fail(CheckpointFailureReason.BARRIERS_DO_NOT_ADD_UP, "\u1234" * MOST_TEXT, None, sinks)
+        history = history.add_triggered(begun).add_ended(done if number % 10 == 0 else lost)
     size = len(seal("statistics", history.to_json()))
     assert 400_000 < size < 1_000_000
     assert sum(entry.detail_count for entry in history.entries) == 1_000
@@ -164,9 +164,9 @@ def test_the_stored_form_stays_below_a_megabyte() -> None:
 def test_newest_means_the_highest_id_not_the_last_to_end() -> None:
     history = StatisticsHistory()
     for number in (1, 2, 3, 4):
-        history = history.triggered(triggered(number, P.SAVEPOINT))
-    history = history.ended(completed(2, P.SAVEPOINT)).ended(completed(1, P.SAVEPOINT))
-    history = history.ended(failed(4, P.SAVEPOINT)).ended(failed(3, P.SAVEPOINT))
+        history = history.add_triggered(triggered(number, P.SAVEPOINT))
+    history = history.add_ended(completed(2, P.SAVEPOINT)).add_ended(completed(1, P.SAVEPOINT))
+    history = history.add_ended(failed(4, P.SAVEPOINT)).add_ended(failed(3, P.SAVEPOINT))
     assert history.newest_completed == history.newest_savepoint == completed(2, P.SAVEPOINT)
     assert history.newest_failed == failed(4, P.SAVEPOINT)
 
@@ -181,27 +181,27 @@ def test_an_end_that_comes_twice_changes_nothing() -> None:
     """Behaviour 37; a recovery may confirm a checkpoint a second time."""
     history = history_of(*[completed(n) for n in range(1, 6)], limit=2)
     for again in (completed(5), failed(5), completed(1)):
-        assert history.ended(again) is history
+        assert history.add_ended(again) is history
 
 
 def test_an_end_of_a_checkpoint_that_another_process_began_counts_as_triggered() -> None:
-    history = history_of(completed(1)).ended(completed(4))
+    history = history_of(completed(1)).add_ended(completed(4))
     assert history.counts == CheckpointCounts(triggered=2, completed=2)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda h: h.triggered(completed(9)), "checkpoint 9 is COMPLETED, not triggered"),
-        (lambda h: h.triggered(triggered(5)), "checkpoint 5 was triggered before"),
-        (lambda h: h.triggered(triggered(4)), "checkpoint 4 was triggered before"),
-        (lambda h: h.triggered(triggered(1)), "checkpoint 1 was triggered before"),
-        (lambda h: h.ended(triggered(5)), "checkpoint 5 has not ended"),
+        (lambda h: h.add_triggered(completed(9)), "checkpoint 9 is COMPLETED, not triggered"),
+        (lambda h: h.add_triggered(triggered(5)), "checkpoint 5 was triggered before"),
+        (lambda h: h.add_triggered(triggered(4)), "checkpoint 4 was triggered before"),
+        (lambda h: h.add_triggered(triggered(1)), "checkpoint 1 was triggered before"),
+        (lambda h: h.add_ended(triggered(5)), "checkpoint 5 has not ended"),
     ],
 )
 def test_a_step_that_makes_no_sense_is_an_error(change, message) -> None:
     """Behaviour 11: no id comes twice, also when its statistics were dropped."""
-    history = history_of(*[completed(n) for n in range(1, 5)], limit=1).triggered(triggered(5))
+    history = history_of(*[completed(n) for n in range(1, 5)], limit=1).add_triggered(triggered(5))
     with pytest.raises(ValueError, match=message):
         change(history)
 
@@ -218,13 +218,13 @@ def test_the_summary_is_over_completed_checkpoints_of_the_window() -> None:
     # Measured as 0 is measured; never measured is left out.
     assert summary[Quantity.BYTES_STAGED] == Summary(4, 0, 0.0, 0, 0, 0)
     assert Quantity.SYNC_MS not in summary
-    unknown = triggered(1).completed(CheckpointDurations(), rows=1)
+    unknown = triggered(1).complete(CheckpointDurations(), rows=1)
     assert list(history_of(unknown).summary()) == [Quantity.ROWS]
     assert StatisticsHistory().summary() == {}
 
 
 def test_a_checkpoint_that_was_not_measured_is_left_out_of_its_quantity_only() -> None:
-    some = triggered(1).completed(CheckpointDurations(sync_ms=8), rows=1, bytes_staged=1)
+    some = triggered(1).complete(CheckpointDurations(sync_ms=8), rows=1, bytes_staged=1)
     summary = history_of(some, completed(2)).summary()
     assert summary[Quantity.SYNC_MS].count == summary[Quantity.END_TO_END_MS].count == 1
     assert summary[Quantity.ROWS].count == 2
@@ -253,9 +253,9 @@ def test_the_hundredth_value_is_the_p99_only_above_a_hundred() -> None:
 def busy_history() -> StatisticsHistory:
     return (
         history_of(*[completed(n, P.SAVEPOINT) for n in range(1, 5)], failed(5), limit=2, window=3)
-        .triggered(triggered(6))
-        .restored(RestoredCheckpoint(CheckpointId(3), 7_000, "savepoints/old"))
-        .refused()
+        .add_triggered(triggered(6))
+        .add_restored(RestoredCheckpoint(CheckpointId(3), 7_000, "savepoints/old"))
+        .count_refused()
     )
 
 
@@ -277,9 +277,9 @@ def test_whatever_happens_the_history_is_bounded_sound_and_can_be_stored(limit, 
     for step, number, purpose in steps:
         try:
             history = (
-                history.triggered(triggered(number, purpose))
+                history.add_triggered(triggered(number, purpose))
                 if step == "trigger"
-                else history.ended(make[step](number, purpose))
+                else history.add_ended(make[step](number, purpose))
             )
         except ValueError as error:
             assert str(error) == f"checkpoint {number} was triggered before"

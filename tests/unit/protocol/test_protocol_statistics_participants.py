@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.protocol.checkpoint import ParticipantKind
-from flinkish_spark.protocol.statistics import ChannelStatistics, ParticipantStatistics, listed
+from flinkish_spark.protocol.statistics import ChannelStatistics, ParticipantStatistics, limit_participants
 
 K = ParticipantKind
 
@@ -39,12 +39,12 @@ def test_what_was_not_measured_takes_no_room_in_the_stored_form() -> None:
 
 def test_those_that_are_waited_for_are_listed_first() -> None:
     all_of_them = [sink("a"), sink("b", is_acknowledged=False), sink("c"), sink("d", is_acknowledged=False)]
-    assert [one.uid for one in listed(all_of_them, 4)] == ["b", "d", "a", "c"]
-    assert [one.uid for one in listed(all_of_them, 3)] == ["b", "d", "a"]
+    assert [one.uid for one in limit_participants(all_of_them, 4)] == ["b", "d", "a", "c"]
+    assert [one.uid for one in limit_participants(all_of_them, 3)] == ["b", "d", "a"]
 
 
 def test_participants_come_before_channels_and_channels_come_whole() -> None:
-    kept = listed([sink("a", 4), sink("b", 3), sink("c", 1)], 7)
+    kept = limit_participants([sink("a", 4), sink("b", 3), sink("c", 1)], 7)
     assert [(one.uid, len(one.channels), one.barriers) for one in kept] == [
         ("a", 4, 4),
         ("b", 0, 3),
@@ -56,7 +56,7 @@ def test_participants_come_before_channels_and_channels_come_whole() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=12), st.integers(0, 30))
 def test_no_more_are_listed_than_may_be(shapes, at_most) -> None:
     participants = [sink(f"s{i}", n, is_acknowledged=known) for i, (n, known) in enumerate(shapes)]
-    kept = listed(participants, at_most)
+    kept = limit_participants(participants, at_most)
     count = sum(one.detail_count for one in kept)
     assert count <= at_most
     assert len(kept) == min(len(participants), at_most)

@@ -9,18 +9,18 @@ import pytest
 from flinkish_spark.protocol.control_offset import ControlOffset
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, Watermarks
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
-from flinkish_spark.protocol.time_plan import TimePlan, facts_of, reporters_of
+from flinkish_spark.protocol.time_plan import TimePlan, find_reports, make_reporters
 from flinkish_spark.protocol.timer_index import Agenda, NextTimers
 from flinkish_spark.protocol.watermarks import AssignerTime, EventTime
 from flinkish_spark.savepoints.writer_plan import times_with_timers, times_with_uid
 
 #: `first` runs in two chains, so Spark runs it twice.
 SHARED = TimePlan(
-    reporters_of(["first", "sums", "tops"], ["orders"]),
+    make_reporters(["first", "sums", "tops"], ["orders"]),
     {"out": ("sums",), "top": ("tops",)},
     {"sums": ("first", "sums"), "tops": ("first", "tops")},
 )
-ALONE = TimePlan(reporters_of(["first"], ["orders"]), {"out": ("first",)}, {"first": ("first",)})
+ALONE = TimePlan(make_reporters(["first"], ["orders"]), {"out": ("first",)}, {"first": ("first",)})
 
 
 def waiting(*places: tuple[str, int]) -> EventTime:
@@ -29,22 +29,22 @@ def waiting(*places: tuple[str, int]) -> EventTime:
 
 def test_key_groups_of_operators_that_the_plan_lacks_are_not_called() -> None:
     places = [("sums", 3), ("sums", 5), ("gone", 1)]
-    assert SHARED.groups_by_number(places) == {1: frozenset({3, 5})}
+    assert SHARED.number_groups(places) == {1: frozenset({3, 5})}
 
 
 def test_a_report_of_nobody_is_refused() -> None:
     task = TaskAck(0, 5, 0, reports=(TimeReport(7, 0, 61_000, 5),))
     with pytest.raises(ValueError, match="reporter 7 is not one of 4"):
-        facts_of(SHARED, [SinkAck("out", (task,))])
+        find_reports(SHARED, [SinkAck("out", (task,))])
 
 
 def test_timers_wait_on_where_their_operator_is_in_other_chains_now() -> None:
     """In all of them: who is called without need says so, and who is not called never fires."""
-    split = SHARED.of_plan(waiting(("first", 4))).agenda
+    split = SHARED.adapt_to_plan(waiting(("first", 4))).agenda
     assert set(split.groups) == {("first.sums", 4), ("first.tops", 4)}
-    united = ALONE.of_plan(waiting(("first.sums", 4), ("first.tops", 5))).agenda
+    united = ALONE.adapt_to_plan(waiting(("first.sums", 4), ("first.tops", 5))).agenda
     assert set(united.groups) == {("first", 4), ("first", 5)}
-    assert not ALONE.of_plan(waiting(("sums", 4))).agenda.groups
+    assert not ALONE.adapt_to_plan(waiting(("sums", 4))).agenda.groups
 
 
 def test_where_no_operator_is_named_timers_wait_for_the_watermark_of_the_job() -> None:
@@ -75,12 +75,14 @@ def test_a_savepoint_s_timer_at_the_end_of_time_waits_for_the_end_of_the_input()
     written = times_with_timers(None, "first", "first", ["first"], [(3, MAX_WATERMARK_MS, None), (4, 5, 7)])
     assert written is not None
     again = EventTime.from_json(json.loads(json.dumps(written.to_json())))
-    agenda = ALONE.of_plan(again).agenda
+    agenda = ALONE.adapt_to_plan(again).agenda
     assert agenda.groups == written.agenda.groups
     assert agenda.due(MAX_WATERMARK_MS, 0) == {("first", 3), ("first", 4)}
     assert agenda.due(MAX_WATERMARK_MS - 1, 0) == {("first", 4)}
     times = {("first.sums", 4): NextTimers(9, None), ("first.tops", 4): NextTimers(MAX_WATERMARK_MS, 2)}
-    assert ALONE.of_plan(EventTime(agenda=Agenda(times))).agenda.groups == {("first", 4): NextTimers(9, 2)}
+    assert ALONE.adapt_to_plan(EventTime(agenda=Agenda(times))).agenda.groups == {
+        ("first", 4): NextTimers(9, 2)
+    }
 
 
 def test_another_uid_renames_the_times_of_its_own_chain_only() -> None:

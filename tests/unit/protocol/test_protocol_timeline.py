@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
-from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Stretch, Timeline, token_in
+from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Stretch, Timeline, find_token
 
 A, B, C, OTHER = "a" * 16, "b" * 16, "c" * 16, "0123456789abcdef"
 JOB = JobUuid("1" * 32)
@@ -118,8 +118,8 @@ def test_what_is_no_mark_of_the_job_is_none(text: str) -> None:
 
 
 def test_a_token_is_sixteen_digits() -> None:
-    assert token_in(["x", OTHER, A]) == OTHER
-    assert token_in(["0badcafe", "A" * 16]) is None
+    assert find_token(["x", OTHER, A]) == OTHER
+    assert find_token(["0badcafe", "A" * 16]) is None
     for token in ("", "a" * 15, "A" * 16, 7):
         with pytest.raises(ValueError, match="16 lower-case hex digits"):
             Stretch(CheckpointId(1), token)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
+from flinkish_spark.protocol.versions import SparkMinor, VersionStep, find_version_step
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_minors_are_ordered_by_number_not_by_name() -> None:
     ],
 )
 def test_which_step_a_start_is(running: str, before: list[str], step: VersionStep) -> None:
-    assert step_to(SparkMinor.of(running), map(SparkMinor.of, before)) is step
+    assert find_version_step(SparkMinor.of(running), map(SparkMinor.of, before)) is step

@@ -16,16 +16,16 @@ class Play:
     """A valve to which one thing at a time is done; each call returns what comes out."""
 
     def __init__(self, channels: int) -> None:
-        self.valve = Valve[int]().with_channels(range(channels))
+        self.valve = Valve[int]().add_channels(range(channels))
 
     def mark(self, channel: int, watermark_ms: int) -> list[object]:
-        return self._then(self.valve.advanced({channel: watermark_ms}))
+        return self._then(self.valve.advance({channel: watermark_ms}))
 
     def idle(self, channel: int) -> list[object]:
-        return self._then(self.valve.silenced([channel]))
+        return self._then(self.valve.mark_idle([channel]))
 
     def active(self, channel: int) -> list[object]:
-        return self._then(self.valve.resumed([channel]))
+        return self._then(self.valve.resume([channel]))
 
     def _then(self, after: Valve[int]) -> list[object]:
         before, self.valve = self.valve, after
@@ -127,7 +127,7 @@ def test_in_which_order_channels_become_idle_does_not_matter_in_the_end(order: t
     for channel in order:
         play.idle(channel)
     assert (play.valve.watermark_ms, play.valve.status) == (10, IDLE)
-    together = Valve[int]().with_channels(range(3)).advanced({0: 10, 1: 5, 2: 3}).silenced(range(3))
+    together = Valve[int]().add_channels(range(3)).advance({0: 10, 1: 5, 2: 3}).mark_idle(range(3))
     assert together == play.valve
 
 
@@ -165,9 +165,9 @@ def test_the_last_channel_to_become_idle_need_not_have_caught_up(order: tuple[in
 
 
 def test_what_waits_comes_out_when_the_last_active_channel_is_gone() -> None:
-    valve = Valve[str]().with_channels("abc").advanced({"a": 10, "b": 5, "c": 30}).silenced("bc")
-    late = valve.resumed("b").silenced("a")
-    assert (late.watermark_ms, late.without("b").watermark_ms) == (10, 30)
+    valve = Valve[str]().add_channels("abc").advance({"a": 10, "b": 5, "c": 30}).mark_idle("bc")
+    late = valve.resume("b").mark_idle("a")
+    assert (late.watermark_ms, late.remove_channels("b").watermark_ms) == (10, 30)
 
 
 def test_a_channel_that_has_not_caught_up_becomes_idle_again() -> None:
@@ -182,24 +182,24 @@ def test_a_channel_that_has_not_caught_up_becomes_idle_again() -> None:
 
 
 def test_a_new_channel_holds_the_watermark_where_it_is() -> None:
-    valve = Valve[str]().with_channels("a").advanced({"a": 50})
-    valve = valve.with_channels("ab").advanced({"a": 80})
+    valve = Valve[str]().add_channels("a").advance({"a": 50})
+    valve = valve.add_channels("ab").advance({"a": 80})
     assert (valve.watermark_ms, valve.channels["a"].watermark_ms) == (50, 80)
-    assert valve.advanced({"b": 20}).watermark_ms == 50
-    assert valve.advanced({"b": 70}).watermark_ms == 70
-    assert valve.silenced("b").watermark_ms == 80
+    assert valve.advance({"b": 20}).watermark_ms == 50
+    assert valve.advance({"b": 70}).watermark_ms == 70
+    assert valve.mark_idle("b").watermark_ms == 80
 
 
 def test_a_channel_that_is_gone_holds_nobody_back() -> None:
-    valve = Valve[str]().with_channels("abc").advanced({"a": 10, "b": 20, "c": 30})
-    assert valve.without("a").watermark_ms == 20
-    assert valve.without("ab").watermark_ms == 30
-    idle = valve.silenced("c")
-    assert idle.without("ab").watermark_ms == 30
-    assert idle.without("ab").status is IDLE
-    assert valve.without("abc") == Valve({}, 10)
-    assert valve.without("abc").status is ACTIVE
-    assert valve.without("x") == valve
+    valve = Valve[str]().add_channels("abc").advance({"a": 10, "b": 20, "c": 30})
+    assert valve.remove_channels("a").watermark_ms == 20
+    assert valve.remove_channels("ab").watermark_ms == 30
+    idle = valve.mark_idle("c")
+    assert idle.remove_channels("ab").watermark_ms == 30
+    assert idle.remove_channels("ab").status is IDLE
+    assert valve.remove_channels("abc") == Valve({}, 10)
+    assert valve.remove_channels("abc").status is ACTIVE
+    assert valve.remove_channels("x") == valve
 
 
 def test_an_idle_channel_cannot_count() -> None:
@@ -209,23 +209,23 @@ def test_an_idle_channel_cannot_count() -> None:
 
 CHANNELS = st.sets(st.integers(0, 4))
 ACTIONS = st.one_of(
-    st.tuples(st.just("with_channels"), CHANNELS),
-    st.tuples(st.just("resumed"), CHANNELS),
-    st.tuples(st.just("silenced"), CHANNELS),
-    st.tuples(st.just("without"), CHANNELS),
-    st.tuples(st.just("advanced"), st.dictionaries(st.integers(0, 4), st.integers(-50, 50))),
+    st.tuples(st.just("add_channels"), CHANNELS),
+    st.tuples(st.just("resume"), CHANNELS),
+    st.tuples(st.just("mark_idle"), CHANNELS),
+    st.tuples(st.just("remove_channels"), CHANNELS),
+    st.tuples(st.just("advance"), st.dictionaries(st.integers(0, 4), st.integers(-50, 50))),
 )
 
 
 @given(st.lists(ACTIONS, max_size=20))
 @settings(max_examples=examples(100), deadline=None)
 def test_a_valve_never_goes_back_and_is_the_smallest_of_those_that_count(actions) -> None:
-    valve = Valve[int]().with_channels([0, 1])
+    valve = Valve[int]().add_channels([0, 1])
     for name, given_channels in actions:
         known = (
             {key: given_channels[key] for key in given_channels if key in valve.channels}
             if isinstance(given_channels, dict)
-            else given_channels & (valve.channels.keys() if name != "with_channels" else given_channels)
+            else given_channels & (valve.channels.keys() if name != "add_channels" else given_channels)
         )
         after = getattr(valve, name)(known)
         assert after.watermark_ms >= valve.watermark_ms
@@ -296,7 +296,9 @@ def test_in_which_order_channels_leave_does_not_matter(steps, leaving, order, fo
     one_by_one = before
     for channel in order:
         if channel in leaving:
-            one_by_one = one_by_one.without([channel]) if for_good else one_by_one.silenced([channel])
+            one_by_one = (
+                one_by_one.remove_channels([channel]) if for_good else one_by_one.mark_idle([channel])
+            )
     stay = [one for key, one in before.channels.items() if key not in leaving]
     left = stay if for_good else list(before.channels.values())
     if any(one.status is ACTIVE for one in stay):
@@ -305,6 +307,6 @@ def test_in_which_order_channels_leave_does_not_matter(steps, leaving, order, fo
         found = max((one.watermark_ms for one in left), default=before.watermark_ms)
     if not (for_good and not stay):
         assert one_by_one.watermark_ms == max(before.watermark_ms, found)
-    together = before.without(leaving) if for_good else before.silenced(leaving)
+    together = before.remove_channels(leaving) if for_good else before.mark_idle(leaving)
     assert together.channels == one_by_one.channels
     assert for_good or together == one_by_one

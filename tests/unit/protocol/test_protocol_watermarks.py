@@ -9,18 +9,24 @@ from flinkish_spark.protocol.event_time import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
     Alignment,
-    AsReported,
     AssignerInput,
     AssignerRules,
     BatchTimes,
     BoundedOutOfOrderness,
     ChannelReport,
     NoWatermarks,
+    NoWatermarkStrategy,
+    ReportedWatermarks,
     TimerReport,
-    Untimed,
 )
 from flinkish_spark.protocol.timer_index import Agenda
-from flinkish_spark.protocol.watermarks import EventTime, Rules, next_micro_batch_ms, step, to_hold_back
+from flinkish_spark.protocol.watermarks import (
+    EventTime,
+    Rules,
+    find_channels_to_hold,
+    next_micro_batch_ms,
+    step,
+)
 
 BOUNDED = BoundedOutOfOrderness(1_000)
 
@@ -46,7 +52,7 @@ class Job:
 
     @property
     def held_back(self) -> set[tuple[str, int]]:
-        return set(to_hold_back(self.rules, self.state))
+        return set(find_channels_to_hold(self.rules, self.state))
 
     @property
     def next_ms(self) -> int | None:
@@ -78,7 +84,7 @@ def test_monotonous_times_are_the_bound_0_and_equal_ones_are_on_time() -> None:
 
 
 def test_a_generator_s_watermarks_are_taken_as_they_are() -> None:
-    one = job(AsReported())
+    one = job(ReportedWatermarks())
     assert one.batch(0, {("a", 0): None}) == MIN_WATERMARK_MS
     assert one.batch(1, {("a", 0): 5_000}) == 5_000
     assert one.batch(2, {("a", 0): 4_000}) == 5_000
@@ -92,10 +98,10 @@ def test_without_watermarks_event_time_stands_still_until_the_channel_is_idle() 
 
 
 def test_nobody_waits_for_a_source_without_a_strategy() -> None:
-    both = Job(a=AssignerRules(Untimed()), b=AssignerRules(BOUNDED))
+    both = Job(a=AssignerRules(NoWatermarkStrategy()), b=AssignerRules(BOUNDED))
     assert both.batch(0, {("b", 0): 5_000}) == 3_999
     assert both.batch(1, {("a", 0): 9, ("b", 0): 6_000}) == 4_999
-    assert job(Untimed()).batch(0, {("a", 0): 9}) == MIN_WATERMARK_MS
+    assert job(NoWatermarkStrategy()).batch(0, {("a", 0): 9}) == MIN_WATERMARK_MS
 
 
 def test_the_earliest_times_do_not_leave_64_bits() -> None:
@@ -201,7 +207,7 @@ def test_a_silent_channel_is_idle_after_its_time_and_back_with_its_next_record()
 
 
 def test_records_without_a_watermark_keep_a_channel_active() -> None:
-    one = job(AsReported(), idleness_ms=100)
+    one = job(ReportedWatermarks(), idleness_ms=100)
     one.batch(0, {("a", 0): 5, ("a", 1): 9})
     assert one.batch(100, {("a", 0): None, ("a", 1): 20}) == 5
 
@@ -228,10 +234,10 @@ DRIFT = Alignment("orders", 1_000)
 
 def test_channels_that_are_ahead_of_their_group_are_held_back() -> None:
     both = Job(
-        a=AssignerRules(AsReported(), alignment=DRIFT),
-        b=AssignerRules(AsReported(), alignment=Alignment("orders", 3_000)),
-        c=AssignerRules(AsReported(), alignment=Alignment("other", 0)),
-        d=AssignerRules(AsReported()),
+        a=AssignerRules(ReportedWatermarks(), alignment=DRIFT),
+        b=AssignerRules(ReportedWatermarks(), alignment=Alignment("orders", 3_000)),
+        c=AssignerRules(ReportedWatermarks(), alignment=Alignment("other", 0)),
+        d=AssignerRules(ReportedWatermarks()),
     )
     assert both.held_back == set()
     both.batch(0, {("a", 0): 1_000, ("a", 1): 2_001, ("b", 0): 4_000, ("c", 0): 90_000, ("d", 0): 95_000})
@@ -243,7 +249,9 @@ def test_channels_that_are_ahead_of_their_group_are_held_back() -> None:
 
 
 def test_a_source_that_has_brought_nothing_is_the_slowest_unless_it_is_idle() -> None:
-    both = Job(a=AssignerRules(AsReported(), 10, DRIFT), b=AssignerRules(AsReported(), None, DRIFT))
+    both = Job(
+        a=AssignerRules(ReportedWatermarks(), 10, DRIFT), b=AssignerRules(ReportedWatermarks(), None, DRIFT)
+    )
     both.batch(0, {("b", 0): 5_000})
     assert both.held_back == {("b", 0)}
     both.batch(10)
@@ -251,7 +259,9 @@ def test_a_source_that_has_brought_nothing_is_the_slowest_unless_it_is_idle() ->
 
 
 def test_a_channel_that_is_held_back_does_not_become_idle() -> None:
-    both = Job(a=AssignerRules(AsReported(), 100, DRIFT), b=AssignerRules(AsReported(), None, DRIFT))
+    both = Job(
+        a=AssignerRules(ReportedWatermarks(), 100, DRIFT), b=AssignerRules(ReportedWatermarks(), None, DRIFT)
+    )
     both.batch(0, {("a", 0): 5_000, ("b", 0): 1_000})
     assert both.held_back == {("a", 0)}
     # It is let go on behind the second one, so from there on its silence counts.
@@ -265,7 +275,9 @@ def test_a_channel_that_is_held_back_does_not_become_idle() -> None:
 
 
 def test_an_ended_source_is_not_waited_for_in_its_group() -> None:
-    both = Job(a=AssignerRules(AsReported(), None, DRIFT), b=AssignerRules(AsReported(), None, DRIFT))
+    both = Job(
+        a=AssignerRules(ReportedWatermarks(), None, DRIFT), b=AssignerRules(ReportedWatermarks(), None, DRIFT)
+    )
     both.batch(0, {("a", 0): 1_000, ("b", 0): 5_000}, channels(has_ended=True))
     assert both.held_back == set()
 
@@ -283,7 +295,7 @@ def test_channels_end_one_by_one_and_with_the_last_one_comes_the_greatest_waterm
 
 
 def test_all_sources_must_have_ended_also_those_without_a_strategy() -> None:
-    both = Job(a=AssignerRules(BOUNDED), b=AssignerRules(Untimed()))
+    both = Job(a=AssignerRules(BOUNDED), b=AssignerRules(NoWatermarkStrategy()))
     assert both.batch(0, {("a", 0): 5_000}, channels(has_ended=True)) == 3_999
     assert both.batch(1, {}, AssignerInput("b", has_ended=True)) == MAX_WATERMARK_MS
 
@@ -310,11 +322,11 @@ def test_input_that_goes_on_after_its_end_does_not_set_time_back() -> None:
 def test_a_job_with_another_source_never_goes_back() -> None:
     one = Job(a=AssignerRules(BOUNDED), b=AssignerRules(BOUNDED))
     one.batch(0, {("a", 0): 5_000, ("b", 0): 9_000})
-    after = Job(one.state.of_job({"b": AssignerRules(BOUNDED)}, {}), b=AssignerRules(BOUNDED))
+    after = Job(one.state.adapt_to_job({"b": AssignerRules(BOUNDED)}, {}), b=AssignerRules(BOUNDED))
     assert after.state.watermark_ms == 7_999
     assert after.batch(1, {("b", 0): 10_000}) == 8_999
     rules = {"b": AssignerRules(BOUNDED), "c": AssignerRules(BOUNDED)}
-    more = Job(after.state.of_job(rules, {}), **rules)
+    more = Job(after.state.adapt_to_job(rules, {}), **rules)
     assert more.batch(2, {("b", 0): 20_000}) == 8_999
     assert more.batch(3, {("c", 0): 12_000}) == 10_999
 
@@ -322,7 +334,7 @@ def test_a_job_with_another_source_never_goes_back() -> None:
 def test_a_strategy_that_was_changed_never_goes_back() -> None:
     one = job(BoundedOutOfOrderness(0))
     one.batch(0, {("a", 0): 5_000})
-    wider = Job(one.state.of_job(job().rules, {}), a=AssignerRules(BoundedOutOfOrderness(4_000)))
+    wider = Job(one.state.adapt_to_job(job().rules, {}), a=AssignerRules(BoundedOutOfOrderness(4_000)))
     assert wider.batch(1, {("a", 0): 6_000}) == 4_999
     assert wider.batch(2, {("a", 0): 9_500}) == 5_499
 
@@ -330,8 +342,8 @@ def test_a_strategy_that_was_changed_never_goes_back() -> None:
 def test_a_job_that_had_ended_stays_at_the_end() -> None:
     one = job()
     one.batch(0, {}, channels(has_ended=True))
-    assert one.state.of_job(one.rules, {}).watermark_ms == MAX_WATERMARK_MS
-    assert one.state.of_job({"b": AssignerRules(BOUNDED)}, {}).watermark_ms == MAX_WATERMARK_MS
+    assert one.state.adapt_to_job(one.rules, {}).watermark_ms == MAX_WATERMARK_MS
+    assert one.state.adapt_to_job({"b": AssignerRules(BOUNDED)}, {}).watermark_ms == MAX_WATERMARK_MS
 
 
 def test_what_operators_have_seen_is_never_taken_back() -> None:
@@ -356,12 +368,12 @@ def timer(group: int, event_ms: int | None = None, processing_ms: int | None = N
 
 
 def test_the_agenda_knows_the_next_timers_of_every_group() -> None:
-    agenda = Agenda().after([timer(0, 500, 70), timer(1, 400), timer(2, None, 60), timer(3)])
+    agenda = Agenda().update([timer(0, 500, 70), timer(1, 400), timer(2, None, 60), timer(3)])
     assert (agenda.next_event_time_ms, agenda.next_processing_time_ms) == (400, 60)
     assert agenda.due(399, 59) == frozenset()
     assert agenda.due(400, 65) == {("sums", 1), ("sums", 2)}
     assert agenda.due(MAX_WATERMARK_MS, 70) == {("sums", 0), ("sums", 1), ("sums", 2)}
-    later = agenda.after([timer(1), timer(2)])
+    later = agenda.update([timer(1), timer(2)])
     assert later.groups.keys() == {("sums", 0)}
     assert Agenda().next_event_time_ms is Agenda().next_processing_time_ms is None
     assert agenda.of(["other"]) == Agenda() and agenda.of(["sums"]) == agenda
@@ -394,7 +406,9 @@ def test_a_processing_time_timer_wakes_an_idle_stream() -> None:
 
 
 def test_a_stream_wakes_when_a_channel_becomes_idle_for_which_a_timer_waits() -> None:
-    both = Job(a=AssignerRules(BOUNDED, 100), b=AssignerRules(BOUNDED), c=AssignerRules(Untimed(), 5))
+    both = Job(
+        a=AssignerRules(BOUNDED, 100), b=AssignerRules(BOUNDED), c=AssignerRules(NoWatermarkStrategy(), 5)
+    )
     both.batch(0, {("a", 0): 5_000, ("a", 1): 90_000, ("b", 0): 90_000})
     assert both.next_ms is None
     both.batch(20, {("a", 1): 90_000}, timers=(timer(0, 70_000),))
@@ -405,7 +419,9 @@ def test_a_stream_wakes_when_a_channel_becomes_idle_for_which_a_timer_waits() ->
 
 
 def test_a_channel_that_is_held_back_wakes_the_stream_when_the_slow_one_is_idle() -> None:
-    both = Job(a=AssignerRules(AsReported(), 100, DRIFT), b=AssignerRules(AsReported(), 100, DRIFT))
+    both = Job(
+        a=AssignerRules(ReportedWatermarks(), 100, DRIFT), b=AssignerRules(ReportedWatermarks(), 100, DRIFT)
+    )
     both.batch(0, {("a", 0): 5_000, ("b", 0): 1_000})
     assert (both.held_back, both.next_ms) == ({("a", 0)}, 100)
     both.batch(100)

@@ -13,7 +13,6 @@ from flinkish_spark.protocol.event_time import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
     Alignment,
-    AsReported,
     AssignerInput,
     AssignerRules,
     BatchTimes,
@@ -21,16 +20,17 @@ from flinkish_spark.protocol.event_time import (
     ChannelReport,
     ChannelStatus,
     NoWatermarks,
+    NoWatermarkStrategy,
+    ReportedWatermarks,
     TimerReport,
-    Untimed,
-    checked_time,
+    check_time,
 )
 from flinkish_spark.protocol.watermarks import (
     EventTime,
     OperatorTime,
+    find_channels_to_hold,
     next_micro_batch_ms,
     step,
-    to_hold_back,
 )
 from tests.support.effort import examples
 
@@ -38,7 +38,7 @@ UIDS = ["a", "b", "a#2.y"]
 ANY_TIME = st.integers(-100, 100) | st.sampled_from([MIN_WATERMARK_MS, MAX_WATERMARK_MS])
 GENERATIONS = st.one_of(
     st.integers(0, 30).map(BoundedOutOfOrderness),
-    st.sampled_from([AsReported(), NoWatermarks(), Untimed()]),
+    st.sampled_from([ReportedWatermarks(), NoWatermarks(), NoWatermarkStrategy()]),
 )
 ALIGNMENTS = st.none() | st.builds(Alignment, st.sampled_from(["g", "h"]), st.integers(0, 40))
 RULES = st.dictionaries(
@@ -101,13 +101,13 @@ def run(rules, batches, state=None):
 def test_the_watermark_never_goes_back(history) -> None:
     """Behaviour 124, as far as whole operators are concerned."""
     rules, batches = history
-    states = run(rules, batches, EventTime().of_job(rules, OPERATORS))
+    states = run(rules, batches, EventTime().adapt_to_job(rules, OPERATORS))
     watermarks = [MIN_WATERMARK_MS, *(state.watermark_ms for state in states)]
     assert watermarks == sorted(watermarks)
     for uid in OPERATORS:
-        own = [MIN_WATERMARK_MS, *(state.watermarks.at(uid) for state in states)]
+        own = [MIN_WATERMARK_MS, *(state.watermarks.get(uid) for state in states)]
         assert own == sorted(own)
-        seen = [batch.carried.at(uid) for batch in batches]
+        seen = [batch.carried.get(uid) for batch in batches]
         assert all(after >= before for after, before in zip(own[1:], seen, strict=True))
 
 
@@ -115,7 +115,7 @@ def test_the_watermark_never_goes_back(history) -> None:
 @settings(max_examples=examples(60), deadline=None)
 def test_whoever_continues_from_what_is_stored_continues_exactly(history) -> None:
     rules, batches = history
-    states = run(rules, batches, EventTime().of_job(rules, OPERATORS))
+    states = run(rules, batches, EventTime().adapt_to_job(rules, OPERATORS))
     for at, state in enumerate(states):
         restored = EventTime.from_json(stored(state))
         assert restored == state
@@ -123,7 +123,7 @@ def test_whoever_continues_from_what_is_stored_continues_exactly(history) -> Non
         assert facts == batches[at + 1 :]
         assert run(rules, facts, restored) == states[at + 1 :]
         # The same job: nothing is left out, and nothing moves.
-        same = restored.of_job(rules, OPERATORS)
+        same = restored.adapt_to_job(rules, OPERATORS)
         assert run(rules, facts, same) == states[at + 1 :]
 
 
@@ -170,7 +170,7 @@ def test_the_watermark_is_that_of_the_slowest_active_assigner(history) -> None:
 def test_the_slowest_of_a_group_goes_on_and_nobody_is_woken_for_nothing(history) -> None:
     rules, batches = history
     for state in run(rules, batches):
-        held = to_hold_back(rules, state)
+        held = find_channels_to_hold(rules, state)
         groups = {rules[uid].alignment.group for uid, _ in held}
         for group in groups:
             members = {uid for uid, one in rules.items() if one.alignment and one.alignment.group == group}
@@ -196,7 +196,7 @@ def test_the_slowest_of_a_group_goes_on_and_nobody_is_woken_for_nothing(history)
 
 
 def example() -> EventTime:
-    rules = {"a": AssignerRules(BoundedOutOfOrderness(5), 10), "b": AssignerRules(AsReported())}
+    rules = {"a": AssignerRules(BoundedOutOfOrderness(5), 10), "b": AssignerRules(ReportedWatermarks())}
     batch = BatchTimes(
         1_000,
         (ChannelReport("a", 0, 50), ChannelReport("a", 1, 90), ChannelReport("b", 0, 70)),
@@ -209,13 +209,13 @@ def example() -> EventTime:
 
 def of_operators() -> EventTime:
     """The same job, as a version stores it that knows its operators."""
-    rules = {"a": AssignerRules(BoundedOutOfOrderness(5), 10), "b": AssignerRules(AsReported())}
+    rules = {"a": AssignerRules(BoundedOutOfOrderness(5), 10), "b": AssignerRules(ReportedWatermarks())}
     operators = {
         "sums": OperatorTime(frozenset({"a"}), frozenset({"sums.x", "sums.y"})),
         "tops": OperatorTime(frozenset({"b"}), frozenset({"tops"})),
     }
     batch = BatchTimes(1_010, carried_ms=44, carried_above={"tops": 60})
-    return step(rules, replace(example(), carried_ms=0).of_job(rules, operators), batch)
+    return step(rules, replace(example(), carried_ms=0).adapt_to_job(rules, operators), batch)
 
 
 def test_what_is_stored_looks_like_this() -> None:
@@ -404,7 +404,7 @@ def test_facts_of_another_shape_are_refused(value) -> None:
     "make",
     [
         lambda: BoundedOutOfOrderness(-1),
-        lambda: AssignerRules(AsReported(), idleness_ms=0),
+        lambda: AssignerRules(ReportedWatermarks(), idleness_ms=0),
         lambda: Alignment("a b", 0),
         lambda: Alignment("a", -1),
         lambda: AssignerInput.from_json(["a", [-1], False]),
@@ -416,10 +416,10 @@ def test_rules_and_facts_check_themselves(make) -> None:
 
 
 def test_a_time_is_a_number_of_64_bits_or_none():
-    assert (checked_time("it", None), checked_time("it", -1)) == (None, -1)
+    assert (check_time("it", None), check_time("it", -1)) == (None, -1)
     for wrong in (1 << 63, 1.0, True, "1"):
         with pytest.raises(ValueError, match="it must be a whole number"):
-            checked_time("it", wrong)
+            check_time("it", wrong)
 
 
 def test_scans_in_chains_have_names_that_are_no_uids():
@@ -428,5 +428,5 @@ def test_scans_in_chains_have_names_that_are_no_uids():
         assert AssignerInput.from_json([name, None, False]).assigner == name
         assert ChannelReport.from_json([name, 0, 1]).assigner == name
     for name in ("", "#2", "orders#", "orders#two", "or ders", "orders/2", f"{long}n#2"):
-        with pytest.raises(ValueError, match="is no uid"):
+        with pytest.raises(ValueError, match="is neither a uid"):
             AssignerInput.from_json([name, None, False])

@@ -13,7 +13,7 @@ from flinkish_spark.protocol.event_time import (
     ChannelReport,
     TimerReport,
 )
-from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step, to_hold_back
+from flinkish_spark.protocol.watermarks import EventTime, find_channels_to_hold, next_micro_batch_ms, step
 
 BOUND = BoundedOutOfOrderness(0)
 MINUTE_MS = 60_000
@@ -65,6 +65,6 @@ def test_a_channel_that_goes_was_silent_since_its_last_record() -> None:
 def test_a_source_between_two_splits_holds_back_only_who_is_ahead_of_where_it_stands() -> None:
     job = Days(alignment=Alignment("shop", 600_000))
     assert job.batch(0, {0: 500_000}, 600_000, set()) == 499_999
-    assert to_hold_back(job.rules, job.state) == frozenset()
+    assert find_channels_to_hold(job.rules, job.state) == frozenset()
     job.batch(1, {}, 1_100_001, set())
-    assert to_hold_back(job.rules, job.state) == {("clicks", 0)}
+    assert find_channels_to_hold(job.rules, job.state) == {("clicks", 0)}

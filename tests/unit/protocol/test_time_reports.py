@@ -15,19 +15,19 @@ from flinkish_spark.protocol.event_time import (
     AssignerRules,
     BatchTimes,
     BoundedOutOfOrderness,
+    NoWatermarkStrategy,
     TimerReport,
-    Untimed,
 )
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck, TimeReport
 from flinkish_spark.protocol.time_plan import (
     Assigner,
     TimePlan,
-    facts_of,
-    known_channels,
-    reporters_of,
-    reports_in,
-    without_reports,
+    drop_reports,
+    find_known_channels,
+    find_reports,
+    has_reports,
+    make_reporters,
 )
 from flinkish_spark.protocol.timer_index import Agenda
 from flinkish_spark.protocol.watermarks import EventTime
@@ -35,13 +35,13 @@ from flinkish_spark.transport import columns as C
 
 TIMED = AssignerRules(BoundedOutOfOrderness(0))
 PLAN = TimePlan(
-    reporters_of(["sums", "tops"], ["orders", "clicks"]),
+    make_reporters(["sums", "tops"], ["orders", "clicks"]),
     {"left": ("sums",), "right": ("tops",)},
     {"sums": ("sums",), "tops": ("tops",)},
     {"orders.sums": Assigner("orders", TIMED), "clicks.tops": Assigner("clicks", TIMED, has_channels=False)},
 )
 SHARED = TimePlan(
-    reporters_of(["first", "sums", "tops"], ["orders"]),
+    make_reporters(["first", "sums", "tops"], ["orders"]),
     {"left": ("sums",), "right": ("tops",)},
     {"sums": ("first", "sums"), "tops": ("first", "tops")},
 )
@@ -81,67 +81,67 @@ def test_an_ack_without_reports_stores_none() -> None:
 
 def test_the_greatest_time_of_a_channel_counts() -> None:
     one, other = TimeReport(2, 7, 100, 5), TimeReport(2, 7, 90, 1)
-    channels, timers = facts_of(PLAN, acks(one, other))
+    channels, timers = find_reports(PLAN, acks(one, other))
     assert [(c.assigner, c.channel, c.time_ms) for c in channels] == [("orders.sums", 7, 100)]
     assert timers == ()
-    assert facts_of(PLAN, acks(other, one)) == (channels, timers)
+    assert find_reports(PLAN, acks(other, one)) == (channels, timers)
 
 
 def test_a_channel_without_a_watermark_had_records_all_the_same() -> None:
-    (channel,), _ = facts_of(PLAN, acks(TimeReport(2, 7, MIN_WATERMARK_MS, 5)))
+    (channel,), _ = find_reports(PLAN, acks(TimeReport(2, 7, MIN_WATERMARK_MS, 5)))
     assert channel.time_ms is None
 
 
 def test_channels_that_are_not_known_are_one() -> None:
-    channels, _ = facts_of(PLAN, acks(TimeReport(3, 7, 100, 5), TimeReport(3, 8, 90, 5), sink="right"))
+    channels, _ = find_reports(PLAN, acks(TimeReport(3, 7, 100, 5), TimeReport(3, 8, 90, 5), sink="right"))
     assert [(c.assigner, c.channel, c.time_ms) for c in channels] == [("clicks.tops", 0, 100)]
 
 
 def test_two_sinks_of_a_chain_report_the_same_timers() -> None:
     one, other = TimeReport(0, 3, 500, NONE_MS), TimeReport(0, 3, NONE_MS, 70)
-    _, (timer,) = facts_of(PLAN, [*acks(one), *acks(other)])
+    _, (timer,) = find_reports(PLAN, [*acks(one), *acks(other)])
     assert (timer.operator, timer.group, timer.event_time_ms, timer.processing_time_ms) == (
         "sums",
         3,
         500,
         70,
     )
-    _, (nothing,) = facts_of(PLAN, acks(TimeReport(1, 3, NONE_MS, NONE_MS)))
+    _, (nothing,) = find_reports(PLAN, acks(TimeReport(1, 3, NONE_MS, NONE_MS)))
     assert (nothing.event_time_ms, nothing.processing_time_ms) == (None, None)
 
 
 def test_an_operator_in_two_chains_has_two_sets_of_timers() -> None:
     """One instance may fire in a micro-batch in which the other is not called."""
-    _, timers = facts_of(
+    _, timers = find_reports(
         SHARED, [*acks(TimeReport(0, 3, 500, NONE_MS)), *acks(TimeReport(0, 3, 7, 8), sink="right")]
     )
     assert [(t.operator, t.event_time_ms) for t in timers] == [("first.sums", 500), ("first.tops", 7)]
-    assert SHARED.groups_by_number({("first.sums", 3), ("first.tops", 4)}) == {0: frozenset({3, 4})}
+    assert SHARED.number_groups({("first.sums", 3), ("first.tops", 4)}) == {0: frozenset({3, 4})}
 
 
 def test_timers_follow_an_operator_into_other_chains() -> None:
-    alone = EventTime(agenda=Agenda().after([TimerReport("first", 3, 500, None)]))
-    there = SHARED.of_plan(alone)
+    alone = EventTime(agenda=Agenda().update([TimerReport("first", 3, 500, None)]))
+    there = SHARED.adapt_to_plan(alone)
     assert there.agenda.due(500, 0) == {("first.sums", 3), ("first.tops", 3)}
-    assert SHARED.of_plan(there) == there
-    back = replace(SHARED, operators={"sums": ("first", "sums")}).of_plan(there)
+    assert SHARED.adapt_to_plan(there) == there
+    back = replace(SHARED, operators={"sums": ("first", "sums")}).adapt_to_plan(there)
     assert back.agenda.due(500, 0) == {("first", 3)}
-    assert TimePlan().of_plan(there).agenda == Agenda()
+    assert TimePlan().adapt_to_plan(there).agenda == Agenda()
 
 
 def test_a_reporter_that_the_plan_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="reporter 4"):
-        facts_of(PLAN, acks(TimeReport(4, 0, 0, 0)))
+        find_reports(PLAN, acks(TimeReport(4, 0, 0, 0)))
 
 
 def test_what_is_stored_goes_by_uid() -> None:
     found = acks(TimeReport(2, 7, 100, 5))
-    channels, _ = facts_of(PLAN, found)
+    channels, _ = find_reports(PLAN, found)
     times = BatchTimes(1_000, channels, carried_ms=5)
     staged = StagedBatch(
-        Lineage(0), BatchId(3), OwnerEpoch(1), 1, without_reports(found), (), times=times, began_at_ms=7
+        Lineage(0), BatchId(3), OwnerEpoch(1), 1, drop_reports(found), (), times=times, began_at_ms=7
     )
-    assert reports_in(found) and not reports_in(staged.acks)
+    assert has_reports(found) and not has_reports(staged.acks)
     assert StagedBatch.from_json(json.loads(json.dumps(staged.to_json()))) == staged
 
 
@@ -153,12 +153,12 @@ def test_a_staged_file_without_event_time_is_read() -> None:
 
 def test_called_key_groups_go_by_number() -> None:
     places = {("tops", 3), ("sums", 1), ("sums", 0), ("gone", 5)}
-    assert PLAN.groups_by_number(places) == {0: frozenset({0, 1}), 1: frozenset({3})}
+    assert PLAN.number_groups(places) == {0: frozenset({0, 1}), 1: frozenset({3})}
     assert (PLAN.number_of("sums"), PLAN.number_of("clicks")) == (0, 3)
 
 
 def test_channels_matter_only_where_somebody_waits_for_them() -> None:
-    assert known_channels({1, 2}, Assigner("a", TIMED)) == frozenset({1, 2})
-    assert known_channels({1, 2}, Assigner("a", TIMED, has_channels=False)) is None
-    assert known_channels({1, 2}, Assigner("a", AssignerRules(Untimed()))) is None
-    assert known_channels(None, Assigner("a", TIMED)) is None
+    assert find_known_channels({1, 2}, Assigner("a", TIMED)) == frozenset({1, 2})
+    assert find_known_channels({1, 2}, Assigner("a", TIMED, has_channels=False)) is None
+    assert find_known_channels({1, 2}, Assigner("a", AssignerRules(NoWatermarkStrategy()))) is None
+    assert find_known_channels(None, Assigner("a", TIMED)) is None

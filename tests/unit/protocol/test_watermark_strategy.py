@@ -12,10 +12,10 @@ from flinkish_spark.core.errors import ConfigError, UserFunctionError
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators
 from flinkish_spark.protocol.event_time import (
     Alignment,
-    AsReported,
     AssignerRules,
     BoundedOutOfOrderness,
     NoWatermarks,
+    ReportedWatermarks,
 )
 
 DAY_MS = 24 * 3_600_000
@@ -53,7 +53,7 @@ def test_each_strategy_has_its_rules() -> None:
     assert WatermarkStrategy.for_monotonous_timestamps().rules == AssignerRules(BoundedOutOfOrderness(0))
     assert WatermarkStrategy.no_watermarks().rules == AssignerRules(NoWatermarks())
     own = WatermarkStrategy.for_generator(EveryTenth)
-    assert (own.rules, own.generator) == (AssignerRules(AsReported()), EveryTenth)
+    assert (own.rules, own.generator) == (AssignerRules(ReportedWatermarks()), EveryTenth)
     full = bounded.with_idleness(60_000).with_watermark_alignment("orders", 1_000)
     assert full.rules == AssignerRules(BoundedOutOfOrderness(5_000), 60_000, Alignment("orders", 1_000))
     assert full.with_timestamp_assigner("at").rules == full.rules

@@ -708,7 +708,7 @@ def test_timers_follow_their_operator() -> None:
 
 def test_where_an_operator_stood_follows_it_too() -> None:
     """Else the operator under its new uid would be a new one, for which no record is late."""
-    valve = Valve[str](watermark_ms=50).with_channels(["orders.counts"])
+    valve = Valve[str](watermark_ms=50).add_channels(["orders.counts"])
     operators = {
         "totals": OperatorTime(frozenset({"orders.x"}), frozenset({"totals"}), carried_ms=7),
         "counts": OperatorTime(frozenset({"orders.counts", "raw"}), frozenset({"counts"}), valve),

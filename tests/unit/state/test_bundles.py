@@ -16,7 +16,7 @@ from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, TimerReport
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
-from flinkish_spark.protocol.time_plan import TimePlan, facts_of, reporters_of
+from flinkish_spark.protocol.time_plan import TimePlan, find_reports, make_reporters
 from flinkish_spark.state.key_group import (
     BasePolicy,
     GroupState,
@@ -157,7 +157,7 @@ def test_each_key_group_is_in_one_bundle_of_its_partition(groups: int, partition
 
 
 PLAN = TimePlan(
-    reporters_of(["sums"], ["orders"]),
+    make_reporters(["sums"], ["orders"]),
     {"out": ("sums",)},
     {"sums": ("sums",)},
     bundlings={"sums": BUNDLING},
@@ -166,18 +166,18 @@ PLAN = TimePlan(
 
 def test_a_report_is_for_all_key_groups_of_a_bundle_and_so_is_a_call() -> None:
     report = TimeReport(0, 1, 60_000, MAX_WATERMARK_MS)
-    _, timers = facts_of(PLAN, [SinkAck("out", (TaskAck(0, 1, 0, reports=(report,)),))])
+    _, timers = find_reports(PLAN, [SinkAck("out", (TaskAck(0, 1, 0, reports=(report,)),))])
     assert timers == tuple(TimerReport("sums", group, 60_000, None) for group in (1, 5, 9))
-    assert PLAN.groups_by_number({("sums", 5), ("sums", 9), ("sums", 2)}) == {0: frozenset({1, 2})}
-    silent = PLAN.silent([(0, 1), (0, 2)], timers)
+    assert PLAN.number_groups({("sums", 5), ("sums", 9), ("sums", 2)}) == {0: frozenset({1, 2})}
+    silent = PLAN.report_silent_groups([(0, 1), (0, 2)], timers)
     assert silent == tuple(TimerReport("sums", group, None, None) for group in (2, 6, 10))
 
 
 def test_calls_of_before_reach_the_bundles_that_key_groups_are_in_now() -> None:
     """What a job without bundles has stored about timers is about key groups, as it is now."""
-    _, timers = facts_of(
+    _, timers = find_reports(
         replace(PLAN, bundlings={}),
         [SinkAck("out", (TaskAck(0, 1, 0, reports=(TimeReport(0, 7, 5, MAX_WATERMARK_MS),)),))],
     )
     assert timers == (TimerReport("sums", 7, 5, None),)
-    assert PLAN.groups_by_number([(one.operator, one.group) for one in timers]) == {0: frozenset({3})}
+    assert PLAN.number_groups([(one.operator, one.group) for one in timers]) == {0: frozenset({3})}

@@ -94,6 +94,6 @@ def test_what_was_seen_comes_back_from_a_log(query: Query) -> None:
     told = ControlOffset(2, TimeOffer(9, seen=seen))
     assert told.to_json()["flinkish:seen"] == [3, {"left": 7}]
     assert ControlOffset.from_json(json.loads(json.dumps(told.to_json()))) == told
-    assert told.raised_to(ControlOffset(3, TimeOffer(11))).time == TimeOffer(11, seen=seen)
+    assert told.merge_max(ControlOffset(3, TimeOffer(11))).time == TimeOffer(11, seen=seen)
     with pytest.raises(ValueError, match="must be a list of 2 values"):
         ControlOffset.from_json({"flinkish:checkpoint": 1, "flinkish:seen": [3]})

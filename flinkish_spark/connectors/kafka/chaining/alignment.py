@@ -32,7 +32,7 @@ from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned
 from flinkish_spark.core.upstream_cut import Cut, CutPhase, CutState, channel_of, place_of
 from flinkish_spark.protocol.ids import CheckpointId, Place
 from flinkish_spark.protocol.input_gate import (
-    Aborted,
+    AbortAlignment,
     AbortReason,
     AlignmentComplete,
     AlignmentMode,
@@ -194,7 +194,7 @@ def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[C
             effects += aborted
     state = replace(state, gate=gate)
     if state.cut is not None and state.is_reached and not state.stands_at_cut:
-        effects.append(Aborted(state.cut.checkpoint, AbortReason.COORDINATOR))
+        effects.append(AbortAlignment(state.cut.checkpoint, AbortReason.COORDINATOR))
         state = replace(state, cut=None)
     return state, tuple(effects)
 
@@ -393,7 +393,7 @@ def _at_new_cut(
     state: CutState, view: View, end: Mapping[Place, int], effects: list[Effect]
 ) -> tuple[CutState, tuple[CheckpointId, ...]]:
     """Return the state at the newest cut among `effects`, and the cuts that were given up."""
-    skipped = [e.checkpoint for e in effects if isinstance(e, Aborted)]
+    skipped = [e.checkpoint for e in effects if isinstance(e, AbortAlignment)]
     # An unaligned cut that was drawn may still be aborted: its offsets are all that is needed of it.
     before = None if state.cut is None or state.is_reached else state.cut.checkpoint
     for effect in effects:

@@ -20,7 +20,7 @@ from flinkish_spark.connectors.kafka.client.barriers import Scanned, SeenBarrier
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentMode, AlignmentPhase, AlignmentSettings, InputGate
@@ -28,7 +28,7 @@ from flinkish_spark.protocol.limits import UnusableValueError
 
 
 @dataclass(frozen=True)
-class UpstreamJob(Stored):
+class UpstreamJob(StoredObject):
     """The job that writes the topics of a source, and how the source follows its checkpoints.
 
     The upstream job's Kafka sinks need ``barriers=BarrierRecords.EACH_CHECKPOINT``. Every checkpoint

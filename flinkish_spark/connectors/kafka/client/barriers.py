@@ -33,7 +33,7 @@ from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import CorruptObjectError, InternalError
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.codec import Stored
+from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, Place, SinkUid
 
 #: Header of a barrier record; no other record may have it.
@@ -52,7 +52,7 @@ class BarrierRecords(Choice):
 
 
 @dataclass(frozen=True, slots=True)
-class BarrierMark(Stored):
+class BarrierMark(StoredObject):
     """What a barrier record says."""
 
     job: JobUuid

@@ -42,7 +42,7 @@ from flinkish_spark.connectors.kafka.client.client import (
 )
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
-from flinkish_spark.protocol.codec import Stored, read
+from flinkish_spark.protocol.codec import StoredObject, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 
@@ -71,7 +71,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence(Stored):
+class Evidence(StoredObject):
     """The place of one record that a transaction wrote."""
 
     IS_CLOSED: ClassVar = True
@@ -226,7 +226,7 @@ _FENCING_TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaCommittable(Stored):
+class KafkaCommittable(StoredObject):
     """A prepared transaction: what any process needs to commit or abort it."""
 
     IS_CLOSED: ClassVar = True

@@ -54,8 +54,8 @@ from flinkish_spark.protocol.ids import (
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.micro_batches import OFFSETS
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, SinkAck, StagedBatch, TaskAck
-from flinkish_spark.protocol.replay import CannotReplay, Restaged, RestagedEpoch, plan_replay, restage
-from flinkish_spark.protocol.retention import Part
+from flinkish_spark.protocol.replay import CannotReplay, RestagedEpoch, RestageResult, plan_replay, restage
+from flinkish_spark.protocol.retention import CheckpointPart
 
 LOG = logging.getLogger(__name__)
 FOLDER = "flinkish-kafka"
@@ -372,7 +372,7 @@ class MicroBatchCommits:
         oldest_kept = min(ids[-_KEPT], confirmed.checkpoint)
         gone = [one for one in ids if one < oldest_kept]
         try:
-            for part in (Part.TRIGGER, Part.DECISION, Part.RECEIPT):
+            for part in (CheckpointPart.TRIGGER, CheckpointPart.DECISION, CheckpointPart.RECEIPT):
                 self._dir.delete_all(f"checkpoints/{one}/{part.value}" for one in gone)
             self._dir.forget_restaged(gone)
             # The newest mark may be older, of a query that had no rows since.
@@ -408,7 +408,7 @@ def _lost(decided: Decision, loss: _Loss, what_now: str) -> CommittableLostError
 
 def _replacement(
     committer: KafkaCommitter, decided: Decision, loss: _Loss, again: StagedBatch
-) -> tuple[Sequence[Committable], Restaged | CannotReplay]:
+) -> tuple[Sequence[Committable], RestageResult | CannotReplay]:
     """Return what is lost, and the micro-batch with what was staged again in its place."""
     if not loss.answer.is_proven_aborted:
         why = "the proof of what became of it is gone, so its rows may have been visible already"
@@ -417,7 +417,7 @@ def _replacement(
     if isinstance(plan, CannotReplay):
         return (), plan
     found = restage(decided, plan, {decided.batch: again}, committer.task_of)
-    if isinstance(found, Restaged):
+    if isinstance(found, RestageResult):
         dead = committer.why_dead([one for one in again.committables if one not in found.surplus])
         if dead:
             return (), CannotReplay(next(iter(dead.values())))

@@ -43,7 +43,7 @@ from flinkish_spark.core.stream_readers import (
     SupportsTriggerAvailableNow,
 )
 from flinkish_spark.core.upstream_cut import CutState, place_of
-from flinkish_spark.protocol.alignment import announced_channel
+from flinkish_spark.protocol.alignment import encode_announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Place
@@ -267,7 +267,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
-        offered = ControlOffset.newest([start]).raised_to(self._offered())
+        offered = ControlOffset.find_newest([start]).merge_max(self._offered())
         self._wait_a_little()
         self._newest = self._watch.ends(begin)
         end = self._capped(begin, self._newest)
@@ -350,7 +350,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
         def barrier_of(number: int, of: int) -> ControlRow:
-            return int(C.Kind.BARRIER), checkpoint, announced_channel(number, of), 0
+            return int(C.Kind.BARRIER), checkpoint, encode_announced_channel(number, of), 0
 
         barriers = {(r.topic, r.partition): [barrier_of(i, len(whole))] for i, r in enumerate(whole)}
         pieces: list[InputPartition] = [
@@ -451,7 +451,7 @@ class AlignedStreamReader(KafkaStreamReader):
         planned = plan_micro_batch(state, view, self._settings)
         self._report(state, view, planned)
         before = TimeOffer.from_json(start)
-        time = before.raised_to(TimeOffer.from_json(content))
+        time = before.merge_max(TimeOffer.from_json(content))
         if planned is None:
             # Time goes on where the source stands.
             return start if time == before else {**start, **time.to_json()}

@@ -38,7 +38,7 @@ from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, GraphError
 from flinkish_spark.core.formats import DeadLetter, Json
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.protocol.alignment import announced_channel
+from flinkish_spark.protocol.alignment import encode_announced_channel
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.records import Barrier, CommitAnswer, Committable, Outcome, TaskAck
@@ -305,8 +305,8 @@ def test_the_id_of_barrier_records_is_one_of_ours() -> None:
 
 def test_the_checkpoint_of_a_micro_batch_is_what_its_tasks_saw() -> None:
     tasks = [
-        TaskAck(0, 5, 1, (Barrier(CheckpointId(7), announced_channel(0, 2)),)),
-        TaskAck(1, 0, 0, (Barrier(CheckpointId(7), announced_channel(1, 2)),)),
+        TaskAck(0, 5, 1, (Barrier(CheckpointId(7), encode_announced_channel(0, 2)),)),
+        TaskAck(1, 0, 0, (Barrier(CheckpointId(7), encode_announced_channel(1, 2)),)),
     ]
     assert checkpoint_in(tasks) == CheckpointId(7)
     assert checkpoint_in([TaskAck(0, 5, 1)]) is None

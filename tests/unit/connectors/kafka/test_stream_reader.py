@@ -21,7 +21,7 @@ from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, KafkaStrea
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
 from flinkish_spark.core.errors import GraphError, InputLostError
 from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadMaxRows
-from flinkish_spark.protocol.alignment import announced_channel
+from flinkish_spark.protocol.alignment import encode_announced_channel
 from flinkish_spark.protocol.control_offset import TimeOffer, Wake
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.transport.columns import PIECE, Kind
@@ -158,8 +158,8 @@ def test_a_barrier_ends_every_partition_also_an_empty_one(tmp_path: Path) -> Non
     pieces = source.partitions(start, end)
     assert ranges(pieces)[-1] == ("a", 1, 0, 0)
     assert [row for p in pieces for row in p.rows] == [
-        (Kind.BARRIER, 3, announced_channel(0, 2), 0),
-        (Kind.BARRIER, 3, announced_channel(1, 2), 0),
+        (Kind.BARRIER, 3, encode_announced_channel(0, 2), 0),
+        (Kind.BARRIER, 3, encode_announced_channel(1, 2), 0),
     ]
     # No trigger, no barrier; and nothing new is no micro-batch.
     assert source.latestOffset(end, ALL) == end
