@@ -151,7 +151,7 @@ def _end(
             with holding(job, lock):
                 again = plan(transactions_of(job, wire, wanted), wanted or chosen)
                 agreed = [one for one in again if str(one.found.name) in chosen or one.refusal]
-                ends = carry_out(job, TransactionClient.over(wire), agreed)
+                ends = carry_out(job, TransactionClient.from_wire(wire), agreed)
     strangers = unknown(wanted, found)
     _report(job, ends, strangers, verb, dry_run, as_json)
     failed = [one for one in ends if one.refusal or not (dry_run or one.is_done)]
@@ -432,7 +432,7 @@ def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = froz
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     # This order matters: a transaction that is named by now was on the brokers before.
-    listed = {one.transactional_id for one in TransactionClient.over(wire).list_of_job(job.uuid)}
+    listed = {one.transactional_id for one in TransactionClient.from_wire(wire).list_of_job(job.uuid)}
     listed.update(_parsed(job, also))
     names = Names.of(job.job_dir)
     waiting = (Standing.DECIDED, Standing.STAGED)

@@ -39,7 +39,7 @@ from flinkish_spark.connectors.kafka.client.shared_transaction import (
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.record_encoder import KEY, PARTITION, TOPIC
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.kafka.writer import KafkaStaged, KafkaWriter, checkpoint_in, ticket_of
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable, KafkaWriter, checkpoint_in, ticket_of
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
@@ -78,7 +78,7 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
             "transaction, behind the transaction's end",
             what_to_do="use Kafka 3.7 or later, or leave atomic out",
         )
-    unverified = KafkaAdmin.over(wire).brokers_that_verify_no_partitions()
+    unverified = KafkaAdmin.from_wire(wire).brokers_that_verify_no_partitions()
     if unverified:
         raise ConfigError(
             f"the sink '{uid}' is atomic, and {VERIFICATION}=false at the broker {unverified[0]}",
@@ -114,7 +114,7 @@ class Owners:
         """How many tasks there are: no more than partitions, since each has one owner."""
         return max(1, min(self.most_tasks, max(self.partitions.values())))
 
-    def owned(self, rows: DataFrame) -> DataFrame:
+    def assign(self, rows: DataFrame) -> DataFrame:
         """Return rows with the partition that each is written to, in the task that owns it, in order."""
         named = F.col(PARTITION) if PARTITION in rows.columns else F.lit(None).cast("int")
         destination = _destination(dict(self.partitions), self.default_topic)
@@ -179,10 +179,10 @@ class AtomicWriter(SinkWriter):
                 )
                 transaction = SharedTransaction(wire, settings, self._sink.topics)
             transaction.ask_over(wire)
-            return self._staged(transaction, wire, request)
+            return self._stage(transaction, wire, request)
 
-    def _staged(self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest) -> StageResult:
-        found = self._written(transaction, request)
+    def _stage(self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest) -> StageResult:
+        found = self._write(transaction, request)
         tasks = tuple(TaskAck.from_json(report) for report in found)
         checkpoint = checkpoint_in(tasks)
         if transaction.is_empty:
@@ -195,7 +195,7 @@ class AtomicWriter(SinkWriter):
             self._commit_inputs(transaction, wire, request, checkpoint)
         return StageResult(tasks, tuple(self._committables(transaction, found)))
 
-    def _written(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
+    def _write(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
         """Have the tasks write; return their reports once there is no doubt about them."""
         if self._sink.partition:
             transaction.check_partitions()
@@ -205,8 +205,8 @@ class AtomicWriter(SinkWriter):
         names = [ticket_of(prefix, task) for task in range(owners.tasks)]
         before = transaction.tickets(names)
         producer = transaction.producer(prefix)
-        found = self._tasks.shared_reports(
-            request, owners.owned, transaction.partitions, transaction.transactional_id, producer
+        found = self._tasks.write_shared(
+            request, owners.assign, transaction.partitions, transaction.transactional_id, producer
         )
         outcomes = [_outcome(report) for report in found]
         given: dict[str, Ticket | None] = dict.fromkeys(names)
@@ -230,7 +230,7 @@ class AtomicWriter(SinkWriter):
         for one in request.input_offsets():
             if _servers(one.servers) != _servers(self._sink.connection.servers):
                 continue
-            known = KafkaAdmin.over(wire).committed_offsets(one.group)
+            known = KafkaAdmin.from_wire(wire).committed_offsets(one.group)
             forward = {place: at for place, at in one.offsets.items() if at > known.get(place, -1)}
             if forward:
                 transaction.commit_offsets(one.group, forward, note)
@@ -242,7 +242,7 @@ class AtomicWriter(SinkWriter):
         if not handles:
             return []
         handle = replace(handles[0], records=sum(handle.records for handle in handles))
-        return [KafkaStaged(handle, next_sequences=transaction.next_sequences).to_payload()]
+        return [KafkaSinkCommittable(handle, next_sequences=transaction.next_sequences).to_payload()]
 
 
 def _outcome(report: Mapping[str, Any]) -> TaskOutcome:

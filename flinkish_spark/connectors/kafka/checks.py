@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.client import KafkaWire, seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import KafkaWire, poll_until_confirmed
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, InputLostError
@@ -18,7 +18,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 
 
-def replaced_topic(
+def find_replaced_topic(
     admin: KafkaAdmin, topics: Sequence[str], job_dir: JobDir, uid: str, position: LoggedOffsets | None
 ) -> InputLostError | None:
     """Return the error of a topic that is gone or another one than at the job's first start."""
@@ -46,7 +46,7 @@ def replaced_topic(
     return None
 
 
-def missing_input(
+def find_missing_input(
     admin: KafkaAdmin, topics: Sequence[str], uid: str, position: LoggedOffsets | None
 ) -> InputLostError | None:
     """Return the error of records that the job has not read and that no longer exist."""
@@ -74,7 +74,7 @@ def missing_input(
 
 
 def raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
-    error = seen_to_stay(loss, lambda found: found is not None, SystemClock())
+    error = poll_until_confirmed(loss, lambda found: found is not None, SystemClock())
     if error is not None:
         raise error
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic, warn_of_old_times
-from flinkish_spark.connectors.kafka.client.admission import Addressed, Spreader, by_partition
+from flinkish_spark.connectors.kafka.client.admission import OutgoingRecords, StickyPartitioner, split_by_partition
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -153,7 +153,7 @@ class LetterReplay:
                 why="the topic was made again, or a broker has lost what it had",
                 what_to_do="run the command again in a minute; if it stays so, give another --group",
             )
-        earlier = _read(admin.committed_notes(self._group, stable).get(place, ""))
+        earlier = _parse_note(admin.find_committed_notes(self._group, stable).get(place, ""))
         first = min([done, *(max(begin, left[0]) for left in earlier if left[1] >= begin)])
         left = _LeftBehind(earlier)
         chosen: list[_Letter] = []
@@ -203,7 +203,7 @@ class LetterReplay:
         left: Iterable[tuple[int, int]],
     ) -> None:
         """Put a portion back, and remember it, in one transaction."""
-        note = _written(left)
+        note = _format_note(left)
         if len(note) > _NOTE_BYTES:
             raise UserError(
                 f"the letters of {place[0]}-{place[1]} that are left behind are in too many pieces",
@@ -217,7 +217,7 @@ class LetterReplay:
             by_topic.setdefault(self._target_of(letter), []).append(letter)
         try:
             for topic, letters in by_topic.items():
-                out.send(topic, self._addressed(topic, letters))
+                out.send(topic, self._to_outgoing(topic, letters))
             out.commit(self._group, {place: done}, note)
         except BadRecordError as refused:
             raise EnvironmentFault(
@@ -227,7 +227,7 @@ class LetterReplay:
                 "or leave such letters behind with --where",
             ) from refused
 
-    def _addressed(self, topic: str, letters: Sequence[_Letter]) -> Addressed:
+    def _to_outgoing(self, topic: str, letters: Sequence[_Letter]) -> OutgoingRecords:
         own = [
             [{"key": name, "value": value} for name, value in one.headers if not name.startswith(_OURS)]
             for one in letters
@@ -236,7 +236,7 @@ class LetterReplay:
         # As it was, where the topic has that partition.
         known = range(0 if self._target else self._partitions[topic])
         partitions = [int(one) if one.isdecimal() and int(one) in known else None for one in numbers]
-        return Addressed.of(
+        return OutgoingRecords.of(
             pa.array([one.key for one in letters], pa.binary()),
             pa.array([one.value for one in letters], pa.binary()),
             pa.array(own, HEADERS_TYPE),
@@ -259,13 +259,13 @@ class _Transactions:
         )
         self._wire = KafkaWire(connection)
         self.session = TransactionSession(self._wire, settings)
-        self._outbox, self._spreader = Outbox(self.session), Spreader(settings.producer.batch_bytes)
+        self._outbox, self._spreader = Outbox(self.session), StickyPartitioner(settings.producer.batch_bytes)
         self._is_open = False
 
-    def send(self, topic: str, records: Addressed) -> None:
+    def send(self, topic: str, records: OutgoingRecords) -> None:
         layout = self.session.layout_with(topic, records.highest_partition)
         places = {
-            (topic, at): rows for at, rows in by_partition(topic, records, layout, self._spreader).items()
+            (topic, at): rows for at, rows in split_by_partition(topic, records, layout, self._spreader).items()
         }
         self._is_open = True
         self.session.join(places)
@@ -317,16 +317,16 @@ class _LeftBehind:
         return [*self._found, *(one for one in self._earlier if one[0] <= one[1])]
 
 
-def _written(left: Iterable[tuple[int, int]]) -> str:
+def _format_note(left: Iterable[tuple[int, int]]) -> str:
     """Return ranges of offsets as a note.
 
-    >>> _written([(3, 3), (7, 9)]), _read("left:3,7-9"), _written([])
+    >>> _format_note([(3, 3), (7, 9)]), _parse_note("left:3,7-9"), _format_note([])
     ('left:3,7-9', [(3, 3), (7, 9)], 'left:')
     """
     return _NOTE + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in left)
 
 
-def _read(note: str) -> list[tuple[int, int]]:
+def _parse_note(note: str) -> list[tuple[int, int]]:
     """Return the ranges of offsets in a note; none if it is somebody else's."""
     if not note.startswith(_NOTE):
         return []

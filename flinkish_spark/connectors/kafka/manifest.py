@@ -97,8 +97,8 @@ class _KafkaManifestWriter(ManifestWriter):
         self._manifest, self._context = manifest, context
         self._objects = SealedObjects(context.store, "the job directory")
         wire = KafkaWire(manifest.connection)
-        self._client = TransactionClient.over(wire)
-        self._marks = KafkaMarks(KafkaAdmin.over(wire), context.job, ".manifest", manifest.topic)
+        self._client = TransactionClient.from_wire(wire)
+        self._marks = KafkaMarks(KafkaAdmin.from_wire(wire), context.job, ".manifest", manifest.topic)
 
     def newest_marks(self) -> Sequence[Mark]:
         mark = self._marks.newest()

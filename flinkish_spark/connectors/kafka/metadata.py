@@ -30,11 +30,11 @@ class _Part(NamedTuple):
     column: Callable[[pa.RecordBatch], pa.Array]
 
 
-def _named(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
+def _read_column(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
     return lambda records: records.column(name)
 
 
-def known_times(times: pa.Array) -> pa.Array:
+def clear_missing_times(times: pa.Array) -> pa.Array:
     """Return the times of records: one without a time has -1 in Kafka, and null here."""
     without = pc.equal(times.view(pa.int64()), NO_TIME_MS * 1_000)
     return pc.if_else(without, pa.scalar(None, times.type), times)
@@ -42,7 +42,7 @@ def known_times(times: pa.Array) -> pa.Array:
 
 def milliseconds_of(records: pa.RecordBatch) -> pa.Array:
     """Return the times of records in milliseconds since 1970."""
-    return pc.divide(known_times(records.column("timestamp")).view(pa.int64()), 1_000)
+    return pc.divide(clear_missing_times(records.column("timestamp")).view(pa.int64()), 1_000)
 
 
 def _timestamp_type(records: pa.RecordBatch) -> pa.Array:
@@ -74,12 +74,12 @@ def _leader_epoch(records: pa.RecordBatch) -> pa.Array:
 
 
 _PARTS: Mapping[str, _Part] = {
-    "topic": _Part("STRING", _named("topic")),
-    "partition": _Part("INT", _named("partition")),
-    "offset": _Part("LONG", _named("offset")),
-    "timestamp": _Part("TIMESTAMP", lambda records: known_times(records.column("timestamp"))),
+    "topic": _Part("STRING", _read_column("topic")),
+    "partition": _Part("INT", _read_column("partition")),
+    "offset": _Part("LONG", _read_column("offset")),
+    "timestamp": _Part("TIMESTAMP", lambda records: clear_missing_times(records.column("timestamp"))),
     "timestamp-type": _Part("STRING", _timestamp_type),
-    "key": _Part("BINARY", _named("key")),
+    "key": _Part("BINARY", _read_column("key")),
     "headers": _Part(HEADERS_TYPE, _headers),
     "headers-map": _Part("MAP<STRING, ARRAY<BINARY>>", _headers_map),
     "leader-epoch": _Part("INT", _leader_epoch),
@@ -93,7 +93,7 @@ OF_VALUE = "value."
 _WITH_HEADERS = frozenset({"headers", "headers-map"})
 
 
-def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
+def check_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
     # A set is no list: columns have an order, the same in every process.
     is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
     if not is_list or not all(name in METADATA or is_of_value(name) for name in metadata):

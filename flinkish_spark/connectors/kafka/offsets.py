@@ -21,7 +21,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     TopicPattern,
     places_of,
 )
-from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
@@ -53,7 +53,7 @@ def places_in(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TopicSelection:
     """What a Kafka source reads: topics by name, some of their partitions, or topics by a pattern."""
 
     topics: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Wanted:
     pattern: str = ""
 
     @classmethod
-    def of(cls, topics: object, pattern: object, partitions: object) -> Wanted:
+    def of(cls, topics: object, pattern: object, partitions: object) -> TopicSelection:
         if pattern:
             if topics or partitions:
                 raise ConfigError(
@@ -76,9 +76,9 @@ class Wanted:
                 f"topics is {topics!r}",
                 what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
             )
-        return cls(tuple(dict.fromkeys(names)), _checked_partitions(partitions, names))
+        return cls(tuple(dict.fromkeys(names)), _check_partitions(partitions, names))
 
-    def among(self, topics: Iterable[str]) -> list[str]:
+    def filter_topics(self, topics: Iterable[str]) -> list[str]:
         """Return those of some topics that are read."""
         mine: Collection[str] | TopicPattern = TopicPattern(self.pattern) if self.pattern else self.topics
         return [topic for topic in topics if topic in mine]
@@ -86,7 +86,7 @@ class Wanted:
     def places(self, admin: KafkaAdmin, clock: Clock) -> list[Place]:
         if self.pattern:
             return places_of(admin.matching(TopicPattern(self.pattern)))
-        found = seen_to_stay(
+        found = poll_until_confirmed(
             lambda: admin.partition_counts(self.topics), lambda one: len(one) < len(self.topics), clock
         )
         missing = [topic for topic in self.topics if topic not in found]
@@ -101,7 +101,7 @@ class Wanted:
         return places_of(found)
 
 
-def _checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _check_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
     to_do = 'name partitions of every topic: partitions={"orders": [0, 1]}; or leave it out'
     if partitions is None:
         return {}
@@ -137,7 +137,7 @@ class KafkaStart(ABC):
 
 
 @dataclass(frozen=True)
-class _AtTimestamp:
+class _TimestampBoundary:
     timestamp_ms: int
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class _AtTimestamp:
 
 
 @dataclass(frozen=True)
-class StartAtTimestamp(_AtTimestamp, KafkaStart):
+class StartAtTimestamp(_TimestampBoundary, KafkaStart):
     """Begins each partition at its first record that is at least as late; without one, with what comes.
 
     Parameters
@@ -196,11 +196,11 @@ class StartAtOffsets(KafkaStart):
                 f"the source begins at an offset of {topic}-{partition}, which it does not read",
                 what_to_do="correct starting_offsets=StartAtOffsets(...)",
             )
-        return _held(admin, places, given, self.otherwise, "StartAtOffsets names")
+        return _complete_offsets(admin, places, given, self.otherwise, "StartAtOffsets names")
 
 
 @dataclass(frozen=True)
-class StartAtCommitted(KafkaStart):
+class StartAtCommittedOffsets(KafkaStart):
     """Begins where a consumer group stands, to take its work over.
 
     Parameters
@@ -223,7 +223,7 @@ class StartAtCommitted(KafkaStart):
         wanted = set(places)
         committed = admin.committed_offsets(self.group_id, Isolation.READ_COMMITTED)
         known = {at: offset for at, offset in committed.items() if at in wanted}
-        return _held(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
+        return _complete_offsets(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
 
 
 def _check_offsets(which: str, given: object, to_do: str) -> None:
@@ -250,15 +250,15 @@ def first_at_least_as_late(
     return {place: ends[place] if at is None else at for place, at in found.items()}
 
 
-def checked_start(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
+def check_starting_offsets(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
     """Return what a user gave as `starting_offsets`, or raise ConfigError."""
-    if isinstance(start, StartAtCommitted):
+    if isinstance(start, StartAtCommittedOffsets):
         if not start.group_id and not group_id:
             raise ConfigError(
                 "the source begins at the offsets of a consumer group, and no group is named",
-                what_to_do='give the source a group_id, or name one: StartAtCommitted("orders-consumers")',
+                what_to_do='give the source a group_id, or name one: StartAtCommittedOffsets("orders-consumers")',
             )
-        return StartAtCommitted(start.group_id or group_id, start.otherwise)
+        return StartAtCommittedOffsets(start.group_id or group_id, start.otherwise)
     if isinstance(start, KafkaStart):
         return start
     try:
@@ -269,11 +269,11 @@ def checked_start(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
             start,
             wanted="a place to begin at",
             what_to_do="give StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...), StartAtOffsets(...) "
-            "or StartAtCommitted(...)",
+            "or StartAtCommittedOffsets(...)",
         ) from None
 
 
-def _held(
+def _complete_offsets(
     admin: KafkaAdmin,
     places: Sequence[Place],
     given: Mapping[Place, int],
@@ -314,7 +314,7 @@ class EndAtLatest(KafkaEnd):
 
 
 @dataclass(frozen=True)
-class EndAtTimestamp(_AtTimestamp, KafkaEnd):
+class EndAtTimestamp(_TimestampBoundary, KafkaEnd):
     """Reads each partition up to its first record that is at least as late.
 
     Where there is none when the job starts for the first time, up to what there is then.
@@ -366,7 +366,7 @@ class EndAtOffsets(KafkaEnd):
         return given
 
 
-def checked_end(ending: object) -> KafkaEnd | None:
+def check_ending(ending: object) -> KafkaEnd | None:
     if ending is None:
         return None
     what_to_do = "give EndAtLatest(), EndAtOffsets({...}) or EndAtTimestamp(...), or leave it out"

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.format.options import SourceOptions
 from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, read_range, schema_of
-from flinkish_spark.connectors.kafka.metadata import known_times, metadata_arrays, metadata_fields
+from flinkish_spark.connectors.kafka.metadata import clear_missing_times, metadata_arrays, metadata_fields
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import CONTROL
@@ -69,7 +69,7 @@ class ReadRanges:
         for records in read_range(self.options, wanted):
             count = records.num_rows
             own = {name: records.column(name) for name in (*KAFKA_COLUMNS, *self.beside)}
-            own["timestamp"] = known_times(own["timestamp"])
+            own["timestamp"] = clear_missing_times(own["timestamp"])
             control = [np.zeros(count, np.int32), np.zeros(count, np.int64)]
             place = [np.full(count, channel, np.int64)]
             added = [pa.array(one) for one in (*(control if self.options.control_path else ()), *place)]

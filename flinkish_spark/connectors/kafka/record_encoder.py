@@ -131,7 +131,7 @@ class RecordEncoder:
         computed = self.key.spark_columns() or self.value.spark_columns()
         return not computed and not any(has_intervals(one.dataType) for one in self.fields)
 
-    def given(self, names: Iterable[str]) -> T.StructType:
+    def find_input_types(self, names: Iterable[str]) -> T.StructType:
         """Return the types of what the pass is given."""
         computed = self.key.computed_types() | self.value.computed_types()
         kinds = {one.name: replace_months(one.dataType, T.IntegerType()) for one in self.fields} | computed
@@ -197,7 +197,7 @@ class RecordEncoder:
     def _headers(self, records: pa.RecordBatch) -> tuple[pa.Array, pa.Array | None]:
         """Return the headers of each record, and why it has wrong ones; these are left out."""
         if isinstance(self.headers, str):
-            return _listed(records.column(self.headers))
+            return _to_header_lists(records.column(self.headers))
         given = {name: records.column(column).cast(pa.binary()) for name, column in self.headers.items()}
         size, count = records.num_rows, len(given)
         # Row by row: the values of a row stand behind each other.
@@ -220,7 +220,7 @@ def _may_lack_names(headers: T.StructField) -> bool:
     return kind.containsNull or kind.elementType["key"].nullable
 
 
-def _listed(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+def _to_header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
     """Return headers as lists, and why a row has wrong ones."""
     rows, first, last = _rows_of(column)
     if pa.types.is_map(column.type):
@@ -286,7 +286,7 @@ class EncodeRows:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schemas = [arrow_schema(encoder.schema()) for encoder, _ in self.encoders]
-        given = [arrow_schema(encoder.given(columns)) for encoder, columns in self.encoders]
+        given = [arrow_schema(encoder.find_input_types(columns)) for encoder, columns in self.encoders]
         control = [one.name for one in self.columns() if one.name in (*C.SINK_CONTROL, C.SINK)]
         for batch in batches:
             is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
@@ -301,10 +301,10 @@ class EncodeRows:
                 own_columns = [own.column(name) for name in columns.values()]
                 # As arrays of the types that encoders know: a session may have large strings.
                 read = as_schema(pa.RecordBatch.from_arrays(own_columns, [*columns]), given[place])
-                yield from _encoded(own.select(control), read, mine, encoder, schemas[place])
+                yield from _encode(own.select(control), read, mine, encoder, schemas[place])
 
 
-def _encoded(
+def _encode(
     control: pa.RecordBatch,
     rows: pa.RecordBatch,
     is_record: pa.Array,
@@ -316,11 +316,11 @@ def _encoded(
     own, records = (one.filter(is_record) if has_others else one for one in (control, rows))
     if records.num_rows:
         parts = encoder.encode(records)
-        yield _beside(own, [parts[one.name] for one in schema], schema)
+        yield _append_columns(own, [parts[one.name] for one in schema], schema)
     if has_others:
         others = control.filter(pc.invert(is_record))
-        yield _beside(others, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
+        yield _append_columns(others, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
 
 
-def _beside(control: pa.RecordBatch, arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+def _append_columns(control: pa.RecordBatch, arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*control.columns, *arrays], [*control.schema.names, *schema.names])

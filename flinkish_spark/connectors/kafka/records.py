@@ -234,16 +234,16 @@ class Deserializer:
             if policy is OnBadRecord.DROP:
                 made = without_bad(made, policy, counted_as).drop(REASON)
             return with_intervals_of(made, parts.fields)
-        read = self._read_apart(raw, parts, fails=policy is OnBadRecord.FAIL)
+        read = self._read_parts(raw, parts, fails=policy is OnBadRecord.FAIL)
         if policy is not OnBadRecord.FAIL:
-            read, reason = self._with_misfit(self.changelog, read)
+            read, reason = self._add_misfit(self.changelog, read)
             read = without_bad(read.withColumn(REASON, reason), policy, counted_as)
         # Under FAIL a change that says nothing of rows ends the task here: no other look is taken.
         beside = [*([] if self.key is None else [self.key.read]), *kept]
         time_zone = session_time_zone(raw.sparkSession)
         passes = F.col("topic").isNull() if C.KIND in raw.columns else None
         found = self.changelog.rows(read, F.col(self.value.read), beside, passes, time_zone)
-        return self._named(found, kept)
+        return self._select_columns(found, kept)
 
     def bad(self, raw: DataFrame) -> DataFrame:
         """Return the records of which no row can be made, and in the column `REASON` why."""
@@ -251,7 +251,7 @@ class Deserializer:
         if self.changelog is None:
             find = FindBadRecords(parts, raw.schema)
             return C.map_in_arrow(raw, find, find.columns)
-        read, reason = self._with_misfit(self.changelog, self._read_apart(raw, parts, fails=False))
+        read, reason = self._add_misfit(self.changelog, self._read_parts(raw, parts, fails=False))
         return read.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
 
     def _parts(self, raw: DataFrame) -> RecordParts:
@@ -266,7 +266,7 @@ class Deserializer:
             session_time_zone(raw.sparkSession),
         )
 
-    def _read_apart(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
+    def _read_parts(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
         """Add what the parts are read as, for the expressions of a changelog."""
         read = ReadParts(parts, raw.schema, fails)
         frame = C.map_in_arrow(raw, read, read.columns)
@@ -275,13 +275,13 @@ class Deserializer:
                 frame = frame.withColumn(part.read, with_intervals(F.col(part.read), part.fields))
         return frame
 
-    def _with_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
+    def _add_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
         envelope, time_zone = F.col(self.value.read), session_time_zone(found.sparkSession)
         found, is_misfit = changelog.with_misfit(found, envelope, time_zone)
         misfit = F.when(F.col("topic").isNotNull() & is_misfit, F.lit(changelog.why))
         return found, F.coalesce(F.col(REASON), misfit)
 
-    def _named(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
+    def _select_columns(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
         """Return the columns of a changelog: those of the key alone, of the row, the kind, those kept."""
         assert self.changelog is not None
         keys = {}
@@ -312,7 +312,7 @@ class RecordParts:
     def all(self) -> tuple[Part, ...]:
         return (self.value,) if self.key is None else (self.key, self.value)
 
-    def wanted(self, records: pa.RecordBatch) -> pa.RecordBatch:
+    def drop_tombstones(self, records: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records that are looked at: a tombstone that is left out is, whatever its key is."""
         values = records.column("value")
         if self.tombstones is not OnTombstone.DROP or not values.null_count:
@@ -351,7 +351,7 @@ def _where(mask: pa.BooleanArray, reason: str) -> pa.Array:
     return pc.if_else(mask, reason, pa.scalar(None, pa.string()))
 
 
-def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+def _split_control(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
     """Return records, and control rows if there are any: these have no topic."""
     topics = batch.column("topic")
     if C.KIND not in batch.schema.names or not topics.null_count:
@@ -387,9 +387,9 @@ class DecodeRecords:
         freeze_modules()
         schema = arrow_schema(self.columns)
         for batch in batches:
-            records, control = _apart(batch)
+            records, control = _split_control(batch)
             if records.num_rows:
-                yield self._decoded(self.parts.wanted(records), schema)
+                yield self._decode(self.parts.drop_tombstones(records), schema)
             if control is not None:
                 kept = [control.column(field.name) for field in self.kept]
                 nothing = [pa.nulls(control.num_rows, kind) for kind in schema.types]
@@ -397,7 +397,7 @@ class DecodeRecords:
                 nothing[first : first + len(kept)] = kept
                 yield as_schema(pa.RecordBatch.from_arrays(nothing, names=schema.names), schema)
 
-    def _decoded(self, records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    def _decode(self, records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         found, reasons = self.parts.read(records)
         if self.policy is OnBadRecord.FAIL:
             refuse(records, reasons)
@@ -423,7 +423,7 @@ class FindBadRecords:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            records = self.parts.wanted(batch)
+            records = self.parts.drop_tombstones(batch)
             _, reasons = self.parts.read(records)
             if reasons.null_count < len(reasons):
                 yield records.append_column(REASON, reasons).filter(reasons.is_valid())
@@ -449,8 +449,8 @@ class ReadParts:
         freeze_modules()
         schema = arrow_schema(self.columns)
         for batch in batches:
-            records, control = _apart(batch)
-            records = self.parts.wanted(records)
+            records, control = _split_control(batch)
+            records = self.parts.drop_tombstones(records)
             if records.num_rows:
                 found, reasons = self.parts.read(records)
                 if self.fails:

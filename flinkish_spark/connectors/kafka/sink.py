@@ -42,7 +42,7 @@ from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 _SETTING = "transaction.max.timeout.ms"
 
 
-def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
+def add_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
     """Return a broker's refusal of a sink's transaction timeout, with what helps."""
     timeout_ms, maximum_ms = refused.facts.get("timeout_ms"), refused.facts.get("maximum_ms")
     if timeout_ms is None:
@@ -146,7 +146,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
         self._check_checkpoints(context)
         require_codec(ProducerSettings.of(self.producer, self.delivery).codec)
         wire = KafkaWire(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
-        with KafkaAdmin.over(wire) as admin:
+        with KafkaAdmin.from_wire(wire) as admin:
             found = admin.topics(self.topics)
             for topic in self.topics:
                 if topic not in found:
@@ -171,7 +171,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
                 try:
                     admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
                 except ConfigError as refused:
-                    raise_translated(with_advice(refused, context.uid, needed_ms), refused)
+                    raise_translated(add_advice(refused, context.uid, needed_ms), refused)
 
     def _check_checkpoints(self, context: SinkContext) -> None:
         given = context.checkpoint
@@ -200,7 +200,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
         wire = KafkaWire(self.connection)
         marks = None
         if self.topics and self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
-            marks = KafkaMarks(KafkaAdmin.over(wire), context.job, context.uid, min(self.topics))
-        committer = KafkaCommitter(TransactionClient.over(wire), context, marks, shows_whole=self.atomic)
+            marks = KafkaMarks(KafkaAdmin.from_wire(wire), context.job, context.uid, min(self.topics))
+        committer = KafkaCommitter(TransactionClient.from_wire(wire), context, marks, shows_whole=self.atomic)
         committer.staged_lifetime_ms = self.transaction_timeout_ms
         return committer

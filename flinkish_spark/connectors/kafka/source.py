@@ -21,9 +21,9 @@ from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     HEADERS_TYPE,
     check_topic_retention,
-    missing_input,
+    find_missing_input,
     raise_if_it_stays,
-    replaced_topic,
+    find_replaced_topic,
 )
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
@@ -40,15 +40,15 @@ from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS, De
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
 from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
-from flinkish_spark.connectors.kafka.metadata import OWN_TIME, checked_metadata, names_of, options_for
+from flinkish_spark.connectors.kafka.metadata import OWN_TIME, check_metadata, names_of, options_for
 from flinkish_spark.connectors.kafka.offsets import (
     GroupPatience,
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
-    Wanted,
-    checked_end,
-    checked_start,
+    TopicSelection,
+    check_ending,
+    check_starting_offsets,
     places_in,
     store_offsets,
 )
@@ -108,7 +108,7 @@ def check_reader_options(options: Mapping[str, str]) -> None:
             )
 
 
-def subscription(wanted: Wanted) -> dict[str, str]:
+def subscription(wanted: TopicSelection) -> dict[str, str]:
     if wanted.pattern:
         return {"subscribePattern": wanted.pattern}
     if not wanted.partitions:
@@ -123,7 +123,7 @@ SKIP = {names.BARRIER_RECORDS: "skip"}
 class KafkaInput(Source):
     """Kafka topics as input, whoever reads them: the questions to brokers, the dead letters, the group."""
 
-    wanted: Wanted
+    wanted: TopicSelection
     connection: KafkaConnection
     group_id: str
     #: What becomes of the records; None if they come as they are.
@@ -155,12 +155,12 @@ class KafkaInput(Source):
         """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
         if self.decoding is None or not self.letters:
             return ()
-        raw = self.with_headers(spark, place)
+        raw = self.scan_with_headers(spark, place)
         bad = self.decoding.deserializer(uid, place, self.wanted.topics).bad(raw)
         return (letters_of(bad, self.decoding.policy, uid, self.connection, peers),)
 
     @abstractmethod
-    def with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+    def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return a scan of the records as they are, with their headers."""
 
     @cached_property
@@ -179,13 +179,13 @@ class KafkaInput(Source):
         """Return :meth:`topics_now`; of a pattern, also those that were read and may be gone."""
         if not self.wanted.pattern or position is None:
             return self.topics_now()
-        return sorted({*self.topics_now(), *self.wanted.among(position.topics())})
+        return sorted({*self.topics_now(), *self.wanted.filter_topics(position.topics())})
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
         super().preflight(spark, job_dir, uid)
         letters, who = self.letters, f"source '{uid}'"
-        if letters and self.wanted.among([letters]):
+        if letters and self.wanted.filter_topics([letters]):
             raise GraphError(
                 f"source '{uid}' has its own topic as dead-letter topic",
                 what_to_do="name another topic" + (", which does not match" if self.wanted.pattern else ""),
@@ -212,8 +212,8 @@ class KafkaInput(Source):
         admin, topics = self._admin, self.topics_at(position)
         raise_if_it_stays(
             lambda: (
-                replaced_topic(admin, topics, job_dir, uid, position)
-                or missing_input(admin, topics, uid, position)
+                find_replaced_topic(admin, topics, job_dir, uid, position)
+                or find_missing_input(admin, topics, uid, position)
             )
         )
 
@@ -239,7 +239,7 @@ class KafkaInput(Source):
         )
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        notes = self._admin.committed_notes(self.group_id).values() if self.group_id else ()
+        notes = self._admin.find_committed_notes(self.group_id).values() if self.group_id else ()
         mark = newest_of(notes, job)
         return () if mark is None else (mark,)
 
@@ -310,7 +310,7 @@ def check_policies(upstream: UpstreamJob | None, connection: KafkaConnection, to
     if upstream is None or upstream.mode in (AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE):
         return
     with WIRES.wire(connection) as wire:
-        found = KafkaAdmin.over(wire).topics(topics)
+        found = KafkaAdmin.from_wire(wire).topics(topics)
     compacted = next((topic for topic in topics if topic in found and found[topic].is_compacted), None)
     if compacted is not None:
         raise ConfigError(
@@ -363,7 +363,7 @@ class KafkaSource(KafkaInput):
         ``MaxwellJson(...)``: see `docs/changelogs.md`.
     starting_offsets
         Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
-        StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
+        StartAtOffsets(...) or StartAtCommittedOffsets(...). Later starts go on from the checkpoint.
     max_offsets_per_trigger
         Most records per micro-batch; 0 for no limit.
     max_offsets_per_second
@@ -439,7 +439,7 @@ class KafkaSource(KafkaInput):
                 why="this package reads Kafka in Python, and in no other way",
                 what_to_do="leave it out",
             )
-        wanted = Wanted.of(self.topics, self.pattern, self.partitions)
+        wanted = TopicSelection.of(self.topics, self.pattern, self.partitions)
         check_told_apart(wanted.topics)
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
         with refused_as_config_errors("give a number of records, or 0 for no limit"):
@@ -450,17 +450,17 @@ class KafkaSource(KafkaInput):
         if not isinstance(self.value, Changes):
             check_format("value", self.value)
         parts = self.key, self.key_fields_prefix, self.tombstones
-        checked_end(self.ending)
+        check_ending(self.ending)
         for name, content in (
             ("wanted", wanted),
             ("connection", KafkaConnection(self.bootstrap_servers, options)),
-            ("decoding", decoding_of(self.value, checked_metadata(self.metadata), *parts)),
+            ("decoding", decoding_of(self.value, check_metadata(self.metadata), *parts)),
             ("topics", wanted.topics),
             ("partitions", wanted.partitions),
-            ("starting_offsets", checked_start(self.starting_offsets, self.group_id)),
+            ("starting_offsets", check_starting_offsets(self.starting_offsets, self.group_id)),
             ("options", options),
             ("reader_options", reader_options),
-            ("metadata", checked_metadata(self.metadata)),
+            ("metadata", check_metadata(self.metadata)),
             ("max_offsets_per_second", RateLimit(self.max_offsets_per_second).records_per_second),
         ):
             object.__setattr__(self, name, content)
@@ -501,9 +501,9 @@ class KafkaSource(KafkaInput):
                 )
 
     def bound(self, uid: str) -> Self:
-        return self._changed("_uid", uid)
+        return self._copy_with("_uid", uid)
 
-    def _changed(self, name: str, value: object) -> Self:
+    def _copy_with(self, name: str, value: object) -> Self:
         changed = copy(self)
         changed.__dict__[name] = value
         return changed
@@ -517,14 +517,14 @@ class KafkaSource(KafkaInput):
         return True
 
     def starting_at(self, start: SourceStart) -> Self:
-        moved = self._changed("_start", start)
+        moved = self._copy_with("_start", start)
         # A connection belongs to one thread, and so to one source.
         for name in ("_admin", "_watch_admin"):
             moved.__dict__.pop(name, None)
         return moved
 
     def with_own_time(self) -> Self:
-        return self._changed("metadata", (*self.metadata, OWN_TIME))
+        return self._copy_with("metadata", (*self.metadata, OWN_TIME))
 
     @property
     def is_checked_apart(self) -> bool:
@@ -544,7 +544,7 @@ class KafkaSource(KafkaInput):
     # Where it begins:
     def offsets_in(self, position: LoggedOffsets) -> dict[Place, int]:
         """Return the next offset of each partition that this source has read."""
-        return from_json(position.kafka(frozenset(self.wanted.among(position.topics()))))
+        return from_json(position.kafka(frozenset(self.wanted.filter_topics(position.topics()))))
 
     def topics_now(self) -> Sequence[str]:
         found = super().topics_now()
@@ -565,7 +565,7 @@ class KafkaSource(KafkaInput):
             # Of these each scan keeps what it found.
             return self.starting_offsets.value
         elif place.job_dir is None:
-            known = self._asked_offsets()
+            known = self._ask_offsets()
         else:
             job_dir, name = JobDir(place.job_dir.open()), self.fact("start")
             if job_dir.known_uuid() is None:
@@ -573,14 +573,14 @@ class KafkaSource(KafkaInput):
                 return StartingOffsets.EARLIEST.value
             recorded = job_dir.recorded(name)
             if recorded is None:
-                recorded = job_dir.recorded_once(name, {"offsets": self._asked_offsets()})
+                recorded = job_dir.recorded_once(name, {"offsets": self._ask_offsets()})
             known = recorded["offsets"]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             places = self.places(admin)
         # Partitions and topics that are not in what is known were added since, and are read whole.
         return json.dumps(to_json({(t, p): known.get(t, {}).get(str(p), _EARLIEST) for t, p in places}))
 
-    def _asked_offsets(self) -> dict[str, dict[str, int]]:
+    def _ask_offsets(self) -> dict[str, dict[str, int]]:
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             return to_json(self.starting_offsets.offsets(admin, self.places(admin)))
 
@@ -643,7 +643,7 @@ class KafkaSource(KafkaInput):
         recorded = JobDir(place.job_dir.open()).recorded(self.fact("end"))
         return None if recorded is None else from_json(recorded["offsets"])
 
-    def before_end(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
+    def clip_to_ends(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
         """Return offsets, not beyond the ends; topics and partitions that were added later are left out."""
         ends = offsets if self._ends is None else self._ends
         return {place: min(at, ends[place]) for place, at in offsets.items() if place in ends}
@@ -669,7 +669,7 @@ class KafkaSource(KafkaInput):
         rows_of = self.decoding.deserializer(self._uid, place, self.topics)
         return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept))
 
-    def with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+    def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         return self._records(spark, place, {"includeHeaders": "true"}, HEADERS)
 
     def _records(
@@ -689,7 +689,7 @@ class KafkaSource(KafkaInput):
         pace = {} if isinstance(most, Unlimited) else {names.PER_SECOND: repr(float(most))}
         limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)}
         return {
-            **self.connection.for_spark(),
+            **self.connection.to_spark_options(),
             names.FIRST_OFFSETS: place.beginnings(self._start),
             **held,
             **pace,
@@ -711,7 +711,7 @@ class KafkaSource(KafkaInput):
         logged = LoggedOffsets((offsets_in(position),))
         topics = self.topics_at(logged)
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            raise_if_it_stays(lambda: missing_input(admin, topics, uid, logged))
+            raise_if_it_stays(lambda: find_missing_input(admin, topics, uid, logged))
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read; fix the end."""
@@ -721,7 +721,7 @@ class KafkaSource(KafkaInput):
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
         """Compare the topics' ids: Spark does not notice a topic that was created again."""
         admin, topics = self._watch_admin, self.topics_now()
-        raise_if_it_stays(lambda: replaced_topic(admin, topics, job_dir, uid, None))
+        raise_if_it_stays(lambda: find_replaced_topic(admin, topics, job_dir, uid, None))
 
     def check_alignable(self, uid: str) -> None:
         if self.aligned_with is not None:
@@ -733,7 +733,7 @@ class KafkaSource(KafkaInput):
             )
 
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
-        places = self._committed(position)
+        places = self._find_offsets_to_commit(position)
         servers = self.connection.servers
         return GroupOffsets(servers, self.group_id, places) if self.group_id and places else None
 
@@ -741,12 +741,12 @@ class KafkaSource(KafkaInput):
         self, position: LoggedOffsets, note: str = ""
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Commit the group's offsets, forward only."""
-        places = self._committed(position)
+        places = self._find_offsets_to_commit(position)
         return {self.group_id: to_json(places)} if self.store_offsets(places, note) else {}
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
         """Set the group's offsets to `position`, also downwards: somebody ordered a rewind."""
-        self.store_offsets(self._committed(position), direction=OffsetDirection.REWIND)
+        self.store_offsets(self._find_offsets_to_commit(position), direction=OffsetDirection.REWIND)
 
-    def _committed(self, position: LoggedOffsets) -> dict[Place, int]:
-        return self.before_end(self.offsets_in(position))
+    def _find_offsets_to_commit(self, position: LoggedOffsets) -> dict[Place, int]:
+        return self.clip_to_ends(self.offsets_in(position))

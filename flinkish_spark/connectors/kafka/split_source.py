@@ -14,16 +14,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.chaining.alignment import to_json
-from flinkish_spark.connectors.kafka.checks import HEADERS, missing_input, raise_if_it_stays
+from flinkish_spark.connectors.kafka.checks import HEADERS, find_missing_input, raise_if_it_stays
 from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.client import seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import poll_until_confirmed
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.connectors.kafka.metadata import (
     LEADER_EPOCH,
-    checked_metadata,
-    known_times,
+    check_metadata,
+    clear_missing_times,
     metadata_arrays,
     metadata_fields,
     milliseconds_of,
@@ -33,9 +33,9 @@ from flinkish_spark.connectors.kafka.offsets import (
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
-    Wanted,
-    checked_end,
-    checked_start,
+    TopicSelection,
+    check_ending,
+    check_starting_offsets,
     first_at_least_as_late,
 )
 from flinkish_spark.connectors.kafka.records import decoding_of
@@ -164,8 +164,8 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             bootstrap_servers,
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
         )
-        self.wanted = Wanted.of(topics, pattern, partitions)
-        names = checked_metadata(metadata)
+        self.wanted = TopicSelection.of(topics, pattern, partitions)
+        names = check_metadata(metadata)
         if value is None and names:
             raise ConfigError(
                 "metadata is asked for, and nothing is decoded",
@@ -190,13 +190,13 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
                 )
         self.group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
         self.rate = RateLimit() if rate is None else rate
-        self._from_ms, self._begin = starting_at_ms, checked_start(starting_offsets, self.group_id)
+        self._from_ms, self._begin = starting_at_ms, check_starting_offsets(starting_offsets, self.group_id)
         if starting_at_ms and self._begin is not StartingOffsets.EARLIEST:
             raise ConfigError(
                 "starting_at_ms and starting_offsets are set for one source",
                 what_to_do="leave one of them out",
             )
-        self._ending = checked_end(ending)
+        self._ending = check_ending(ending)
         self._partitions: list[str] = []
         self._looked_at = float("-inf")
 
@@ -236,7 +236,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         """Return the end of a partition for readers of committed records."""
         place = _place(split)
         # A broker that has just started may not know its end yet.
-        end = seen_to_stay(
+        end = poll_until_confirmed(
             lambda: self._planning_admin.end_offsets([place])[place], lambda at: at < start, _CLOCK
         )
         last = self.end(split)
@@ -248,7 +248,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
     @cached_property
     def _starts(self) -> dict[str, int]:
-        return self._fixed("starts", lambda places: self._begin.offsets(self._admin, places))
+        return self._record_once("starts", lambda places: self._begin.offsets(self._admin, places))
 
     @cached_property
     def _ends(self) -> dict[str, int] | None:
@@ -256,9 +256,9 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         if ending is None:
             return None
         name = hashlib.sha256(json.dumps(ending.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-        return self._fixed(f"ends-{name}", lambda places: ending.offsets(self._admin, places))
+        return self._record_once(f"ends-{name}", lambda places: ending.offsets(self._admin, places))
 
-    def _fixed(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
+    def _record_once(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
         """Return offsets by split as they were found at the first call in the life of the job."""
 
         def ask_now() -> dict[str, Any]:
@@ -285,7 +285,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
             own = {name: batch.column(name) for name in names}
             if "timestamp" in own:
-                own["timestamp"] = known_times(own["timestamp"])
+                own["timestamp"] = clear_missing_times(own["timestamp"])
             time = [milliseconds_of(batch)] if self._has_own_time else []
             columns = [*own.values(), *metadata_arrays(self._metadata, batch), *time]
             yield pa.RecordBatch.from_arrays(columns, names=self.record_type.names)
@@ -314,20 +314,20 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         rows_of = self.decoding.deserializer(self._fs_uid, place, self.wanted.topics)
         return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
 
-    def with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+    def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         scan = self._with("schema", T.StructType(list(dict.fromkeys([*self.schema, _HEADERS]))))
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
         return super(KafkaRecordsSource, scan).load(spark, place)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         scans = [] if position is None else logged_positions(position, uid)
-        logged = LoggedOffsets(tuple(_by_topic(scan.offsets) for scan in scans)) if scans else None
+        logged = LoggedOffsets(tuple(_group_by_topic(scan.offsets) for scan in scans)) if scans else None
         self.check_position(job_dir, uid, logged)
 
     def check_start(self, uid: str, position: Position) -> None:
-        logged = LoggedOffsets((_by_topic(SplitPosition.from_json(position).offsets),))
+        logged = LoggedOffsets((_group_by_topic(SplitPosition.from_json(position).offsets),))
         admin, topics = self._admin, self.topics_at(logged)
-        raise_if_it_stays(lambda: missing_input(admin, topics, uid, logged))
+        raise_if_it_stays(lambda: find_missing_input(admin, topics, uid, logged))
 
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""
@@ -346,5 +346,5 @@ def _place(split: str) -> Place:
     return topic, int(partition)
 
 
-def _by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
+def _group_by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
     return to_json({_place(split): int(offset) for split, offset in offsets.items()})

@@ -99,7 +99,7 @@ class SinkInPython:
         done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
         if self.settings.shared is not None:
-            written, ticket = transaction.acknowledged_by_place(), transaction.ticket
+            written, ticket = transaction.count_acknowledged(), transaction.ticket
             report["written"] = [[topic, partition, count] for (topic, partition), count in written.items()]
             report["ticket"] = None if ticket is None else [ticket.producer_id, ticket.producer_epoch]
         return report
@@ -139,7 +139,7 @@ _BARRIER, _SEQUENCES = "barrier_of", "next_sequences"
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaStaged:
+class KafkaSinkCommittable:
     """A committable of a Kafka sink: records of a task or micro-batch, or a checkpoint's barrier records."""
 
     handle: KafkaCommittable
@@ -161,7 +161,7 @@ class KafkaStaged:
         return {**self.handle.to_json(), **more}
 
     @classmethod
-    def of(cls, payload: Mapping[str, Any]) -> KafkaStaged:
+    def of(cls, payload: Mapping[str, Any]) -> KafkaSinkCommittable:
         fields = dict(payload)
         barrier_of, sequences = fields.pop(_BARRIER, None), fields.pop(_SEQUENCES, None)
         try:
@@ -187,8 +187,8 @@ def checkpoint_in(tasks: Iterable[TaskAck]) -> CheckpointId | None:
     return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
 
 
-def staged_in(committables: Sequence[Committable]) -> list[KafkaStaged]:
-    return [KafkaStaged.of(committable.payload) for committable in committables]
+def parse_committables(committables: Sequence[Committable]) -> list[KafkaSinkCommittable]:
+    return [KafkaSinkCommittable.of(committable.payload) for committable in committables]
 
 
 #: Which job and which of its sinks wrote a record.
@@ -228,26 +228,26 @@ class KafkaWriter(JoiningWriter):
         return self._columns
 
     def stage(self, request: StageRequest) -> StageResult:
-        (found,) = _written(self._encoded(request), [self._own(request)])
-        return self._staged(found, request)
+        (found,) = _write(self._encode(request), [self._make_own_task_sink(request)])
+        return self._to_result(found, request)
 
     @classmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
         encode = EncodeRows(tuple((writer._encoder, request.columns) for writer, request in staging))
         rows = C.map_in_arrow(staging[0][1].rows, encode, encode.columns())
-        found = _written(rows, [writer._own(request) for writer, request in staging])
-        return [writer._staged(own, request) for own, (writer, request) in zip(found, staging, strict=True)]
+        found = _write(rows, [writer._make_own_task_sink(request) for writer, request in staging])
+        return [writer._to_result(own, request) for own, (writer, request) in zip(found, staging, strict=True)]
 
-    def _encoded(self, request: StageRequest) -> DataFrame:
+    def _encode(self, request: StageRequest) -> DataFrame:
         encode = EncodeRows(((self._encoder, {name: name for name in self._columns}),))
         rows = request.rows
         if not (self._encoder.reads_fields_alone and C.is_made_by_workers(rows)):
             rows = self._given.of(rows)
         return C.map_in_arrow(rows, encode, encode.columns())
 
-    def _staged(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
+    def _to_result(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
         staged = [
-            KafkaStaged(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
+            KafkaSinkCommittable(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
         ]
         tasks = tuple(TaskAck.from_json(r) for r in found)
         checkpoint = checkpoint_in(tasks)
@@ -257,34 +257,34 @@ class KafkaWriter(JoiningWriter):
             owner = self._context.owner_epoch
             name = TransactionalId(self._context.job, owner, request.block, BARRIER_TASK, 0)
             handle = self._barriers.stage(checkpoint, request.lineage, str(name))
-            staged.append(KafkaStaged(handle, checkpoint))
+            staged.append(KafkaSinkCommittable(handle, checkpoint))
         return StageResult(tasks, tuple(one.to_payload() for one in staged))
 
-    def shared_reports(
+    def write_shared(
         self,
         request: StageRequest,
-        owned: Callable[[DataFrame], DataFrame],
+        assign: Callable[[DataFrame], DataFrame],
         partitions: Mapping[str, int],
         transactional_id: str,
         producer: SharedProducer,
     ) -> Sequence[Mapping[str, Any]]:
         """Write into a transaction that is not the tasks' own; return each task's report."""
-        told = self._told(request, transactional_id, partitions)
+        told = self._make_task_sink(request, transactional_id, partitions)
         columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
         told = replace(told, settings=replace(told.settings, shared=producer), columns=columns)
-        (found,) = _written(owned(self._encoded(request)), [told])
+        (found,) = _write(assign(self._encode(request)), [told])
         return found
 
-    def _own(self, request: StageRequest) -> SinkInPython:
+    def _make_own_task_sink(self, request: StageRequest) -> SinkInPython:
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
         if not self._sink.partition:
-            return self._told(request, prefix, None)
+            return self._make_task_sink(request, prefix, None)
         # Now: partitions may have been added, and a record may name one of them.
         with KafkaAdmin(self._sink.connection) as admin:
             partitions = admin.partition_counts(self._sink.data_topics)
-        return self._told(request, prefix, partitions)
+        return self._make_task_sink(request, prefix, partitions)
 
-    def _told(
+    def _make_task_sink(
         self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
     ) -> SinkInPython:
         sink = self._sink
@@ -330,7 +330,7 @@ def ticket_of(prefix: str, task: int) -> str:
     return f"{prefix}-{task}-0"
 
 
-def _written(rows: DataFrame, sinks: Sequence[SinkInPython]) -> Sequence[Sequence[Mapping[str, Any]]]:
+def _write(rows: DataFrame, sinks: Sequence[SinkInPython]) -> Sequence[Sequence[Mapping[str, Any]]]:
     """Write; return by sink each task's ack with its committable."""
     found = reports(rows, StageInPython(tuple(sinks)))
     return [found[place :: len(sinks)] for place in range(len(sinks))]
@@ -342,7 +342,7 @@ def _policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:
     return OnRefusal(policy.value), None
 
 
-MicroBatch = Sequence[KafkaStaged]
+MicroBatch = Sequence[KafkaSinkCommittable]
 
 
 class KafkaCommitter(Committer):
@@ -374,16 +374,16 @@ class KafkaCommitter(Committer):
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit whole micro-batches in the given order, stopping at what is not done."""
-        micro_batches = [list(some) for _, some in groupby(staged_in(committables), _block_of)]
+        micro_batches = [list(some) for _, some in groupby(parse_committables(committables), _block_of)]
         try:
             if micro_batches:
                 self._mark(checkpoint)
-            alive = self._looked_at(micro_batches)
+            alive = self._check_liveness(micro_batches)
         except BrokerUnavailableError as unanswered:
             return [CommitAnswer(Outcome.RETRY, str(unanswered))]
         answers: list[CommitAnswer] = []
         for micro_batch in micro_batches:
-            answers += self._committed(checkpoint, micro_batch, alive)
+            answers += self._commit_micro_batch(checkpoint, micro_batch, alive)
             if not answers[-1].outcome.is_done:
                 break
         return answers
@@ -404,12 +404,12 @@ class KafkaCommitter(Committer):
         if found != ours:
             self._marks.leave(ours)
 
-    def _looked_at(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
+    def _check_liveness(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
         data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
         handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
         return self._client.is_alive(handles) if handles else {}
 
-    def _committed(
+    def _commit_micro_batch(
         self, checkpoint: CheckpointId, micro_batch: MicroBatch, alive: Mapping[KafkaCommittable, Liveness]
     ) -> list[CommitAnswer]:
         """Commit one micro-batch; all answers are done but the last one."""
@@ -424,7 +424,7 @@ class KafkaCommitter(Committer):
         is_touched = any(answer.outcome.is_done for answer in settled.values())
         unknown = next((answer for answer in settled.values() if answer.outcome is Outcome.RETRY), None)
         if lost and not is_touched and unknown is None:
-            return [_lost(lost, micro_batch, settled)]
+            return [_make_lost_answer(lost, micro_batch, settled)]
         answers: list[CommitAnswer] = []
         # By transaction: one that all tasks of a checkpoint share is ended once for all that tell of it.
         ended: dict[tuple[str, int, int], CommitAnswer] = {}
@@ -434,16 +434,16 @@ class KafkaCommitter(Committer):
                 # What became of the rest of the micro-batch is to be known first.
                 answers.append(unknown)
             elif position in lost:
-                answers.append(_lost(lost, micro_batch, settled))
+                answers.append(_make_lost_answer(lost, micro_batch, settled))
             else:
-                answers.append(known or self._ended(checkpoint, one, alive))
+                answers.append(known or self._end(checkpoint, one, alive))
                 ended[one.transaction] = answers[-1]
             if not answers[-1].outcome.is_done:
                 break
         return answers
 
-    def _ended(
-        self, checkpoint: CheckpointId, one: KafkaStaged, alive: Mapping[KafkaCommittable, Liveness]
+    def _end(
+        self, checkpoint: CheckpointId, one: KafkaSinkCommittable, alive: Mapping[KafkaCommittable, Liveness]
     ) -> CommitAnswer:
         """Commit what belongs to a decided checkpoint, abort the barrier records of another one."""
         if not one.belongs_to(checkpoint):
@@ -462,10 +462,10 @@ class KafkaCommitter(Committer):
         return answer
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        return [self._client.abort(staged.handle) for staged in staged_in(committables)]
+        return [self._client.abort(staged.handle) for staged in parse_committables(committables)]
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        staged = staged_in(committables)
+        staged = parse_committables(committables)
         # A decision needs the data, and the newest barrier records.
         newest = max((one.barrier_of for one in staged if one.barrier_of is not None), default=None)
         handles = {i: one.handle for i, one in enumerate(staged) if one.barrier_of in (None, newest)}
@@ -478,7 +478,7 @@ class KafkaCommitter(Committer):
         }
         return dead or self._why_not_whole(staged, who)
 
-    def _why_not_whole(self, staged: Sequence[KafkaStaged], who: str) -> Mapping[int, str]:
+    def _why_not_whole(self, staged: Sequence[KafkaSinkCommittable], who: str) -> Mapping[int, str]:
         """Return why a checkpoint cannot be shown as one, by position; asked right before its decision."""
         shared = [(index, one) for index, one in enumerate(staged) if one.next_sequences is not None]
         if not shared:
@@ -496,7 +496,7 @@ class KafkaCommitter(Committer):
 
     def task_of(self, committable: Committable) -> int | None:
         """Return the Spark partition that a transaction's id names; None if it is not a task's."""
-        staged = KafkaStaged.of(committable.payload)
+        staged = KafkaSinkCommittable.of(committable.payload)
         name = TransactionalId.parse(staged.handle.transactional_id)
         is_of_a_task = staged.barrier_of is None and staged.next_sequences is None
         return name.task if name is not None and is_of_a_task else None
@@ -518,14 +518,14 @@ class KafkaCommitter(Committer):
         self._client.close()
 
 
-def _block_of(one: KafkaStaged) -> tuple[object, ...]:
+def _block_of(one: KafkaSinkCommittable) -> tuple[object, ...]:
     """Return what tells a micro-batch from others: it has a block of its own until the receipt."""
     name = TransactionalId.parse(one.handle.transactional_id)
     # A name that is not ours stands for itself.
     return (one.handle,) if name is None else (name.owner_epoch, name.block)
 
 
-def _lost(
+def _make_lost_answer(
     lost: Mapping[int, CommitAnswer], micro_batch: MicroBatch, settled: Mapping[int, CommitAnswer]
 ) -> CommitAnswer:
     first = min(lost)

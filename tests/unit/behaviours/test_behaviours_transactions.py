@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     OpenTransaction,
 )
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.job.recovery import Recovery
@@ -146,7 +146,7 @@ class KafkaRig(Rig):
         block, payloads = self.blocks.lease(), []
         if committables:
             self.staged[number] = self.begin_writing(block)
-            payloads.append(Committable("a", KafkaStaged(self.staged[number]).to_payload()))
+            payloads.append(Committable("a", KafkaSinkCommittable(self.staged[number]).to_payload()))
         staged = StagedBatch(
             Lineage(0),
             BatchId(number),
@@ -352,7 +352,7 @@ def test_leftovers_are_found_however_many_tasks_wrote_them_and_newer_owners_are_
     running = kafka.begin(TransactionalId(JOB, OwnerEpoch(mine), 8, 0, 0))
     stranger = kafka.begin(TransactionalId(JobUuid("b" * 32), OwnerEpoch(mine), 5, 0, 0))
     sweeping = committer_of(Ownership(rig.job_dir, OwnerEpoch(mine)))
-    pending = [Committable("a", KafkaStaged(kept).to_payload())]
+    pending = [Committable("a", KafkaSinkCommittable(kept).to_payload())]
     assert sweeping.sweep(pending, lambda: frozenset({8})) == 2 * tasks
     found = {owner: {kafka.state(handles[owner, task]) for task in range(tasks)} for owner, _ in handles}
     assert found == {mine - 1: {ABORTED}, mine: {ABORTED}, mine + 1: {OPEN}}

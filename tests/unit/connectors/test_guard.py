@@ -10,7 +10,7 @@ from flinkish_spark.connectors.kafka import checks
 from flinkish_spark.connectors.kafka.checks import TopicKeeping
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.records import check_names
-from flinkish_spark.connectors.kafka.sink import with_advice
+from flinkish_spark.connectors.kafka.sink import add_advice
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import ConfigError, SchemaError
 
@@ -66,10 +66,10 @@ def test_the_refusal_of_a_topic_names_it_and_both_numbers(monkeypatch: pytest.Mo
 def test_a_broker_s_refusal_says_what_helps(maximum_ms: int | None, advice: str) -> None:
     """To lower the timeout is no help where the job needs more than the brokers allow."""
     refused = ConfigError("no", why="it exceeds", timeout_ms=900_000, maximum_ms=maximum_ms)
-    text = str(with_advice(refused, "out", NEEDED_MS))
+    text = str(add_advice(refused, "out", NEEDED_MS))
     assert "sink 'out' is 900000 ms" in text and "It exceeds" in text and advice in text
     other = ConfigError("something else")
-    assert with_advice(other, "out", NEEDED_MS) is other
+    assert add_advice(other, "out", NEEDED_MS) is other
 
 
 def test_metadata_is_asked_for_by_name() -> None:

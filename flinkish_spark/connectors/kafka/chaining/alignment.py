@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, BarrierScan, SeenBarrier
 from flinkish_spark.core.upstream_cut import Cut, CutPhase, CutState, channel_of, place_of
 from flinkish_spark.protocol.ids import CheckpointId, Place
 from flinkish_spark.protocol.input_gate import (
@@ -66,7 +66,7 @@ class Range:
         return self.end - self.start
 
 
-def limited(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
+def apply_limit(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
     """Return where a micro-batch of at most about `most` offsets ends: each partition gets its share."""
     # At least one offset each, so that a small partition is not starved: so the sum can be above `most`.
     sizes = {place: max(0, end[place] - start.get(place, 0)) for place in end}
@@ -131,7 +131,7 @@ class View:
     #: Where each partition is; with partitions that were added at their first offset.
     begin: Mapping[Place, int]
     #: What lies ahead of that.
-    ahead: Mapping[Place, Scanned]
+    ahead: Mapping[Place, BarrierScan]
     #: This job's newest checkpoint whose barrier is in a micro-batch.
     drawn: CheckpointId
     #: The newest one that is offered.
@@ -150,13 +150,13 @@ class View:
         return sum(name == topic for name, _ in self.begin)
 
 
-def next_barrier(gate: InputGate, ahead: Scanned) -> SeenBarrier | None:
+def next_barrier(gate: InputGate, ahead: BarrierScan) -> SeenBarrier | None:
     pending = {alignment.checkpoint for alignment in gate.pending}
     wanted = (s for s in ahead.barriers if s.mark.checkpoint in pending or s.mark.checkpoint > gate.newest)
     return next(wanted, None)
 
 
-def covered(checkpoint: CheckpointId, topic: str, view: View) -> int:
+def count_partitions_with_barrier(checkpoint: CheckpointId, topic: str, view: View) -> int:
     """Return how many partitions of a topic have a barrier of the checkpoint, 0 if that is not known."""
     barriers = (s.mark for (name, _), ahead in view.ahead.items() if name == topic for s in ahead.barriers)
     return max((mark.partitions for mark in barriers if mark.checkpoint == checkpoint), default=0)
@@ -172,16 +172,16 @@ def turns_unaligned_at_ms(state: CutState, view: View) -> int | None:
     [alignment] = (one for one in state.gate.pending if one.phase is AlignmentPhase.BLOCKING)
     awaited = map(place_of, alignment.awaited)
     outside = [place for place in view.begin if channel_of(place) not in state.gate.channels]
-    partitions = {topic: covered(alignment.checkpoint, topic, view) for topic, _ in outside}
+    partitions = {topic: count_partitions_with_barrier(alignment.checkpoint, topic, view) for topic, _ in outside}
     is_ahead = all(place in state.passed or place in state.resting for place in awaited)
     return at_ms if is_ahead and all(0 < partitions[topic] <= number for topic, number in outside) else None
 
 
-def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[CutState, tuple[Effect, ...]]:
+def adapt_to_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[CutState, tuple[Effect, ...]]:
     """Return the state for a source that may have had another mode up to its start."""
     # Where barriers are only counted from now on, nobody waits any more. Where they were only counted, cuts
     # are given up that some partitions have passed already: the effects say which.
-    gate, effects = replace(state.gate, settings=without_time(settings)), list[Effect]()
+    gate, effects = replace(state.gate, settings=drop_timeout(settings)), list[Effect]()
     if settings.mode is AlignmentMode.AT_LEAST_ONCE:
         pending = tuple(
             replace(one, phase=AlignmentPhase.COUNTING) if one.phase is AlignmentPhase.BLOCKING else one
@@ -199,16 +199,16 @@ def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[C
     return state, tuple(effects)
 
 
-def without_time(settings: AlignmentSettings) -> AlignmentSettings:
+def drop_timeout(settings: AlignmentSettings) -> AlignmentSettings:
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
     return AlignmentSettings(AlignmentMode.AT_LEAST_ONCE if counts else AlignmentMode.ALIGNED)
 
 
-def delivered(
+def deliver(
     state: CutState, view: View, end: Mapping[Place, int], settings: AlignmentSettings
 ) -> tuple[InputGate, list[Effect]]:
     """Let everything up to `end` go through the gate, then what is seen ahead, and then the time."""
-    gate = replace(state.gate, settings=without_time(settings))
+    gate = replace(state.gate, settings=drop_timeout(settings))
     effects: list[Effect] = []
 
     def note(step: tuple[InputGate, tuple[Effect, ...]]) -> None:
@@ -249,7 +249,7 @@ def _leaves_out(mark: BarrierMark, topic: str, gate: InputGate) -> bool:
     return any(name == topic and number >= mark.partitions for name, number in map(place_of, gate.channels))
 
 
-def _is_missing(checkpoint: CheckpointId, ahead: Scanned, position: int) -> bool:
+def _is_missing(checkpoint: CheckpointId, ahead: BarrierScan, position: int) -> bool:
     """Return whether the next barrier in a partition shows that it has none of a checkpoint."""
     newer = (s.mark.checkpoint for s in ahead.barriers if s.offset >= position)
     return next((c > checkpoint for c in newer if c >= checkpoint), False)
@@ -260,7 +260,7 @@ MOST_MICRO_BATCHES = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class MicroBatchPlan:
     end: Mapping[Place, int]
     #: This job's newest checkpoint with a barrier; rises if this micro-batch carries one.
     drawn: CheckpointId
@@ -270,13 +270,13 @@ class Planned:
     skipped: tuple[CheckpointId, ...] = ()
 
 
-def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> Planned | None:
-    state, given_up = in_mode(state, view, settings)
-    state = _with_new_partitions(state, view, settings)
+def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> MicroBatchPlan | None:
+    state, given_up = adapt_to_mode(state, view, settings)
+    state = _add_new_partitions(state, view, settings)
     end = _end(state, view, settings)
-    gate, effects = delivered(state, view, end, settings)
-    after = _moved(replace(state, gate=gate), view, end)
-    after, skipped = _at_new_cut(after, view, end, [*given_up, *effects])
+    gate, effects = deliver(state, view, end, settings)
+    after = _advance(replace(state, gate=gate), view, end)
+    after, skipped = _take_new_cut(after, view, end, [*given_up, *effects])
     is_drawn = view.is_offered and (after.is_reached or after.stands_at_cut)
     if is_drawn:
         cut = None if after.cut is None else replace(after.cut, phase=CutPhase.TAKEN)
@@ -285,10 +285,10 @@ def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -
         return None
     else:
         after = replace(after, micro_batches=state.micro_batches + 1)
-    return Planned(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
+    return MicroBatchPlan(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
 
 
-def _with_new_partitions(state: CutState, view: View, settings: AlignmentSettings) -> CutState:
+def _add_new_partitions(state: CutState, view: View, settings: AlignmentSettings) -> CutState:
     """Let partitions take part as soon as the cut that is next holds them."""
     gate, resting = state.gate, set(state.resting)
     outside = [place for place in sorted(view.begin) if channel_of(place) not in gate.channels]
@@ -298,9 +298,9 @@ def _with_new_partitions(state: CutState, view: View, settings: AlignmentSetting
     target = _target(gate, view)
     awaits = target in {alignment.checkpoint for alignment in gate.pending}
     stands = NewChannel.AWAITS_BARRIERS if awaits else NewChannel.BEHIND_BARRIERS
-    gate = replace(gate, settings=without_time(settings))
+    gate = replace(gate, settings=drop_timeout(settings))
     for place in outside:
-        if counts or (target is not None and place[1] < covered(target, place[0], view)):
+        if counts or (target is not None and place[1] < count_partitions_with_barrier(target, place[0], view)):
             gate, _ = gate.on_new_channel(channel_of(place), view.begin[place], stands, view.now_ms)
             resting.add(place)
     return replace(state, gate=gate, resting=frozenset(resting))
@@ -319,7 +319,7 @@ def _target(gate: InputGate, view: View) -> CheckpointId | None:
 def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
     caps = {place: _cap(place, state, view, settings) for place in view.begin}
     if state.micro_batches < MOST_MICRO_BATCHES:
-        return caps if view.most is None else limited(view.begin, caps, view.most)
+        return caps if view.most is None else apply_limit(view.begin, caps, view.most)
     if _cut_is_visible(state, view, caps):
         return caps
     # Partitions go on past their barriers of the newest cut, if it is there, and come to rest.
@@ -364,7 +364,7 @@ def _cut_is_visible(state: CutState, view: View, caps: Mapping[Place, int]) -> b
     return all(b is not None and b.offset < caps[place] for place, b in barriers.items())
 
 
-def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
+def _advance(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
     """Return the state with what was passed on the way to `end`, and what is left of the channel state."""
     passed, resting = dict(state.passed), set(state.resting)
     for place in (p for p in end if end[p] > view.begin[p]):
@@ -384,12 +384,12 @@ def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
     return replace(state, passed=passed, resting=frozenset(resting), channel_state=left)
 
 
-def _barrier_of(checkpoint: CheckpointId, ahead: Scanned, position: int) -> int | None:
+def _barrier_of(checkpoint: CheckpointId, ahead: BarrierScan, position: int) -> int | None:
     barriers = (s.offset for s in ahead.barriers if s.mark.checkpoint >= checkpoint and s.offset >= position)
     return next(barriers, None)
 
 
-def _at_new_cut(
+def _take_new_cut(
     state: CutState, view: View, end: Mapping[Place, int], effects: list[Effect]
 ) -> tuple[CutState, tuple[CheckpointId, ...]]:
     """Return the state at the newest cut among `effects`, and the cuts that were given up."""
@@ -411,13 +411,13 @@ def _at_new_cut(
             if offset != end[place]:
                 left[place] = offset
         state = replace(state, gate=gate, cut=Cut(checkpoint, CutPhase.REACHED), channel_state=left)
-        state = _with_times(state, announced)
-    state = _with_times(state, effects)
+        state = _add_alignment_times(state, announced)
+    state = _add_alignment_times(state, effects)
     taken = None if state.cut is None else state.cut.checkpoint
     return state, tuple(sorted(c for c in skipped if c not in (taken, before)))
 
 
-def _with_times(state: CutState, effects: Iterable[Effect]) -> CutState:
+def _add_alignment_times(state: CutState, effects: Iterable[Effect]) -> CutState:
     cut = state.cut
     for effect in effects:
         if isinstance(effect, AlignmentComplete) and cut is not None and effect.checkpoint == cut.checkpoint:

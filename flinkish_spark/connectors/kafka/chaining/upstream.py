@@ -16,7 +16,7 @@ from flinkish_spark.connectors.kafka.chaining.alignment import (
     next_barrier,
     turns_unaligned_at_ms,
 )
-from flinkish_spark.connectors.kafka.client.barriers import Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
@@ -97,17 +97,17 @@ _WINDOWS = (64, 512, 4_096)
 #: Offsets looked at in one go where there is no shorter way.
 _PORTION = 100_000
 
-Scan = Callable[[Place, int, int], Scanned]
+Scan = Callable[[Place, int, int], BarrierScan]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedBarrier:
     job: JobUuid
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownRange:
     """Everything from where the reader stood up to `upto` has been looked at."""
 
     start: int
@@ -116,7 +116,7 @@ class _Known:
     barriers: tuple[SeenBarrier, ...] = ()
 
 
-class LookAhead:
+class BarrierFinder:
     """Answers for one reader, again and again; keeps what it has seen ahead of the reader."""
 
     # From the end of the log backward first: the upstream job writes a barrier right behind the records of a
@@ -125,32 +125,32 @@ class LookAhead:
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
-        self._known: dict[Place, _Known] = {}
+        self._known: dict[Place, _KnownRange] = {}
 
-    def ahead(self, place: Place, position: int, end: int, passed: Passed | None) -> Scanned:
+    def ahead(self, place: Place, position: int, end: int, passed: PassedBarrier | None) -> BarrierScan:
         """Return barriers and end of what lies between `position` and `end`, or up to a nearer end."""
         known = self._known.get(place)
         if known is None or not known.start <= position <= known.upto:
-            known = _Known(position, position, position)
+            known = _KnownRange(position, position, position)
         if end > known.upto:
-            known = self._extended(place, known, end, passed)
+            known = self._extend(place, known, end, passed)
         barriers = tuple(seen for seen in known.barriers if seen.offset >= position)
-        self._known[place] = _Known(position, known.upto, max(known.end, position), barriers)
-        return Scanned(max(known.end, position), barriers)
+        self._known[place] = _KnownRange(position, known.upto, max(known.end, position), barriers)
+        return BarrierScan(max(known.end, position), barriers)
 
-    def _extended(self, place: Place, known: _Known, end: int, passed: Passed | None) -> _Known:
+    def _extend(self, place: Place, known: _KnownRange, end: int, passed: PassedBarrier | None) -> _KnownRange:
         newest = passed
         if known.barriers:
             mark = known.barriers[-1].mark
-            newest = Passed(mark.job, mark.checkpoint)
+            newest = PassedBarrier(mark.job, mark.checkpoint)
         upto, more = end, self._from_the_end(place, known.upto, end, newest)
         if more is None:
             upto = min(end, known.upto + _PORTION)
             more = self._scan(place, known.upto, upto)
         behind = more.end if more.end > known.upto else known.end
-        return _Known(known.start, upto, behind, (*known.barriers, *more.barriers))
+        return _KnownRange(known.start, upto, behind, (*known.barriers, *more.barriers))
 
-    def _from_the_end(self, place: Place, start: int, end: int, newest: Passed | None) -> Scanned | None:
+    def _from_the_end(self, place: Place, start: int, end: int, newest: PassedBarrier | None) -> BarrierScan | None:
         """Return all that is between, None if that takes more than a few looks."""
         behind, upper = start, end
         barriers: tuple[SeenBarrier, ...] = ()
@@ -170,7 +170,7 @@ class LookAhead:
                 and mark.previous <= newest.checkpoint
             )
             if lower == start or is_next:
-                return Scanned(behind, barriers)
+                return BarrierScan(behind, barriers)
             upper = lower
         return None
 
@@ -189,7 +189,7 @@ class SharedPlan:
         self._path = path
         self._round = 0
 
-    def agreed(self, start: Offset, plan: Callable[[], Offset]) -> Offset:
+    def plan_once(self, start: Offset, plan: Callable[[], Offset]) -> Offset:
         """Return the offset of this round, planning it if no other scan has."""
         self._round += 1
         if self._path.exists():
@@ -211,7 +211,7 @@ class SharedPlan:
         return end
 
 
-def described(state: CutState, view: View, topics: str) -> AlignmentStatus:
+def describe_status(state: CutState, view: View, topics: str) -> AlignmentStatus:
     gate, cut, drawn = state.gate, state.cut, int(view.drawn)
     if cut is not None and state.is_reached:
         text = f"stands at upstream checkpoint {cut.checkpoint} and waits for a checkpoint of this job"

@@ -144,7 +144,7 @@ def _literal_prefix(pattern: str) -> str:
 _MOST_OFFSETS_BYTES, _OFFSET_BYTES = 500_000, 150
 
 
-def _in_requests(
+def _split_into_requests(
     group: str, entries: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> Iterator[Mapping[TopicPartition, OffsetAndMetadata]]:
     """Yield offsets by requests that a broker can store."""
@@ -163,7 +163,7 @@ class KafkaAdmin(WireClient):
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
         """Return what Kafka knows about `names`; a topic that does not exist is left out, and not created."""
-        rows = self._described(names)
+        rows = self._describe(names)
         wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
         asked = [row["name"] for row in rows]
         settings = self._settings(ConfigResourceType.TOPIC, asked, wanted) if asked else {}
@@ -182,9 +182,9 @@ class KafkaAdmin(WireClient):
 
     def partition_counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return how many partitions topics have; one that does not exist is left out, and not created."""
-        return {row["name"]: len(row["partitions"]) for row in self._described(names)}
+        return {row["name"]: len(row["partitions"]) for row in self._describe(names)}
 
-    def _described(self, names: Iterable[str]) -> list[dict[str, Any]]:
+    def _describe(self, names: Iterable[str]) -> list[dict[str, Any]]:
         wanted = sorted(set(names))
 
         def describe(admin: Any) -> list[dict[str, Any]]:
@@ -252,7 +252,7 @@ class KafkaAdmin(WireClient):
     ) -> dict[Place, int]:
         return {place: offset for place, (offset, _) in self._wire.group_offsets(group, isolation).items()}
 
-    def committed_notes(
+    def find_committed_notes(
         self, group: str, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[Place, str]:
         return {place: note for place, (_, note) in self._wire.group_offsets(group, isolation).items()}
@@ -285,7 +285,7 @@ class KafkaAdmin(WireClient):
         }
 
         def alter(admin: Any) -> GroupCommit:
-            for some in _in_requests(group, entries):
+            for some in _split_into_requests(group, entries):
                 for place, error in admin.alter_group_offsets(group, some).items():
                     if error in _ACTIVE_MEMBERS:
                         return GroupCommit.ACTIVE_MEMBERS
@@ -297,12 +297,12 @@ class KafkaAdmin(WireClient):
 
     def broker_transaction_max_timeout_ms(self) -> int:
         """Return the longest transaction that every broker allows."""
-        values = self._of_brokers("transaction.max.timeout.ms").values()
+        values = self._read_broker_setting("transaction.max.timeout.ms").values()
         return min(map(int, values), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
 
     def brokers_that_verify_no_partitions(self) -> list[str]:
         """Return the ids of brokers that take records for a partition that is in no transaction (KIP-890)."""
-        values = self._of_brokers(VERIFICATION)
+        values = self._read_broker_setting(VERIFICATION)
         return sorted(broker for broker, value in values.items() if value.lower() == "false")
 
     def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
@@ -357,7 +357,7 @@ class KafkaAdmin(WireClient):
             code=code,
         )
 
-    def _of_brokers(self, setting: str) -> dict[str, str]:
+    def _read_broker_setting(self, setting: str) -> dict[str, str]:
         """Return a setting by broker, without those that do not show it to this principal."""
         found = self._settings(ConfigResourceType.BROKER, None, [setting])
         return {name: known[setting] for name, known in found.items() if known}

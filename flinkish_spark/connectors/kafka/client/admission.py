@@ -21,7 +21,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
     all_within,
     binary,
     extents,
-    joined,
+    join_bytes,
     lengths,
     record_sizes,
 )
@@ -109,7 +109,7 @@ BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 
 
-class StagingFailed(EnvironmentFault):
+class StagingError(EnvironmentFault):
     """An attempt to stage records failed; another attempt, with another transaction, may succeed."""
 
     usual_advice = "look at the brokers if it goes on: the records are staged again"
@@ -120,20 +120,20 @@ class StagingFailed(EnvironmentFault):
         super().__init__(f"staging records in Kafka failed: {what}", **more)  # type: ignore[arg-type]
 
 
-class StagingUnanswered(StagingFailed):
+class StagingOutageError(StagingError):
     """The brokers do not answer, or gave up the transaction meanwhile: no fault of the job's."""
 
     ends_when_repeated = False
 
 
-def no_topic() -> BadRecordError:
+def make_no_topic_error() -> BadRecordError:
     return BadRecordError(
         f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic",
         what_to_do="give the sink a topic, or let each record name one",
     )
 
 
-def refused_record(sentence: str, topic: str, what_to_do: str = "") -> BadRecordError:
+def make_bad_record_error(sentence: str, topic: str, what_to_do: str = "") -> BadRecordError:
     return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", what_to_do=what_to_do, topic=topic)
 
 
@@ -144,14 +144,14 @@ def unknown_partition(topic: str, partition: int, partitions: int) -> str:
     )
 
 
-def not_authorized(right: str) -> AuthorizationError:
+def make_missing_right_error(right: str) -> AuthorizationError:
     return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {one_line(right)}")
 
 
-def denied(error: AuthorizationError, right: str) -> AuthorizationError:
+def mark_authorization_error(error: AuthorizationError, right: str) -> AuthorizationError:
     if "bootstrap_servers" in error.facts:
         return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({one_line(error.why)})")
-    return not_authorized(right)
+    return make_missing_right_error(right)
 
 
 def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
@@ -164,8 +164,8 @@ def missing_right(code: int, topics: Iterable[str], transactional_id: str | None
     return f"a right of this kind: {name_of(code)}"
 
 
-def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
-    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=one_line(last))
+def make_unanswered_error(what: str, within_ms: int, last: str) -> StagingOutageError:
+    return StagingOutageError(f"{within_ms} ms were not enough to {what}", why=one_line(last))
 
 
 def one_line(text: str) -> str:
@@ -173,7 +173,7 @@ def one_line(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Addressed:
+class OutgoingRecords:
     """Records as columns of one length, and where they want to go."""
 
     keys: Any
@@ -199,7 +199,7 @@ class Addressed:
         partitions: Column | None,
         timestamps_ms: Int64s | int,
         misfits: Column | None = None,
-    ) -> Addressed:
+    ) -> OutgoingRecords:
         """Return a caller's columns, each in one piece and of the type used here."""
         if topics is not None and not isinstance(topics, str):
             topics = _cast("The topic", topics, pa.string(), pa.types.is_integer)
@@ -239,19 +239,19 @@ class Addressed:
     def _columns(self) -> tuple[Any, ...]:
         return tuple(getattr(self, one.name) for one in fields(self))
 
-    def slice(self, start: int, length: int) -> Addressed:
+    def slice(self, start: int, length: int) -> OutgoingRecords:
         end = start + length
-        return Addressed(*(one[start:end] if is_column(one) else one for one in self._columns))
+        return OutgoingRecords(*(one[start:end] if is_column(one) else one for one in self._columns))
 
-    def take(self, indices: npt.NDArray[Any]) -> Addressed:
+    def take(self, indices: npt.NDArray[Any]) -> OutgoingRecords:
         at = pa.array(indices)
         taken = (
             one[indices] if isinstance(one, np.ndarray) else one.take(at) if is_column(one) else one
             for one in self._columns
         )
-        return Addressed(*taken)
+        return OutgoingRecords(*taken)
 
-    def continues(self, other: Addressed) -> bool:
+    def continues(self, other: OutgoingRecords) -> bool:
         """Return whether both can be joined: each part is a column in both, or one value in both."""
         for mine, theirs in zip(self._columns, other._columns, strict=True):
             if is_column(mine) is not is_column(theirs):
@@ -263,7 +263,7 @@ class Addressed:
         return True
 
     @classmethod
-    def joined(cls, parts: Sequence[Addressed]) -> Addressed:
+    def concat(cls, parts: Sequence[OutgoingRecords]) -> OutgoingRecords:
         """Return the rows of `parts` in their order; each must continue the one before it."""
         if len(parts) == 1:
             return parts[0]
@@ -318,11 +318,11 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class AdmissionResult:
     #: To be written as they are.
-    admitted: Addressed
+    admitted: OutgoingRecords
     #: Dead letters, by their topic.
-    letters: tuple[tuple[str, Addressed], ...] = ()
+    letters: tuple[tuple[str, OutgoingRecords], ...] = ()
     #: How many are left out.
     dropped: int = 0
 
@@ -337,15 +337,15 @@ class Admission:
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock
 
-    def with_common(self, headers: Column | CommonHeaders | None) -> Column | CommonHeaders | None:
+    def add_common_headers(self, headers: Column | CommonHeaders | None) -> Column | CommonHeaders | None:
         if not self._common:
             return headers
         if not isinstance(headers, pa.Array | pa.ChunkedArray):
             return (*self._common, *(headers or ()))
-        return prefixed(self._common, headers)
+        return prepend_headers(self._common, headers)
 
-    def _about(
-        self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int
+    def _make_letter_headers(
+        self, reason: Reason, sentence: str, topic: str, records: OutgoingRecords, index: int
     ) -> list[tuple[str, bytes | None]]:
         about = {"flinkish-error": reason.value}
         if self._settings.uid:
@@ -358,13 +358,13 @@ class Admission:
             about[_TIME] = str(int(records.timestamps_ms[index]))
         if reason is not Reason.OVERSIZE:
             about["flinkish-detail"] = sentence
-        return [(name, _bounded(text)) for name, text in about.items()]
+        return [(name, _truncate(text)) for name, text in about.items()]
 
     def _fits(self, key: bytes | None, value: bytes | None, headers: CommonHeaders) -> bool:
         keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
         return int(record_sizes(keys, values, headers)[0]) <= self._settings.dead_letter_limit_bytes
 
-    def judged(self, topic: str, records: Addressed) -> Judged:
+    def admit(self, topic: str, records: OutgoingRecords) -> AdmissionResult:
         settings = self._settings
         checks: dict[Reason, npt.NDArray[np.bool_]] = {}
         parts = (records.keys, records.values, records.headers)
@@ -384,10 +384,10 @@ class Admission:
         if records.misfits is not None and records.misfits.null_count < len(records):
             checks[Reason.DOES_NOT_FIT] = records.misfits.is_valid().to_numpy(zero_copy_only=False)
         if not any(check.any() for check in checks.values()):
-            return Judged(records)
-        return self._refused(topic, records, checks)
+            return AdmissionResult(records)
+        return self._refuse(topic, records, checks)
 
-    def _refused(self, topic: str, records: Addressed, checks: dict[Reason, npt.NDArray[np.bool_]]) -> Judged:
+    def _refuse(self, topic: str, records: OutgoingRecords, checks: dict[Reason, npt.NDArray[np.bool_]]) -> AdmissionResult:
         settings = self._settings
         refused = np.logical_or.reduce(list(checks.values()))
         sizes = record_sizes(records.keys, records.values, records.headers).tolist()
@@ -401,14 +401,14 @@ class Admission:
                 policy, name = (settings.oversize, settings.dead_letter_topic)
             if policy is OnRefusal.DEAD_LETTER and name is not None:
                 # A dead letter itself says already where it comes from.
-                about = [] if topic == name else self._about(reason, sentence, topic, records, index)
+                about = [] if topic == name else self._make_letter_headers(reason, sentence, topic, records, index)
                 is_cut = reason is Reason.OVERSIZE
                 letter = self._letter(records, index, about, sizes[index], is_cut)
                 by_topic.setdefault(name, []).append(letter)
             elif policy is OnRefusal.DROP:
                 dropped += 1
             else:
-                raise refused_record(sentence, topic)
+                raise make_bad_record_error(sentence, topic)
         made = []
         for name, letters in by_topic.items():
             keys, values, headers, times = zip(*letters, strict=True)
@@ -417,13 +417,13 @@ class Admission:
                 pa.array(values, pa.binary()),
                 pa.array(headers, HEADERS_TYPE),
             )
-            made.append((name, Addressed.of(*columns, None, None, np.array(times, np.int64))))
-        return Judged(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
+            made.append((name, OutgoingRecords.of(*columns, None, None, np.array(times, np.int64))))
+        return AdmissionResult(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
 
     def _partitions(self, topic: str) -> int:
         return (self._settings.partitions or {}).get(topic, 0)
 
-    def _sentence(self, reason: Reason, topic: str, records: Addressed, index: int, size: int) -> str:
+    def _sentence(self, reason: Reason, topic: str, records: OutgoingRecords, index: int, size: int) -> str:
         match reason:
             case Reason.DOES_NOT_FIT:
                 return f"a record for topic {topic} does not fit its format: {records.misfits[index].as_py()}"
@@ -447,7 +447,7 @@ class Admission:
                 )
 
     def _letter(
-        self, records: Addressed, index: int, about: list[tuple[str, bytes | None]], size: int, is_cut: bool
+        self, records: OutgoingRecords, index: int, about: list[tuple[str, bytes | None]], size: int, is_cut: bool
     ) -> _Letter:
         """Return what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
         key, value = records.keys[index].as_py(), records.values[index].as_py()
@@ -467,11 +467,11 @@ class Admission:
         return key, value, entries, self._clock.wall_ms()
 
 
-def _bounded(text: str) -> bytes:
+def _truncate(text: str) -> bytes:
     return text.encode()[:_DEAD_LETTER_BYTES].decode(errors="ignore").encode()
 
 
-def prefixed(common: CommonHeaders, headers: Column) -> Any:
+def prepend_headers(common: CommonHeaders, headers: Column) -> Any:
     """Return a column of headers with `common` in front of each list; null counts as an empty list."""
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
@@ -562,7 +562,7 @@ def row_hashes(columns: Sequence[Column]) -> UInt64s:
                 what_to_do="give columns of equal length",
             )
         whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        hashes = _mixed(hashes + _column_hashes(whole))
+        hashes = _mix(hashes + _column_hashes(whole))
     return hashes
 
 
@@ -571,15 +571,15 @@ def _column_hashes(column: Any) -> UInt64s:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         counts = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
         begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        hashes = _folded(_column_hashes(column.flatten()), begins) + counts.astype(np.uint64)
+        hashes = _fold(_column_hashes(column.flatten()), begins) + counts.astype(np.uint64)
     elif pa.types.is_struct(kind):
         hashes = row_hashes(column.flatten())
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_timestamp(kind):
         hashes = column.cast(pa.int64(), safe=False).fill_null(0).to_numpy().view(np.uint64).copy()
     else:
         column = binary(column)
-        hashes = _folded(*_words(column)) + lengths(column).astype(np.uint64)
-    hashes = _mixed(hashes)
+        hashes = _fold(*_words(column)) + lengths(column).astype(np.uint64)
+    hashes = _mix(hashes)
     if column.null_count:
         hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
     return hashes
@@ -589,21 +589,21 @@ def _words(column: Any) -> tuple[UInt64s, Int64s]:
     """Return the words of all values of a ``pa.LargeBinaryArray``, and where those of each begin."""
     zeros = pa.array([bytes(size) for size in range(_WORD_BYTES)], pa.large_binary())
     missing = -np.maximum(lengths(column), 0) % _WORD_BYTES
-    padded = joined(column, zeros.take(pa.array(missing)))
+    padded = join_bytes(column, zeros.take(pa.array(missing)))
     begins = extents(padded)
     data = np.frombuffer(padded.buffers()[2] or b"", np.dtype("<u8"), count=int(begins[-1]) // _WORD_BYTES)
     return data, begins // _WORD_BYTES
 
 
-def _folded(words: UInt64s, begins: Int64s) -> UInt64s:
+def _fold(words: UInt64s, begins: Int64s) -> UInt64s:
     """Hash together the words from each begin to the next; the place of a word counts."""
     places = np.arange(len(words)) - np.repeat(begins[:-1], np.diff(begins))
     total = np.zeros(len(words) + 1, np.uint64)
-    np.cumsum(_mixed(words + places.astype(np.uint64) * _STEP), out=total[1:])
+    np.cumsum(_mix(words + places.astype(np.uint64) * _STEP), out=total[1:])
     return np.diff(total[begins])
 
 
-def _mixed(words: UInt64s) -> UInt64s:
+def _mix(words: UInt64s) -> UInt64s:
     """Spread every bit of each word over all of its bits, in place."""
     words ^= words >> np.uint64(33)
     words *= _FIRST_FACTOR
@@ -620,17 +620,17 @@ _NO_PARTITION = -1
 _FAST_SORT_PARTITIONS = 2**15
 
 
-def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Addressed]]:
+def split_by_topic(records: OutgoingRecords, default: str | None) -> Iterator[tuple[str, OutgoingRecords]]:
     topics = records.topics
     if not is_column(topics) or topics.null_count == len(topics):
         named = topics if isinstance(topics, str) else default
         if named is None:
-            raise no_topic()
+            raise make_no_topic_error()
         yield named, records
         return
     if topics.null_count:
         if default is None:
-            raise no_topic()
+            raise make_no_topic_error()
         topics = topics.fill_null(default)
     coded = topics.dictionary_encode()
     names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
@@ -641,14 +641,14 @@ def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Add
         yield name, replace(records.take(np.flatnonzero(codes == code)), topics=name)
 
 
-class Spreader:
+class StickyPartitioner:
     """Chooses partitions for the records without key, one batch's worth after the other."""
 
     def __init__(self, run_bytes: int, start: Callable[[int], int] = random.randrange) -> None:
         self._run_bytes, self._start = run_bytes, start
         self._positions: dict[str, tuple[int, int]] = {}
 
-    def spread(self, topic: str, sizes: Int64s, partitions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def choose_partitions(self, topic: str, sizes: Int64s, partitions: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return one of `partitions` for each record, given the bytes each takes."""
         position, filled = self._positions.get(topic) or (self._start(len(partitions)), 0)
         ends = filled + np.cumsum(sizes)
@@ -659,9 +659,9 @@ class Spreader:
         return chosen
 
 
-def by_partition(
-    topic: str, records: Addressed, layout: TopicLayout, spreader: Spreader
-) -> Mapping[int, Addressed]:
+def split_by_partition(
+    topic: str, records: OutgoingRecords, layout: TopicLayout, spreader: StickyPartitioner
+) -> Mapping[int, OutgoingRecords]:
     # As Kafka's Java producer: an explicit partition wins, then the key decides; records without one spread.
     rows, count = replace(records, topics=None, partitions=None, misfits=None), len(layout.leaders)
     chosen: Int64s = np.full(len(rows), _NO_PARTITION, np.int64)
@@ -670,7 +670,7 @@ def by_partition(
         is_named = ~records.partitions.is_null().to_numpy(zero_copy_only=False)
         wrong = chosen[is_named & ((chosen < 0) | (chosen >= count))]
         if len(wrong):
-            raise refused_record(unknown_partition(topic, int(wrong[0]), count), topic)
+            raise make_bad_record_error(unknown_partition(topic, int(wrong[0]), count), topic)
     undecided = chosen == _NO_PARTITION
     if undecided.all():
         chosen = partitions_for_keys(rows.keys, count).astype(np.int64)
@@ -682,11 +682,11 @@ def by_partition(
         sizes = np.maximum(lengths(rows.values), 0)[keyless] + _ABOUT_OVERHEAD_BYTES
         leaders = np.array(layout.leaders)
         led = np.flatnonzero(leaders >= 0) if (leaders >= 0).any() else np.arange(count)
-        chosen[keyless] = spreader.spread(topic, sizes, led)
-    return _grouped(rows, chosen, count)
+        chosen[keyless] = spreader.choose_partitions(topic, sizes, led)
+    return _group(rows, chosen, count)
 
 
-def _grouped(rows: Addressed, chosen: Int64s, count: int) -> Mapping[int, Addressed]:
+def _group(rows: OutgoingRecords, chosen: Int64s, count: int) -> Mapping[int, OutgoingRecords]:
     sizes = np.bincount(chosen, minlength=count)
     used = np.flatnonzero(sizes)
     if len(used) == 1:

@@ -109,7 +109,7 @@ class SeenBarrier:
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class BarrierScan:
     #: Behind the last visible record, barrier records included; the start of the range if there is none.
     #: Markers of transactions and what was aborted are no records.
     end: int
@@ -124,18 +124,18 @@ class BarrierScanner:
         self._connection = connection
         self._settings = replace(settings, isolation=Isolation.READ_COMMITTED)
 
-    def scan(self, place: Place, start: int, end: int) -> Scanned:
+    def scan(self, place: Place, start: int, end: int) -> BarrierScan:
         if start >= end:
-            return Scanned(start, ())
+            return BarrierScan(start, ())
         wanted = OffsetRange(*place, start, end)
         with WIRES.wire(self._connection) as wire:
             fetches = RangeFetches(
                 FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
             )
-            return scanned(wanted, iter(fetches.take, None))
+            return find_barriers(wanted, iter(fetches.take, None))
 
 
-def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
+def find_barriers(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> BarrierScan:
     behind, barriers = wanted.start, []
     for fetched in answers:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
@@ -147,7 +147,7 @@ def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
             seen = _barrier_in(batch, wanted)
             if seen is not None and wanted.start <= seen.offset < wanted.end:
                 barriers.append(seen)
-    return Scanned(behind, tuple(barriers))
+    return BarrierScan(behind, tuple(barriers))
 
 
 def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
@@ -214,7 +214,7 @@ class BarrierWriter:
     def _topic_now(self) -> TopicInfo:
         """Ask Kafka now: what is known from before may be older than partitions that have records."""
         with WIRES.wire(self._connection) as wire:
-            found = KafkaAdmin.over(wire).topics([self._topic])
+            found = KafkaAdmin.from_wire(wire).topics([self._topic])
         if self._topic not in found:
             raise unknown_topic(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
         return found[self._topic]

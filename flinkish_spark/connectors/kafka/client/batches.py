@@ -244,7 +244,7 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
     """Return the most bytes that a batch of each record alone takes, as Java's producer counts them."""
     keys, values = binary(keys), binary(values)
     _check_rows(values, len(keys), "values")
-    content = _coded_lengths(keys)[1] + _coded_lengths(values)[1]
+    content = _encode_lengths(keys)[1] + _encode_lengths(values)[1]
     block_sizes = _header_block_sizes(_header_blocks(headers, len(keys)))
     return content + block_sizes + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
 
@@ -296,7 +296,7 @@ def lengths(column: Any) -> Int64s:
     return found
 
 
-def joined(*pieces: Any) -> Any:
+def join_bytes(*pieces: Any) -> Any:
     """Concatenate row by row; a piece is a ``pa.LargeBinaryArray``, or bytes for every row."""
     empty = pa.scalar(b"", pa.large_binary())
     arrow = [pa.scalar(p, pa.large_binary()) if isinstance(p, bytes) else p for p in pieces]
@@ -358,7 +358,7 @@ def _large_binary(begins: Int64s, data: Any) -> Any:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(begins) - 1, buffers)
 
 
-def _coded_lengths(column: Any) -> tuple[_Numbers, Int64s]:
+def _encode_lengths(column: Any) -> tuple[_Numbers, Int64s]:
     """Return the lengths of a column's values to be written, and the bytes of each value behind its own."""
     found = lengths(column)
     coded = _Numbers.of(found)
@@ -368,7 +368,7 @@ def _coded_lengths(column: Any) -> tuple[_Numbers, Int64s]:
 def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> bytes | Any:
     """Return what follows a record's value: one block for all records, or a column of blocks."""
     if isinstance(headers, pa.Array | pa.ChunkedArray):
-        return _listed_headers(headers, records)
+        return _encode_header_lists(headers, records)
     if not headers:
         return _NO_HEADERS
     names = pa.array([name for name, _value in headers], pa.string())
@@ -377,7 +377,7 @@ def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> byte
     return b"".join([*count.to_pylist(), *_header_entries(names, values).to_pylist()])
 
 
-def _listed_headers(headers: Column, records: int) -> Any:
+def _encode_header_lists(headers: Column, records: int) -> Any:
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     kind = headers.type
@@ -393,7 +393,7 @@ def _listed_headers(headers: Column, records: int) -> Any:
     names, values = headers.flatten().flatten()
     entries = _header_entries(names, values)
     begins = extents(entries)[_running_total(counts)]
-    return joined(_varints(_Numbers.of(counts)), _large_binary(begins, entries.buffers()[2]))
+    return join_bytes(_varints(_Numbers.of(counts)), _large_binary(begins, entries.buffers()[2]))
 
 
 def _check_rows(column: Any, records: int, what: str) -> None:
@@ -411,7 +411,7 @@ def _header_entries(names: Any, values: Any) -> Any:
             "A Kafka header needs a name, and one is null", what_to_do="leave headers without a name out"
         )
     coded = [_varints(_Numbers.of(lengths(column))) for column in (names, values)]
-    return joined(coded[0], names, coded[1], values)
+    return join_bytes(coded[0], names, coded[1], values)
 
 
 def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
@@ -432,8 +432,8 @@ def _bodies(
             f"A timestamp of {times.min()} ms lies before 1970", what_to_do="give times from 1970 on"
         )
     blocks = _header_blocks(headers, records)
-    key_lengths, key_sizes = _coded_lengths(keys)
-    value_lengths, value_sizes = _coded_lengths(values)
+    key_lengths, key_sizes = _encode_lengths(keys)
+    value_lengths, value_sizes = _encode_lengths(values)
     # All but the record's length and its deltas; one byte is the record's attributes.
     content = key_sizes + value_sizes + (1 + _header_block_sizes(blocks))
     if not records:
@@ -446,7 +446,7 @@ def _bodies(
     sizes = _Numbers.of(content + offset_deltas.sizes + timestamp_deltas.sizes)
     attributes = _Numbers(np.zeros(records, np.uint64), np.ones(records, np.int64))
     heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, key_lengths)
-    written = joined(heads, keys, _varints(value_lengths), values, blocks)
+    written = join_bytes(heads, keys, _varints(value_lengths), values, blocks)
     begins = extents(written)[bounds].tolist()
     data = memoryview(written.buffers()[2])
     latest = np.maximum.reduceat(times, firsts).tolist()
@@ -822,9 +822,9 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
         offsets = _offsets(batch_headers, fields)
     except Misfit as misfit:
         raise _corrupt(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
-    created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
-    appended = _of_records(batch_headers, fields, "max_timestamp_ms")
-    is_appended = _of_records(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
+    created = _repeat_per_record(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
+    appended = _repeat_per_record(batch_headers, fields, "max_timestamp_ms")
+    is_appended = _repeat_per_record(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
     return DecodedRecords(
         offsets, np.where(is_appended, appended, created), fields.keys, fields.values, headers
     )
@@ -843,14 +843,14 @@ def _plain(raw: RawBatch) -> bytes | memoryview:
 
 
 def _offsets(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int64s:
-    offsets = _of_records(batch_headers, fields, "base_offset") + fields.offset_deltas
-    inside = (fields.offset_deltas >= 0) & (offsets <= _of_records(batch_headers, fields, "last_offset"))
+    offsets = _repeat_per_record(batch_headers, fields, "base_offset") + fields.offset_deltas
+    inside = (fields.offset_deltas >= 0) & (offsets <= _repeat_per_record(batch_headers, fields, "last_offset"))
     inside[1:] &= (np.diff(offsets) > 0) | (np.diff(fields.batch) > 0)
     fields.require(inside, "its offsets do not ascend within its range")
     return offsets
 
 
-def _of_records(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:
+def _repeat_per_record(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:
     of_batches: Int64s = np.array([*map(attrgetter(name), batch_headers)], np.int64)
     return of_batches[fields.batch]
 

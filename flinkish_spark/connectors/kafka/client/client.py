@@ -44,7 +44,7 @@ try:
     )
     from kafka.record import MemoryRecords
 
-    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, connected_admin
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, connect_admin
 except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
 
@@ -206,7 +206,7 @@ class Doubt:
         return not is_missing or self._in_a_row >= _LOSSES_BELIEVED
 
 
-def seen_to_stay(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
+def poll_until_confirmed(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
     """Return what `look` sees; if something is missing, only after it was missing again and again."""
     doubt = Doubt()
     while not doubt.is_over(is_missing(seen := look())):
@@ -248,7 +248,7 @@ class KafkaWire(Connected):
         self.connection = connection
         self.timeout_ms = timeout_ms
         self.clock = clock
-        connection.for_python()  # what cannot be used is refused here, not by the first call
+        connection.to_client_arguments()  # what cannot be used is refused here, not by the first call
         self._admin: Any = None
         self.keep_from_children()
 
@@ -277,17 +277,17 @@ class KafkaWire(Connected):
                 # A hung broker must leave time to find another one within the time allowed.
                 "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
                 # Anew every time: a certificate may have been renewed since.
-                **self.connection.for_python(),
+                **self.connection.to_client_arguments(),
             }
             try:
                 within_ms = self.timeout_ms if connect_within_ms is None else connect_within_ms
-                self._admin = connected_admin(arguments, self.connection.servers, within_ms)
+                self._admin = connect_admin(arguments, self.connection.servers, within_ms)
             except (kafka_errors.KafkaError, OSError) as failed:
                 raise self._unavailable("connect", failed) from failed
         try:
             return body(self._admin)
         except _REFUSALS as denied:
-            self._refused(what, denied)
+            self._raise_authorization_error(what, denied)
         except kafka_errors.IncompatibleBrokerVersion as unknown:
             raise UnknownRequest(
                 f"The Kafka brokers at {self.connection.servers} do not know the request to {what}",
@@ -298,12 +298,12 @@ class KafkaWire(Connected):
         except kafka_errors.BrokerResponseError as answer:
             self.heed([answer.errno])
             if isinstance(answer, kafka_errors.RequestTimedOutError):
-                self._unanswered(what, answer)
+                self._raise_unavailable(what, answer)
             if refused is None:
                 raise
             return refused(int(answer.errno))
         except (kafka_errors.KafkaError, OSError) as lost:
-            self._unanswered(what, lost)
+            self._raise_unavailable(what, lost)
 
     def call(self, what: str, body: Callable[[Any], _T]) -> _T:
         """Run `body(admin client)`, again after a lost connection or a retriable answer."""
@@ -324,7 +324,7 @@ class KafkaWire(Connected):
                 last = answer
         raise self._unavailable(what, last) from last
 
-    def _unanswered(self, what: str, cause: BaseException) -> NoReturn:
+    def _raise_unavailable(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
         raise self._unavailable(what, cause) from cause
 
@@ -337,7 +337,7 @@ class KafkaWire(Connected):
             bootstrap_servers=servers,
         )
 
-    def _refused(self, what: str, cause: BaseException) -> NoReturn:
+    def _raise_authorization_error(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
         right = next((right for kind, right in _RIGHTS.items() if isinstance(cause, kind)), "")
         raise AuthorizationError(
@@ -508,7 +508,7 @@ class WireClient:
         self._use(KafkaWire(connection, timeout_ms=timeout_ms))
 
     @classmethod
-    def over(cls, wire: KafkaWire) -> Self:
+    def from_wire(cls, wire: KafkaWire) -> Self:
         client = cls.__new__(cls)
         client._use(wire)
         return client
@@ -576,7 +576,7 @@ def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
     )
 
 
-def _by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
+def _group_by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
     found: dict[str, list[tuple[int, _T]]] = defaultdict(list)
     for (topic, partition), value in values:
         found[topic].append((partition, value))
@@ -656,12 +656,12 @@ class PendingFetch:
     def result(self) -> FetchAnswer:
         """Wait for the answer; call it at most once."""
 
-        async def settled(_admin: Any) -> FetchAnswer:
+        async def wait(_admin: Any) -> FetchAnswer:
             answer: FetchAnswer = await self._future
             return answer
 
         return self._wire.attempt(
-            self._what, _blocking(settled), refused=lambda code: dict.fromkeys(self._places, RawSlice(code))
+            self._what, _blocking(wait), refused=lambda code: dict.fromkeys(self._places, RawSlice(code))
         )
 
 
@@ -701,7 +701,7 @@ class FetchClient:
         code, node = await self._leader(admin, next(iter(offsets)))
         if code:
             return dict.fromkeys(offsets, RawSlice(code))
-        answer = await _fetched(admin, node, offsets, limits)
+        answer = await _send_fetch(admin, node, offsets, limits)
         if any(seen.code for seen in answer.values()):
             self._leaders.clear()
         return answer
@@ -722,7 +722,7 @@ class FetchClient:
                 await admin._manager.cluster.refresh_metadata()
         without_rack = replace(limits, rack="")
         try:
-            answer = await _fetched(admin, self._replicas[place], offsets, without_rack)
+            answer = await _send_fetch(admin, self._replicas[place], offsets, without_rack)
         except (kafka_errors.KafkaError, OSError):
             # Of one broker only. Whether there is an outage the leader shows.
             answer = {}
@@ -750,7 +750,7 @@ class FetchClient:
         return 0, row["leader_id"]
 
 
-async def _fetched(admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits) -> FetchAnswer:
+async def _send_fetch(admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits) -> FetchAnswer:
     response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
     if response.error_code:
         return dict.fromkeys(offsets, RawSlice(int(response.error_code)))
@@ -781,7 +781,7 @@ def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
                 for partition, offset in rows
             ],
         )
-        for topic, rows in _by_topic(offsets.items()).items()
+        for topic, rows in _group_by_topic(offsets.items()).items()
     ]
     return FetchRequest(
         max_wait_ms=limits.max_wait_ms,
@@ -917,7 +917,7 @@ class ProduceClient:
                 AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
                     name=topic, partitions=[partition for partition, _ in rows]
                 )
-                for topic, rows in _by_topic((place, None) for place in wanted).items()
+                for topic, rows in _group_by_topic((place, None) for place in wanted).items()
             ],
             max_version=_ADD_PARTITIONS_VERSION,
         )
@@ -961,7 +961,7 @@ class ProduceClient:
                     for partition, offset in rows
                 ],
             )
-            for topic, rows in _by_topic(offsets.items()).items()
+            for topic, rows in _group_by_topic(offsets.items()).items()
         ]
         request = TxnOffsetCommitRequest(
             **handle._asdict(), group_id=group, topics=topics, max_version=_TXN_OFFSET_COMMIT_VERSION
@@ -1005,7 +1005,7 @@ class ProduceClient:
                 name=topic,
                 partition_data=[topic_type.PartitionProduceData(index=i, records=data) for i, data in rows],
             )
-            for topic, rows in _by_topic(batches.items()).items()
+            for topic, rows in _group_by_topic(batches.items()).items()
         ]
         request = ProduceRequest(
             transactional_id=transactional_id,

@@ -239,13 +239,13 @@ class KafkaConnection:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bootstrap_servers", _checked_servers(self.bootstrap_servers))
-        object.__setattr__(self, "options", MappingProxyType(_checked_options(self.options)))
+        object.__setattr__(self, "bootstrap_servers", _check_servers(self.bootstrap_servers))
+        object.__setattr__(self, "options", MappingProxyType(_check_options(self.options)))
 
     def __reduce__(self) -> tuple[Callable[..., KafkaConnection], tuple[str, dict[str, str]]]:
         # The read-only view of the options cannot be pickled, and a Spark task needs this value. It gets the
         # secrets themselves: their places are the driver's.
-        return (_of_driver, (self.servers, self._resolved()))
+        return (_rebuild_connection, (self.servers, self._resolve_secrets()))
 
     def __hash__(self) -> int:
         return hash((self.servers, frozenset(self.options.items())))
@@ -259,16 +259,16 @@ class KafkaConnection:
         shown = {name: _HIDDEN if is_secret(name) else value for name, value in self.options.items()}
         return f"KafkaConnection({self.servers!r}, {shown!r})"
 
-    def for_spark(self) -> dict[str, str]:
-        return {_PREFIX + name: value for name, value in self.for_java().items()}
+    def to_spark_options(self) -> dict[str, str]:
+        return {_PREFIX + name: value for name, value in self.to_java_options().items()}
 
-    def for_java(self) -> dict[str, str]:
-        return {"bootstrap.servers": self.servers, **self._resolved()}
+    def to_java_options(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.servers, **self._resolve_secrets()}
 
-    def _resolved(self) -> dict[str, str]:
+    def _resolve_secrets(self) -> dict[str, str]:
         return {name: _read(name, value) for name, value in self.options.items()}
 
-    def for_python(self) -> dict[str, object]:
+    def to_client_arguments(self) -> dict[str, object]:
         """Return the keyword arguments of a kafka-python client, secrets in clear; not to be pickled."""
         # Before every connect: it reads the files that are named. At level DEBUG kafka-python's own logger
         # prints what it sends, and PLAIN sends the password, OAUTHBEARER the token; SCRAM sends neither.
@@ -276,7 +276,7 @@ class KafkaConnection:
         servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
         arguments: dict[str, object] = {"bootstrap_servers": servers}
         # Kafka's Java client trims all values as well.
-        left = {name: value.strip() for name, value in self._resolved().items()}
+        left = {name: value.strip() for name, value in self._resolve_secrets().items()}
         if "client.id" in left:
             arguments["client_id"] = left.pop("client.id")
         if "security.protocol" in left:
@@ -300,15 +300,15 @@ class KafkaConnection:
         return arguments
 
 
-def _of_driver(servers: str, options: dict[str, str]) -> KafkaConnection:
+def _rebuild_connection(servers: str, options: dict[str, str]) -> KafkaConnection:
     """Return the connection of a task, whose secrets stand for themselves."""
     connection = object.__new__(KafkaConnection)
-    object.__setattr__(connection, "bootstrap_servers", _checked_servers(servers))
-    object.__setattr__(connection, "options", MappingProxyType({n: _Known(v) for n, v in options.items()}))
+    object.__setattr__(connection, "bootstrap_servers", _check_servers(servers))
+    object.__setattr__(connection, "options", MappingProxyType({n: _ResolvedValue(v) for n, v in options.items()}))
     return connection
 
 
-class _Known(str):
+class _ResolvedValue(str):
     """A value that says no place, whatever it begins with: it was read already."""
 
     __slots__ = ()
@@ -319,7 +319,7 @@ def _is_place(name: str) -> bool:
 
 
 def _read(name: str, value: str) -> str:
-    if isinstance(value, _Known) or not _is_place(name):
+    if isinstance(value, _ResolvedValue) or not _is_place(name):
         return value
     text = secret_of(value.strip(), name).read() if value.strip().startswith(("env:", "file:")) else value
     return _JAAS_SECRET.sub(_read_in_jaas, text) if name == "sasl.jaas.config" else text
@@ -331,7 +331,7 @@ def _read_in_jaas(found: re.Match[str]) -> str:
     return f'{found[1]}"{escaped}"'
 
 
-def _checked_servers(servers: object) -> tuple[str, ...]:
+def _check_servers(servers: object) -> tuple[str, ...]:
     entries = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(entries, (list, tuple)) or not entries:
         raise ConfigError(
@@ -353,7 +353,7 @@ def _checked_servers(servers: object) -> tuple[str, ...]:
     return tuple(checked)
 
 
-def _checked_options(options: Mapping[str, object]) -> dict[str, str]:
+def _check_options(options: Mapping[str, object]) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not name.removeprefix(_PREFIX):
@@ -417,7 +417,7 @@ def _jaas_options(jaas: str | None, mechanism: str) -> dict[str, str] | None:
     # Some distributions move Kafka's classes to a package of their own.
     if entry is None or entry[1].rpartition(".")[2] != _SASL_MODULES[mechanism].rpartition(".")[2]:
         return None
-    return {name: _unquoted(value) for name, value in re.findall(_JAAS_OPTION, entry[2])}
+    return {name: _unquote(value) for name, value in re.findall(_JAAS_OPTION, entry[2])}
 
 
 def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
@@ -435,12 +435,12 @@ def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
     return fields["username"], fields["password"]
 
 
-def _unquoted(text: str) -> str:
-    def meant(escape: re.Match[str]) -> str:
+def _unquote(text: str) -> str:
+    def unescape(escape: re.Match[str]) -> str:
         code = escape[1]
         return chr(int(code, 8)) if code[0] in "01234567" else _JAAS_ESCAPED.get(code, code)
 
-    return _JAAS_ESCAPE.sub(meant, text[1:-1]) if text[0] in "\"'" else text
+    return _JAAS_ESCAPE.sub(unescape, text[1:-1]) if text[0] in "\"'" else text
 
 
 class _Secret(str):
@@ -467,7 +467,7 @@ _THROTTLE_POLL_S = 0.005
 _LEAST_SETUP_MS = 3_000
 
 
-def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
+def connect_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
     """Return a kafka-python admin client that has reached a broker."""
     made: list[tuple[KafkaNetClient, _Manager]] = []
 
@@ -528,7 +528,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
             return Future().failure(unknown)
         if connection not in self._waiting:
             if not connection.paused or connection.closed:
-                return _sent(connection, request, request_timeout_ms)
+                return _send_request(connection, request, request_timeout_ms)
             self._waiting[connection] = deque()
             self._net.call_soon(lambda: self._send_when_allowed(connection))
         answer = Future()
@@ -547,7 +547,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
                 while connection.paused and not connection.closed:
                     await self._net.sleep(_THROTTLE_POLL_S)
                 request, request_timeout_ms, answer = waiting.popleft()
-                sent = _sent(connection, request, request_timeout_ms)
+                sent = _send_request(connection, request, request_timeout_ms)
                 sent.add_callback(answer.success).add_errback(answer.failure)
         finally:
             del self._waiting[connection]
@@ -558,10 +558,10 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
             timeout_ms = min(timeout_ms, self.config["socket_connection_setup_timeout_ms"])
         connection = super().get_connection(node_id, timeout_ms, **how)
         if self.opening:
-            connection.init_future.add_errback(self._failed)
+            connection.init_future.add_errback(self._on_failure)
         return connection
 
-    def _failed(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         if self.closed or not self.opening:
             return  # closed by us: the reason for that is the one that counts
         # A mechanism's own checks raise what they like.
@@ -589,7 +589,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         return transport
 
 
-def _sent(connection: Any, request: Any, request_timeout_ms: int | None) -> Future:
+def _send_request(connection: Any, request: Any, request_timeout_ms: int | None) -> Future:
     try:
         return connection.send_request(request, request_timeout_ms=request_timeout_ms)
     except RuntimeError as closed:
@@ -605,14 +605,14 @@ def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
     return None
 
 
-class TlsFailed(EnvironmentFault):
+class TlsError(EnvironmentFault):
     """There is no TLS connection to Kafka; certificates that are being renewed fit again in a moment."""
 
     restartable = True
     ends_when_repeated = True
 
 
-def _tls_failed(servers: str, error: ssl.SSLError) -> TlsFailed:
+def _tls_failed(servers: str, error: ssl.SSLError) -> TlsError:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}"
@@ -628,7 +628,7 @@ def _tls_failed(servers: str, error: ssl.SSLError) -> TlsFailed:
     else:
         why = str(error)
         what_to_do = "check that security.protocol fits the port, and TLS versions and ciphers"
-    return TlsFailed(
+    return TlsError(
         f"There is no TLS connection to Kafka at {servers}",
         why=why,
         what_to_do=what_to_do,

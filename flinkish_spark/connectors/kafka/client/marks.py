@@ -39,7 +39,7 @@ class KafkaMarks:
         if self._is_refused:
             return None
         try:
-            return newest_of(self._admin.committed_notes(self.group).values(), self._job)
+            return newest_of(self._admin.find_committed_notes(self.group).values(), self._job)
         except AuthorizationError as refused:
             self._go_without(refused)
             return None

@@ -158,7 +158,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
             return self._from_file()
         known = _known.get(self._source)
         if known is None or self._clock.wall_ms() >= known.fresh_until_ms:
-            known = _known[self._source] = self._fetched()
+            known = _known[self._source] = self._fetch()
         return known.text
 
     def extensions(self) -> dict[str, str]:
@@ -167,18 +167,18 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
     def _from_file(self) -> str:
         path = urllib.request.url2pathname(urllib.parse.urlsplit(self._source.url).path)
         try:
-            return _checked(Path(path).read_text(encoding="ascii").strip())
+            return _check_token(Path(path).read_text(encoding="ascii").strip())
         except (OSError, ValueError) as unreadable:
             raise kafka_errors.KafkaConnectionError(
                 f"the token in {path} cannot be read: {type(unreadable).__name__}"
             ) from None
 
-    def _fetched(self) -> _Token:
+    def _fetch(self) -> _Token:
         asked_ms = self._clock.wall_ms()
         try:
-            body = self._posted()
+            body = self._post()
         except urllib.error.HTTPError as refused:
-            self._refused(refused)
+            self._raise_refusal(refused)
         except (OSError, ValueError) as failed:
             reason = getattr(failed, "reason", None) or type(failed).__name__
             raise kafka_errors.KafkaConnectionError(
@@ -186,14 +186,14 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
             ) from None
         try:
             answer = json.loads(body)
-            text = _checked(answer["access_token"])
+            text = _check_token(answer["access_token"])
         except (ValueError, KeyError, TypeError):
             raise kafka_errors.KafkaConnectionError(
                 f"the answer of the token endpoint {self._place} has no access_token"
             ) from None
         return _Token(text, asked_ms + int(_life_ms(text, answer) * _USED_SHARE))
 
-    def _posted(self) -> bytes:
+    def _post(self) -> bytes:
         source = self._source
         names = (source.client_id, source.client_secret)
         if source.urlencode:
@@ -221,7 +221,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         parts = urllib.parse.urlsplit(self._source.url)
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
-    def _refused(self, refused: urllib.error.HTTPError) -> NoReturn:
+    def _raise_refusal(self, refused: urllib.error.HTTPError) -> NoReturn:
         if refused.code not in _REFUSALS:
             raise kafka_errors.KafkaConnectionError(
                 f"the token endpoint {self._place} answers {refused.code}"
@@ -241,7 +241,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow nothing."""
 
 
-def _checked(token: object) -> str:
+def _check_token(token: object) -> str:
     if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7E]+", token):
         raise ValueError("no token")
     return token

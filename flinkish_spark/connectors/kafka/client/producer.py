@@ -17,12 +17,12 @@ import numpy as np
 
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.admission import (
-    Addressed,
+    OutgoingRecords,
     Admission,
     Reaction,
-    Spreader,
-    by_partition,
-    by_topic,
+    StickyPartitioner,
+    split_by_partition,
+    split_by_topic,
     reaction_to,
 )
 from flinkish_spark.connectors.kafka.client.batches import (
@@ -128,7 +128,7 @@ class ProducerSession:
         return 0
 
     def _take(self, what: str, right: str, ask: Callable[[int], ProducerGrant]) -> None:
-        grant = self.asked(what, right, ask, lambda grant: self.unsettled(what, [grant.code]))
+        grant = self.ask_brokers(what, right, ask, lambda grant: self.why_ask_again(what, [grant.code]))
         self.producer_id, self.producer_epoch = grant.producer_id, grant.producer_epoch
         self.is_begun = True
 
@@ -156,25 +156,25 @@ class ProducerSession:
             self._layouts.pop(topic, None)
         what, doubt = f"describe topics {', '.join(wanted)}", Doubt()
 
-        def unsettled(found: dict[str, TopicLayout]) -> str:
+        def why_ask_again(found: dict[str, TopicLayout]) -> str:
             codes = {topic: layout.code for topic, layout in found.items()}
             self.check_topics_allowed(codes.items())
             is_believed = doubt.is_over(_UNKNOWN in codes.values())
             for topic, code in codes.items():
                 if code == _INVALID or (code == _UNKNOWN and is_believed):
-                    raise faults.StagingFailed(
+                    raise faults.StagingError(
                         f"topic '{topic}' does not exist",
                         why=f"the brokers at {self.wire.connection.servers} do not know it",
                         what_to_do="create it, or correct its name",
                         topic=topic,
                     )
-            return self.unsettled(what, codes.values())
+            return self.why_ask_again(what, codes.values())
 
-        found = self.asked(
+        found = self.ask_brokers(
             what,
             f"DESCRIBE on topics [{', '.join(wanted)}]",
             lambda left_ms: self.client.layouts(wanted, connect_within_ms=left_ms),
-            unsettled,
+            why_ask_again,
         )
         now_ms = self.wire.clock.monotonic_ms()
         self._layouts.update((topic, (layout, now_ms)) for topic, layout in found.items())
@@ -183,10 +183,10 @@ class ProducerSession:
         denied = [topic for topic, code in codes if code == faults.TOPIC_DENIED]
         if denied:
             right = faults.missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
-            raise faults.not_authorized(right)
+            raise faults.make_missing_right_error(right)
 
-    def asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
-        """Ask until `unsettled` has nothing to say about the answer; it raises on a refusal."""
+    def ask_brokers(self, what: str, right: str, ask: Callable[[int], _T], why_ask_again: Callable[[_T], str]) -> _T:
+        """Ask until `why_ask_again` has nothing to say about the answer; it raises on a refusal."""
         budget_ms = self.settings.producer.delivery_timeout_ms
         last = ""
         for left_ms in tries(budget_ms, self.wire.clock):
@@ -196,19 +196,19 @@ class ProducerSession:
                 last = lost.why
                 continue
             except AuthorizationError as denied:
-                raise faults.denied(denied, right) from None
+                raise faults.mark_authorization_error(denied, right) from None
             except EnvironmentFault as broken:
-                raise faults.StagingUnanswered(
+                raise faults.StagingOutageError(
                     f"could not {what}: {faults.one_line(broken.what)}",
                     why=faults.one_line(broken.why),
                     what_to_do=broken.what_to_do,
                 ) from None
-            last = unsettled(answer)
+            last = why_ask_again(answer)
             if not last:
                 return answer
-        raise faults.unanswered(what, budget_ms, last)
+        raise faults.make_unanswered_error(what, budget_ms, last)
 
-    def unsettled(self, what: str, codes: Iterable[int]) -> str:
+    def why_ask_again(self, what: str, codes: Iterable[int]) -> str:
         """Return why to ask again, if so; raise if that cannot help."""
         last = ""
         for code in codes:
@@ -225,9 +225,9 @@ class ProducerSession:
         name = self.settings.transactional_id
         match reaction_to(code):
             case Reaction.NOT_AUTHORIZED:
-                return faults.not_authorized(faults.missing_right(code, topics, name))
+                return faults.make_missing_right_error(faults.missing_right(code, topics, name))
             case Reaction.FENCED:
-                return faults.StagingUnanswered(
+                return faults.StagingOutageError(
                     f"the transaction of {name} is no longer ours ({name_of(code)})",
                     why="another attempt took its id, or its transaction timeout passed",
                     transactional_id=name,
@@ -238,7 +238,7 @@ class ProducerSession:
                     limit = "transaction.max.timeout.ms"
                     detail = detail or f"the transaction timeout is above the broker's {limit}"
                 why = faults.one_line(detail)
-                return faults.StagingFailed(f"Kafka refused to {what} ({name_of(code)})", why=why, code=code)
+                return faults.StagingError(f"Kafka refused to {what} ({name_of(code)})", why=why, code=code)
 
 
 class IdempotentSession(ProducerSession):
@@ -297,52 +297,52 @@ class TransactionSession(ProducerSession):
         def ask(left_ms: int) -> dict[Place, int]:
             return self.client.add_partitions(self.handle, new, connect_within_ms=left_ms)
 
-        def unsettled(codes: dict[Place, int]) -> str:
+        def why_ask_again(codes: dict[Place, int]) -> str:
             self.check_topics_allowed((topic, code) for (topic, _), code in codes.items())
             if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
                 # Raises if the topic is gone; the coordinator may also just not know it yet.
                 self.refresh({topic for topic, _ in new})
-            return self.unsettled(what, codes.values())
+            return self.why_ask_again(what, codes.values())
 
         right = faults.missing_right(faults.ID_DENIED, (), name)
-        self.asked(what, right, ask, unsettled)
+        self.ask_brokers(what, right, ask, why_ask_again)
         self._joined.update(new)
 
     def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
         right = f"READ on the consumer group {group}"
 
-        def settled(codes: Iterable[int]) -> str:
+        def check_codes(codes: Iterable[int]) -> str:
             found = [code for code in codes if code]
             if kafka_errors.GroupAuthorizationFailedError.errno in found:
-                raise faults.not_authorized(right)
-            return self.unsettled(f"store the offsets of group {group}", found)
+                raise faults.make_missing_right_error(right)
+            return self.why_ask_again(f"store the offsets of group {group}", found)
 
-        self.asked(
+        self.ask_brokers(
             f"add the group {group} to {self._name}",
             right,
             lambda left_ms: self.client.add_group(self.handle, group, connect_within_ms=left_ms),
-            lambda code: settled([code]),
+            lambda code: check_codes([code]),
         )
-        self.asked(
+        self.ask_brokers(
             f"store the offsets of group {group}",
             right,
             lambda left_ms: self.client.commit_in_transaction(
                 self.handle, group, offsets, note, connect_within_ms=left_ms
             ),
-            lambda codes: settled(codes.values()),
+            lambda codes: check_codes(codes.values()),
         )
 
     def commit(self) -> None:
         """Make everything of the transaction visible; the next one may begin, under the same epoch."""
         what = f"commit the transaction of {self._name}"
         right = faults.missing_right(faults.ID_DENIED, (), self._name)
-        self.asked(
+        self.ask_brokers(
             what,
             right,
             lambda left_ms: self.wire.end_transaction(
                 self.handle, EndAction.COMMIT, connect_within_ms=left_ms
             ),
-            lambda code: self.unsettled(what, [code]),
+            lambda code: self.why_ask_again(what, [code]),
         )
         self._joined.clear()
 
@@ -374,7 +374,7 @@ class SharedSession(TransactionSession):
         new = sorted(set(places) - self._joined)
         if not new:
             return
-        found = self.asked(
+        found = self.ask_brokers(
             f"describe the producers of {len(new)} partitions",
             f"READ on topics [{', '.join(sorted({topic for topic, _ in new}))}]",
             lambda _left_ms: self.wire.last_sequences(new, self.producer_id, self.producer_epoch),
@@ -383,13 +383,13 @@ class SharedSession(TransactionSession):
         for place, last in found.items():
             wanted = self._shared.next_in(place)
             if wanted is None:
-                raise faults.StagingFailed(
+                raise faults.StagingError(
                     f"partition {place[1]} of topic {place[0]} is not in the checkpoint's transaction",
                     why="it was added to the topic since the checkpoint began",
                 )
             # Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
             if last != (wanted - 1 if wanted else None):
-                raise faults.StagingFailed(
+                raise faults.StagingError(
                     f"partition {place[1]} of topic {place[0]} is not as it was when the micro-batch began",
                     why="another attempt of its task has written to it, and brokers cannot tell them apart",
                     what_to_do="none: the transaction is given up, and its micro-batches run again",
@@ -423,7 +423,7 @@ class _Parcel:
     """A batch that is not acknowledged yet, and its records, in case it has to be cut."""
 
     batch: EncodedBatch
-    rows: Addressed
+    rows: OutgoingRecords
     #: Set at the first sending, in the outbox's attended time.
     deadline_ms: int | None = None
 
@@ -468,11 +468,11 @@ class Outbox:
         self.acknowledged = 0
         self.evidence: Evidence | None = None
 
-    def post(self, parts: Mapping[Place, Addressed]) -> None:
+    def post(self, parts: Mapping[Place, OutgoingRecords]) -> None:
         """Encode records and send them as far as possible; waits only while too much is under way."""
-        with self._attended():
+        with self._exclude_idle_time():
             # In turn, so that a request has a batch for each of a leader's partitions.
-            for turn in _in_turn([self._parcels(place, rows) for place, rows in parts.items()]):
+            for turn in _interleave([self._parcels(place, rows) for place, rows in parts.items()]):
                 for place, parcel in turn:
                     self._lanes[place].parcels.append(parcel)
                     self._unacknowledged_bytes += len(parcel.batch.data)
@@ -480,11 +480,11 @@ class Outbox:
                 self._wait_until(self._most_bytes)
 
     def drain(self) -> None:
-        with self._attended():
+        with self._exclude_idle_time():
             self._advance()
             self._wait_until(0)
 
-    def acknowledged_by_place(self) -> dict[Place, int]:
+    def count_acknowledged(self) -> dict[Place, int]:
         return {place: lane.acknowledged for place, lane in self._lanes.items()}
 
     def hush(self, within_ms: int) -> bool:
@@ -499,7 +499,7 @@ class Outbox:
         return True
 
     @contextmanager
-    def _attended(self) -> Iterator[None]:
+    def _exclude_idle_time(self) -> Iterator[None]:
         """Begin with the time in which nobody looked left out of what deliveries took."""
         self._away_ms += self._clock.monotonic_ms() - self._left_at_ms
         try:
@@ -507,20 +507,20 @@ class Outbox:
         finally:
             self._left_at_ms = self._clock.monotonic_ms()
 
-    def _attended_ms(self) -> int:
+    def _read_active_ms(self) -> int:
         return self._clock.monotonic_ms() - self._away_ms
 
-    def _parcels(self, place: Place, rows: Addressed) -> Iterator[tuple[Place, _Parcel]]:
+    def _parcels(self, place: Place, rows: OutgoingRecords) -> Iterator[tuple[Place, _Parcel]]:
         lane = self._lanes.get(place)
         if lane is None:
             lane = _Lane(place, next_sequence=self._session.first_sequence(place))
             self._lanes[place] = lane
         first = lane.next_sequence
         lane.next_sequence = sequence_after(first, len(rows))
-        for parcel in self._encoded(place[0], rows, first):
+        for parcel in self._encode(place[0], rows, first):
             yield place, parcel
 
-    def _encoded(self, topic: str, rows: Addressed, sequence: int) -> Iterator[_Parcel]:
+    def _encode(self, topic: str, rows: OutgoingRecords, sequence: int) -> Iterator[_Parcel]:
         limit = min(self._settings.batch_bytes, self._session.settings.record_limit_bytes)
         batches = encode_batches(
             rows.keys,
@@ -548,8 +548,8 @@ class Outbox:
             self._lowered_limits[topic] = size // 2
         half, sequence = records // 2, parcel.batch.base_sequence
         halves = [
-            *self._encoded(topic, parcel.rows.slice(0, half), sequence),
-            *self._encoded(topic, parcel.rows.slice(half, records - half), sequence_after(sequence, half)),
+            *self._encode(topic, parcel.rows.slice(0, half), sequence),
+            *self._encode(topic, parcel.rows.slice(half, records - half), sequence_after(sequence, half)),
         ]
         lane.parcels.extendleft(reversed(halves))
         self._unacknowledged_bytes += sum(len(one.batch.data) for one in halves) - size
@@ -605,7 +605,7 @@ class Outbox:
             lane.is_under_way = True
             batches[lane.place] = lane.parcels[0].batch.data
             if lane.parcels[0].deadline_ms is None:
-                lane.parcels[0].deadline_ms = self._attended_ms() + self._settings.delivery_timeout_ms
+                lane.parcels[0].deadline_ms = self._read_active_ms() + self._settings.delivery_timeout_ms
         timeout_ms = self._settings.request_timeout_ms
         try:
             request = self._session.client.begin_produce(
@@ -618,7 +618,7 @@ class Outbox:
                 connect_within_ms=self._settings.delivery_timeout_ms,
             )
         except (BrokerUnavailableError, AuthorizationError) as lost:
-            self._lost(lost)
+            self._forget_requests(lost)
         else:
             self._flights[leader] = (request, now_ms + timeout_ms + _THREAD_DEAD_MS)
 
@@ -629,7 +629,7 @@ class Outbox:
             try:
                 answers = self._session.client.finish_produce(request)
             except (BrokerUnavailableError, AuthorizationError) as lost:
-                self._lost(lost)
+                self._forget_requests(lost)
                 return
             del self._flights[leader]
             for place in request.places:
@@ -640,7 +640,7 @@ class Outbox:
         (topic, partition), parcel = lane.place, lane.parcels[0]
         match reaction_to(answer.code):
             case Reaction.DONE:
-                self._acknowledged(lane, answer.base_offset)
+                self._acknowledge(lane, answer.base_offset)
             case Reaction.AGAIN | Reaction.ASK_FOR_LEADER as reaction:
                 if reaction is Reaction.ASK_FOR_LEADER:
                     self._stale_topics.add(topic)
@@ -650,7 +650,7 @@ class Outbox:
                 self._cut(lane)
             case Reaction.CUT:
                 limit = self._session.settings.record_limit_bytes
-                raise faults.refused_record(
+                raise faults.make_bad_record_error(
                     f"the broker refuses a record for topic {topic} as too large although it is within the "
                     f"limit of {limit} bytes",
                     topic,
@@ -659,14 +659,14 @@ class Outbox:
             case Reaction.BAD_RECORD:
                 # What the broker checks beside sizes: keys of a compacted topic, timestamps.
                 said = faults.one_line(f"{name_of(answer.code)}, {answer.detail}").rstrip(", ")
-                raise faults.refused_record(
+                raise faults.make_bad_record_error(
                     f"the broker refuses a record for topic {topic}, partition {partition} ({said})", topic
                 )
             case _:
                 what = f"write to topic {topic}, partition {partition}"
                 raise self._session.fault(what, answer.code, [topic], answer.detail)
 
-    def _acknowledged(self, lane: _Lane, base_offset: int) -> None:
+    def _acknowledge(self, lane: _Lane, base_offset: int) -> None:
         batch = lane.parcels.popleft().batch
         lane.pause_ms = 0
         lane.acknowledged += batch.records
@@ -675,11 +675,11 @@ class Outbox:
         if base_offset >= 0:
             self.evidence = Evidence(*lane.place, base_offset)
 
-    def _lost(self, lost: BrokerUnavailableError | AuthorizationError) -> None:
+    def _forget_requests(self, lost: BrokerUnavailableError | AuthorizationError) -> None:
         """Forget every request: the connection is closed, for all leaders."""
         # It says nothing about what was appended: the batches under way are still first in their lanes.
         if isinstance(lost, AuthorizationError):
-            raise faults.denied(lost, "a right to write") from None
+            raise faults.mark_authorization_error(lost, "a right to write") from None
         self._flights.clear()
         for lane in self._lanes.values():
             if lane.is_under_way:
@@ -690,18 +690,18 @@ class Outbox:
 
     def _postpone(self, lane: _Lane, why: str) -> None:
         """Let a lane wait before its first batch is sent again; raise if its time is over."""
-        parcel, attended_ms = lane.parcels[0], self._attended_ms()
+        parcel, attended_ms = lane.parcels[0], self._read_active_ms()
         if parcel.deadline_ms is None:
             parcel.deadline_ms = attended_ms + self._settings.delivery_timeout_ms
         elif attended_ms >= parcel.deadline_ms:
             topic, partition = lane.place
             what = f"deliver a batch to topic {topic}, partition {partition}"
-            raise faults.unanswered(what, self._settings.delivery_timeout_ms, why) from None
+            raise faults.make_unanswered_error(what, self._settings.delivery_timeout_ms, why) from None
         lane.pause_ms = min(max(2 * lane.pause_ms, FIRST_PAUSE_MS), LONGEST_PAUSE_MS)
         lane.not_before_ms = self._clock.monotonic_ms() + lane.pause_ms
 
 
-def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
+def _interleave(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
     """Yield the first of each stream, then the second of each, until all are at their end."""
     while streams:
         turn = []
@@ -757,8 +757,8 @@ class StagedTransaction:
         self._session = session(self._wire, settings)
         self._admission = Admission(settings, common_headers, self._clock)
         self._outbox = Outbox(self._session)
-        self._spreader = Spreader(settings.producer.batch_bytes)
-        self._collected: list[Addressed] = []
+        self._spreader = StickyPartitioner(settings.producer.batch_bytes)
+        self._collected: list[OutgoingRecords] = []
         self._collected_bytes = 0
         self._portion_bytes = max(_LEAST_PORTION_BYTES, _PORTION_BYTES // settings.transactions_of_task)
         self._phase = _Phase.WRITING
@@ -777,8 +777,8 @@ class StagedTransaction:
     def ticket(self) -> Ticket | None:
         return self._session.ticket
 
-    def acknowledged_by_place(self) -> dict[Place, int]:
-        return self._outbox.acknowledged_by_place()
+    def count_acknowledged(self) -> dict[Place, int]:
+        return self._outbox.count_acknowledged()
 
     def now_ms(self) -> int:
         return self._clock.wall_ms()
@@ -799,8 +799,8 @@ class StagedTransaction:
             return
         at_ms = self._clock.wall_ms() if timestamps_ms is None else timestamps_ms
         with self._failing():
-            headers = self._admission.with_common(headers)
-            records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
+            headers = self._admission.add_common_headers(headers)
+            records = OutgoingRecords.of(keys, values, headers, topics, partitions, at_ms, misfits)
             if self._collected and not records.continues(self._collected[-1]):
                 self._send_collected()
             self._collected.append(records)
@@ -846,24 +846,24 @@ class StagedTransaction:
     def _send_collected(self) -> None:
         if not self._collected:
             return
-        whole = Addressed.joined(self._collected)
+        whole = OutgoingRecords.concat(self._collected)
         self._collected, self._collected_bytes = [], 0
         portions = max(1, whole.about_bytes // self._portion_bytes)
         step = -(-len(whole) // portions)
         for start in range(0, len(whole), step):
-            for topic, records in by_topic(whole.slice(start, step), self._settings.default_topic):
-                judged = self._admission.judged(topic, records)
+            for topic, records in split_by_topic(whole.slice(start, step), self._settings.default_topic):
+                judged = self._admission.admit(topic, records)
                 self.counts.dropped += judged.dropped
                 for name, letters in judged.letters:
                     self._send(name, letters)
                     self.counts.dead_lettered += len(letters)
                 self._send(topic, judged.admitted)
 
-    def _send(self, topic: str, records: Addressed) -> None:
+    def _send(self, topic: str, records: OutgoingRecords) -> None:
         if not len(records):
             return
         layout = self._session.layout_with(topic, records.highest_partition)
-        parts = by_partition(topic, records, layout, self._spreader)
+        parts = split_by_partition(topic, records, layout, self._spreader)
         places = {(topic, partition): rows for partition, rows in parts.items()}
         # This order matters: a broker refuses records of a partition that is not in the transaction.
         if not self._session.is_begun:
@@ -884,7 +884,7 @@ class StagedTransaction:
         if not session.is_begun or name is None:
             return None
         if outbox.evidence is None:
-            raise faults.StagingFailed(
+            raise faults.StagingError(
                 "the broker acknowledged no record with its offset",
                 why="each was a repeat whose first answer was lost; the transaction's fate could not be "
                 "proved later",
@@ -902,7 +902,7 @@ class StagedTransaction:
             wire.close()
         if left:
             name = self._session.settings.transactional_id
-            raise faults.StagingFailed(f"{name} was not aborted", why=left)
+            raise faults.StagingError(f"{name} was not aborted", why=left)
 
     def _release(self) -> None:
         wire, self._wire = self._wire, None
@@ -945,7 +945,7 @@ def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) ->
     indexes = range(attempt.number, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
     names = [f"{prefix}-{attempt.partition}-{index}" for index in indexes]
     if attempt.number < _ATTEMPTS_PER_STAGE_ATTEMPT:
-        views = TransactionClient.over(wire).described(names)
+        views = TransactionClient.from_wire(wire).describe(names)
         for name in names:
             view = views.get(name)
             if view is None or view.code or view.state != _ONGOING:

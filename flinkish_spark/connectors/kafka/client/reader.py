@@ -127,7 +127,7 @@ class RangeFetches:
                 fetched = None if seen is None else self._whole_batches(seen, left_ms)
                 if fetched is not None:
                     return fetched
-                trouble = self._without_batches(seen)
+                trouble = self._handle_no_batches(seen)
                 if self._position >= self._end:
                     return None
             except BrokerUnavailableError as lost:
@@ -168,17 +168,17 @@ class RangeFetches:
                 self._ahead = None  # take() sends it again; this answer must not be lost
         return FetchedBatches(found, seen.aborted, asked)
 
-    def _without_batches(self, seen: RawSlice | None) -> str:
+    def _handle_no_batches(self, seen: RawSlice | None) -> str:
         """Act on an answer that brought no batch; return what to say if it stays like that."""
         if seen is None:
             return "the broker throttles this client"
         error = kafka_errors.for_code(seen.code)
         if error is kafka_errors.NoError:
-            return self._without_error(seen)
+            return self._handle_empty_answer(seen)
         if error is kafka_errors.OffsetOutOfRangeError:
-            return self._out_of_range()
+            return self._handle_out_of_range()
         if error is kafka_errors.UnknownTopicOrPartitionError:
-            return self._absent()
+            return self._handle_absent()
         self._doubt = None
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
@@ -195,7 +195,7 @@ class RangeFetches:
             )
         return f"the last answer was {name_of(seen.code)}"
 
-    def _without_error(self, seen: RawSlice) -> str:
+    def _handle_empty_answer(self, seen: RawSlice) -> str:
         committed = self._settings.isolation is Isolation.READ_COMMITTED
         visible = seen.last_stable_offset if committed else seen.high_watermark
         if visible >= self._end and not seen.records:
@@ -205,29 +205,29 @@ class RangeFetches:
         self._is_waiting = True
         if seen.high_watermark < self._end:
             why = f"the log ends at {seen.high_watermark}"
-            return self._doubted(max(self._position, seen.high_watermark), self._end, why)
+            return self._handle_loss(max(self._position, seen.high_watermark), self._end, why)
         self._doubt = None
         if visible < self._end:
             return f"a transaction is open at offset {visible}, which hides later records"
         return "the answer held no whole batch"
 
-    def _out_of_range(self) -> str:
+    def _handle_out_of_range(self) -> str:
         try:
             first, end = self._bounds()
         except InputLostError:
-            return self._absent()
+            return self._handle_absent()
         if self._position < first:
             why = f"the log starts at {first}"
-            return self._doubted(self._position, min(first, self._end), why)
+            return self._handle_loss(self._position, min(first, self._end), why)
         if self._position > end:
-            return self._doubted(self._position, self._end, f"the log ends at {end}")
+            return self._handle_loss(self._position, self._end, f"the log ends at {end}")
         self._doubt = None
         return "the broker's answers contradict each other"
 
-    def _absent(self) -> str:
-        return self._doubted(self._position, self._end, "Kafka does not know the topic or the partition")
+    def _handle_absent(self) -> str:
+        return self._handle_loss(self._position, self._end, "Kafka does not know the topic or the partition")
 
-    def _doubted(self, start: int, end: int, why: str) -> str:
+    def _handle_loss(self, start: int, end: int, why: str) -> str:
         """Skip or report the loss of the offsets from `start` to before `end` once it is believed."""
         now_ms = self._clock.monotonic_ms()
         if self._doubt is None or end - start < self._doubt[0]:
@@ -328,7 +328,7 @@ class RangeReader:
             )
             try:
                 while (fetched := fetches.take()) is not None:
-                    yield from self._decoded(wanted, fetched)
+                    yield from self._decode(wanted, fetched)
                     # Not the next answer beside this one and the one that is then on its way.
                     del fetched
             except (CorruptBatch, UnsupportedFormat, UnreadableCompression) as broken:
@@ -337,7 +337,7 @@ class RangeReader:
             finally:
                 self.losses += fetches.losses
 
-    def _decoded(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
+    def _decode(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
         checked = map(verify, inside) if self._settings.check_crcs else inside
         seen = visible(checked, fetched.aborted, self._settings.isolation)
@@ -376,7 +376,7 @@ def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
     size = 0
     for raw in batches:
         more = len(raw.body) * (1 if raw.header.codec is Codec.NONE else _EXPECTED_RATIO)
-        alike = group and _shared_facts(raw) == _shared_facts(group[0])
+        alike = group and _to_group_key(raw) == _to_group_key(group[0])
         if group and (not alike or size + more > _DECODED_BYTES):
             yield group
             group, size = [], 0
@@ -386,12 +386,12 @@ def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
         yield group
 
 
-def _shared_facts(raw: RawBatch) -> tuple[TimestampType, int]:
+def _to_group_key(raw: RawBatch) -> tuple[TimestampType, int]:
     return raw.header.timestamp_type, raw.header.partition_leader_epoch
 
 
 def bounds_of(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
     place = (wanted.topic, wanted.partition)
-    admin = KafkaAdmin.over(wire)
+    admin = KafkaAdmin.from_wire(wire)
     first = admin.beginning_offsets([place])[place]
     return first, admin.end_offsets([place], Isolation.READ_UNCOMMITTED)[place]

@@ -76,7 +76,7 @@ class SharedTransaction:
         for topic, known in self._next.items():
             now = len(self._session.layout(topic).leaders)
             if now > len(known):
-                raise faults.StagingFailed(
+                raise faults.StagingError(
                     f"topic {topic} has {now} partitions, and {self.transactional_id} has {len(known)} of it",
                     why="they were added since the checkpoint began, and a record may name one of them",
                     what_to_do="none: the checkpoint is given up, and its micro-batches run again",
@@ -99,7 +99,7 @@ class SharedTransaction:
         """Return the newest ticket under each name that has given out one."""
         return {
             name: Ticket(view.producer_id, view.producer_epoch)
-            for name, view in TransactionClient.over(self._wire).described(names).items()
+            for name, view in TransactionClient.from_wire(self._wire).describe(names).items()
             if view.code != kafka_errors.TransactionalIdNotFoundError.errno
         }
 
@@ -113,7 +113,7 @@ class SharedTransaction:
             self._wire, self.next_sequences, self._session.producer_id, self._session.producer_epoch
         )
         if difference:
-            raise faults.StagingFailed(
+            raise faults.StagingError(
                 f"{self.transactional_id} does not hold what its tasks have written",
                 why=difference,
                 what_to_do="none: it is given up, and its micro-batches run again",

@@ -310,16 +310,16 @@ class TransactionClient(WireClient):
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
         """Make the records of a decided committable visible."""
-        return self._ended(committable, EndAction.COMMIT)
+        return self._end(committable, EndAction.COMMIT)
 
     def abort(self, committable: KafkaCommittable) -> CommitAnswer:
         """Drop the records of a committable that was never decided."""
-        return self._ended(committable, EndAction.ABORT)
+        return self._end(committable, EndAction.ABORT)
 
     def is_alive(self, committables: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
         """Tell for each committable whether its transaction is still open, right before a decision."""
         wanted = list(committables)
-        views = self.described(sorted({one.transactional_id for one in wanted}))
+        views = self.describe(sorted({one.transactional_id for one in wanted}))
         return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
 
     def why_not_counted(self, one: KafkaCommittable, next_sequences: Mapping[str, Sequence[int]]) -> str:
@@ -340,12 +340,12 @@ class TransactionClient(WireClient):
         # By a new epoch: a task that is still writing would otherwise open the next one under the same id.
         name = str(transactional_id)
         try:
-            view = self.described([name])[name]
+            view = self.describe([name])[name]
         except BrokerUnavailableError as lost:
             return CommitAnswer(Outcome.RETRY, str(lost))
         if view.code == kafka_errors.TransactionalIdNotFoundError.errno:
             return CommitAnswer(Outcome.ALREADY_COMMITTED, f"{name} is unknown to Kafka")
-        code, lost_detail = self._settled(
+        code, lost_detail = self._ask_until_settled(
             name,
             lambda left_ms: (
                 self._wire.init_producer_id(name, _FENCING_TIMEOUT_MS, connect_within_ms=left_ms).code
@@ -359,8 +359,8 @@ class TransactionClient(WireClient):
             return CommitAnswer(Outcome.COMMITTED, f"{name} was open and is aborted")
         return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing was open under {name} ({view.state})")
 
-    def _ended(self, one: KafkaCommittable, action: EndAction) -> CommitAnswer:
-        code, lost_detail = self._settled(
+    def _end(self, one: KafkaCommittable, action: EndAction) -> CommitAnswer:
+        code, lost_detail = self._ask_until_settled(
             one.transactional_id,
             lambda left_ms: self._wire.end_transaction(
                 Handle(one.transactional_id, one.producer_id, one.producer_epoch),
@@ -377,9 +377,9 @@ class TransactionClient(WireClient):
             finding = self._reader.read(one.evidence, one.producer_id, one.producer_epoch)
         except BrokerUnavailableError as lost:
             return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {name_of(code)}; {lost}")
-        return _concluded(action, finding, f"{one.transactional_id}: Kafka answered {name_of(code)}")
+        return _conclude(action, finding, f"{one.transactional_id}: Kafka answered {name_of(code)}")
 
-    def _settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
+    def _ask_until_settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
         """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
         code, lost = ask_until_settled(self._wire, self._wire.timeout_ms, ask)
         if code in UNAUTHORIZED:
@@ -390,7 +390,7 @@ class TransactionClient(WireClient):
             )
         return code, str(lost or "")
 
-    def described(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
+    def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
         """Return what the coordinators say about each id, once they can say it."""
         views: dict[str, TransactionView] = {}
         waiting = list(transactional_ids)
@@ -442,7 +442,7 @@ _ABORT_OUTCOMES = {
 }
 
 
-def _concluded(action: EndAction, finding: Finding, said: str) -> CommitAnswer:
+def _conclude(action: EndAction, finding: Finding, said: str) -> CommitAnswer:
     if action is EndAction.COMMIT:
         return CommitAnswer(
             _COMMIT_OUTCOMES[finding.fate], f"{said}; {finding.detail}", finding.fate is Fate.ABORTED

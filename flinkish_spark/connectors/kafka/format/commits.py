@@ -94,7 +94,7 @@ class Lease:
         """Return the prefix of the ids of its tasks."""
         return TransactionalId.prefix(self.sink, self.owner, _BLOCK)
 
-    def staged(
+    def to_staged_batch(
         self, batch: BatchId, tasks: Sequence[TaskAck], payloads: Sequence[Mapping[str, Any]]
     ) -> StagedBatch:
         """Return what its tasks staged."""
@@ -110,7 +110,7 @@ class _Loss:
     answer: CommitAnswer
 
 
-class _Watched:
+class _ObservedClient:
     """The client of transactions, each of whose commits is a step."""
 
     def __init__(self, client: TransactionClient, observer: Observer) -> None:
@@ -138,7 +138,7 @@ class MicroBatchCommits:
         marks: KafkaMarks | None = None,
     ) -> None:
         self._spark_checkpoint, self._dir = checkpoint_location, sink_dir(checkpoint_location)
-        self._client = cast(TransactionClient, _Watched(client, observer))
+        self._client = cast(TransactionClient, _ObservedClient(client, observer))
         self._observer, self._driver, self._marks = observer, driver, marks
 
     def plan(self) -> Lease:
@@ -223,7 +223,7 @@ class MicroBatchCommits:
             decided = self._repeat(ownership, committer, staged, newest)
         loss = self._finish(ownership, committer, decided)
         if loss is not None:
-            raise _lost(decided, loss, "the query must run the batch again to replace it")
+            raise _make_lost_error(decided, loss, "the query must run the batch again to replace it")
         # This order matters: once the receipt is there, the next attempt may use the same ids.
         self._sweep(committer, _committables(decided))
         self._confirm(ownership, decided)
@@ -266,7 +266,7 @@ class MicroBatchCommits:
         plan, found = _replacement(committer, decided, loss, staged)
         if isinstance(found, CannotReplay):
             self.abort(staged)
-            raise _lost(decided, loss, f"it cannot be replaced: {found.why}")
+            raise _make_lost_error(decided, loss, f"it cannot be replaced: {found.why}")
         # This order matters: an earlier owner that wakes up now still holds the decision as it was. What is
         # aborted cannot be committed by it, so no row can become visible twice.
         for answer in committer.abort(plan):
@@ -392,7 +392,7 @@ def _positions(offsets_text: str) -> list[str]:
     return [version, *positions]
 
 
-def _lost(decided: Decision, loss: _Loss, what_now: str) -> CommittableLostError:
+def _make_lost_error(decided: Decision, loss: _Loss, what_now: str) -> CommittableLostError:
     batch = decided.batches[0]
     rows = sum(KafkaCommittable.from_json(one.payload).records for one in batch.committables[loss.position :])
     return CommittableLostError(

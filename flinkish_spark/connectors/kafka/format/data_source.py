@@ -103,9 +103,9 @@ def register(spark: SparkSession) -> None:
     ... )
     """
 
-    def with_ours(before: str) -> str:
+    def add_secrets(before: str) -> str:
         return before if _SECRETS in before else f"{before or _BY_DEFAULT}|{_SECRETS}"
 
-    SETTINGS.change(spark, _REDACTION, with_ours)
+    SETTINGS.change(spark, _REDACTION, add_secrets)
     say_refusals_last()
     spark.dataSource.register(FlinkishKafka)

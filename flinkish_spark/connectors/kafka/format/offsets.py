@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, places_of, unknown_topic
-from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.connectors.kafka.format.options import (
     EARLIEST,
     LATEST,
-    Bound,
+    OffsetRangeLimit,
     NoOffsetStrategy,
     SourceOptions,
 )
@@ -31,7 +31,7 @@ class OffsetFinder:
         wanted = self._options.subscription
         if wanted.pattern:
             return frozenset(places_of(self._admin.matching(TopicPattern(wanted.pattern))))
-        assigned = _by_topic(wanted.assigned)
+        assigned = _group_by_topic(wanted.assigned)
         names = set(assigned or wanted.topics)
         counts = self._admin.partition_counts(names)
         missing = sorted(names - counts.keys())
@@ -55,12 +55,12 @@ class OffsetFinder:
         return self._admin.end_offsets(places, isolation or self._options.reader.isolation)
 
     def starting(self) -> dict[Place, int]:
-        return self._resolved(self._options.starting, "starting")
+        return self._resolve(self._options.starting, "starting")
 
     def ending(self) -> dict[Place, int]:
-        return self._resolved(self._options.ending, "ending")
+        return self._resolve(self._options.ending, "ending")
 
-    def _resolved(self, bound: Bound, side: str) -> dict[Place, int]:
+    def _resolve(self, bound: OffsetRangeLimit, side: str) -> dict[Place, int]:
         places = self.places()
         if bound.everywhere is not None:
             return self.earliest(places) if bound.everywhere == EARLIEST else self.latest(places)
@@ -72,17 +72,17 @@ class OffsetFinder:
                 found.update(ask([place for place, offset in bound.offsets.items() if offset == symbol]))
             return found
         if bound.timestamp_ms is not None:
-            return self._at_times(dict.fromkeys(places, bound.timestamp_ms), side)
+            return self._find_by_time(dict.fromkeys(places, bound.timestamp_ms), side)
         assert bound.timestamps_ms is not None
         _check_same_places(places, bound.timestamps_ms, f"{side}OffsetsByTimestamp")
-        return self._at_times(bound.timestamps_ms, side)
+        return self._find_by_time(bound.timestamps_ms, side)
 
-    def _at_times(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
+    def _find_by_time(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
         if side == "ending" or self._options.when_no_offset is not NoOffsetStrategy.ERROR:
-            return first_at_least_as_late(wanted, self._asked_times, self.latest)
+            return first_at_least_as_late(wanted, self._ask_by_time, self.latest)
         # As in Spark: an end that nothing reaches is the end, a start that nothing reaches an error.
         found: dict[Place, int] = {}
-        for place, offset in sorted(self._asked_times(wanted).items()):
+        for place, offset in sorted(self._ask_by_time(wanted).items()):
             if offset is not None:
                 found[place] = offset
                 continue
@@ -93,11 +93,11 @@ class OffsetFinder:
             )
         return found
 
-    def _asked_times(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
+    def _ask_by_time(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
         return self._admin.offsets_at(wanted, self._options.reader.isolation)
 
 
-def _by_topic(places: Iterable[Place]) -> dict[str, tuple[int, ...]]:
+def _group_by_topic(places: Iterable[Place]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for topic, partition in sorted(places):
         found[topic] = (*found.get(topic, ()), partition)
@@ -132,8 +132,8 @@ class TopicWatch:
 
     def ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
         if not self._fails_on_loss:
-            return self._ends_there_are(begin)
-        ends, losses = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen[1]), _CLOCK)
+            return self._find_existing_ends(begin)
+        ends, losses = poll_until_confirmed(lambda: self._look(begin), lambda seen: bool(seen[1]), _CLOCK)
         self._report(losses)
         return {place: max(end, begin.get(place, 0)) for place, end in ends.items()}
 
@@ -141,7 +141,7 @@ class TopicWatch:
         """Look for partitions at the next call: somebody knows of some that are not known here."""
         self._looked_at = float("-inf")
 
-    def with_new(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
+    def add_new_partitions(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
         """Return `begin` with the first offsets of the partitions that only `end` has."""
         added = sorted(end.keys() - begin.keys())
         if not added:
@@ -154,23 +154,23 @@ class TopicWatch:
         self._report(tuple(f"{t}-{p} from 0 to {o - 1}" for (t, p), o in sorted(first.items()) if o > 0))
         return {**begin, **first}
 
-    def _ends_there_are(self, begin: Mapping[Place, int]) -> dict[Place, int]:
-        places = self._known(self._finder.existing_places)
+    def _find_existing_ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
+        places = self._find_places(self._finder.existing_places)
         try:
             ends = self._finder.latest(places)
         except InputLostError:
             # Deleted since the last look.
             self.look_again()
-            ends = self._finder.latest(self._known(self._finder.existing_places))
-        hidden = self._hidden(begin, ends)
-        self._report(self._missing(begin, ends, hidden))
+            ends = self._finder.latest(self._find_places(self._finder.existing_places))
+        hidden = self._find_hidden(begin, ends)
+        self._report(self._find_missing(begin, ends, hidden))
         return {place: begin[place] if place in hidden else end for place, end in ends.items()}
 
     def _look(self, begin: Mapping[Place, int]) -> tuple[Mapping[Place, int], tuple[str, ...]]:
         """Return the ends, and what is missing."""
         try:
-            ends: Mapping[Place, int] = self._finder.latest(self._known(self._finder.places))
-            losses = self._missing(begin, ends, self._hidden(begin, ends))
+            ends: Mapping[Place, int] = self._finder.latest(self._find_places(self._finder.places))
+            losses = self._find_missing(begin, ends, self._find_hidden(begin, ends))
         except (GraphError, InputLostError) as error:
             # A topic or a partition of the last look does not exist any more.
             ends, losses = begin, (str(error),)
@@ -178,20 +178,20 @@ class TopicWatch:
             self.look_again()
         return ends, losses
 
-    def _known(self, ask: Callable[[], frozenset[Place]]) -> frozenset[Place]:
+    def _find_places(self, ask: Callable[[], frozenset[Place]]) -> frozenset[Place]:
         now = time.monotonic()
         if now - self._looked_at > _LOOK_FOR_PARTITIONS_S:
             self._places, self._looked_at = ask(), now
         return self._places
 
-    def _hidden(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> frozenset[Place]:
+    def _find_hidden(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> frozenset[Place]:
         """Return the partitions whose end is before what was read only because a transaction is open."""
         behind = [place for place, end in ends.items() if end < begin.get(place, 0)]
         marks = self._finder.latest(behind, Isolation.READ_UNCOMMITTED) if behind else {}
         return frozenset(place for place, mark in marks.items() if mark >= begin[place])
 
     @staticmethod
-    def _missing(
+    def _find_missing(
         begin: Mapping[Place, int], ends: Mapping[Place, int], hidden: frozenset[Place]
     ) -> tuple[str, ...]:
         gone = [f"{t}-{p} from {o} on" for (t, p), o in sorted(begin.items()) if (t, p) not in ends]

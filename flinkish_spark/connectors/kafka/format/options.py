@@ -119,7 +119,7 @@ def _unusable(name: str, text: str, what_to_do: str) -> ConfigError:
     return ConfigError(f"the option '{name}' is {text!r}", what_to_do=what_to_do, option=name)
 
 
-class Given:
+class OptionReader:
     """The options as they were given, read by Spark's names in any case."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -183,7 +183,7 @@ class BarrierRecordPolicy(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class OffsetRangeLimit:
     """One end of what is read, before the brokers were asked."""
 
     #: EARLIEST or LATEST for all partitions, or None.
@@ -202,8 +202,8 @@ class SourceOptions:
     connection: KafkaConnection
     reader: ReaderSettings
     subscription: Subscription
-    starting: Bound
-    ending: Bound
+    starting: OffsetRangeLimit
+    ending: OffsetRangeLimit
     when_no_offset: NoOffsetStrategy
     max_per_trigger: int | None
     min_per_trigger: int | None
@@ -228,7 +228,7 @@ def parse_batch(options: Mapping[str, str]) -> SourceOptions:
 
 
 def parse_stream(options: Mapping[str, str]) -> SourceOptions:
-    given = Given(options)
+    given = OptionReader(options)
     for name in READ_BATCH_ONLY:
         if (text := given.text(name)) is not None:
             raise _unusable(name, text, "leave it out: it is for batch reads, a stream has no end")
@@ -243,7 +243,7 @@ def parse_any(options: Mapping[str, str]) -> SourceOptions:
 def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int) -> SourceOptions:
     known = (*READ, *READ_OWN, *READ_WITHOUT_MEANING, *extra, *_OF_JOBS)
     check_names(options, known, "source")
-    given = Given(options)
+    given = OptionReader(options)
     servers, connection, consumer = split_kafka_options(options)
     consumer.pop("group.id", None)
     least, most = given.positive("minOffsetsPerTrigger"), given.positive("maxOffsetsPerTrigger")
@@ -260,29 +260,29 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
             include_headers=given.flag("includeHeaders", False),
             include_leader_epoch=given.flag(INCLUDE_LEADER_EPOCH, False),
         ),
-        subscription=_subscription(given),
-        starting=_bound(given, "starting", otherwise),
-        ending=_bound(given, "ending", LATEST),
-        when_no_offset=_one_of(given, "startingOffsetsByTimestampStrategy", NoOffsetStrategy.ERROR),
+        subscription=_parse_subscription(given),
+        starting=_parse_limit(given, "starting", otherwise),
+        ending=_parse_limit(given, "ending", LATEST),
+        when_no_offset=_parse_choice(given, "startingOffsetsByTimestampStrategy", NoOffsetStrategy.ERROR),
         max_per_trigger=most,
         min_per_trigger=least,
-        max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", _DEFAULT_TRIGGER_DELAY_MS),
+        max_trigger_delay_ms=_parse_duration_ms(given, "maxTriggerDelay", _DEFAULT_TRIGGER_DELAY_MS),
         min_partitions=given.positive("minPartitions"),
         max_per_partition=given.positive("maxRecordsPerPartition"),
         group_id=given.text("flinkish.group.id") or "",
         control_path=given.text(CONTROL_PATH) or "",
         gives_pieces=given.text(PIECES) == "true",
         first_offsets=given.text(FIRST_OFFSETS) or "",
-        barrier_records=_one_of(given, BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
-        upstream=_upstream(given),
+        barrier_records=_parse_choice(given, BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
+        upstream=_parse_upstream(given),
         upstream_start=given.text(UPSTREAM_START) or "",
         held_source=given.text(HELD_SOURCE) or "",
         held_path=given.text(HELD_PATH) or "",
-        pace=_pace(given),
+        pace=_parse_pace(given),
     )
 
 
-def _subscription(given: Given) -> Subscription:
+def _parse_subscription(given: OptionReader) -> Subscription:
     chosen = [name for name in ("assign", "subscribe", "subscribePattern") if name in given]
     if len(chosen) != 1:
         raise ConfigError(
@@ -299,13 +299,13 @@ def _subscription(given: Given) -> Subscription:
         if topics:
             return Subscription(topics=topics)
     else:
-        return Subscription(assigned=_assigned(text))
+        return Subscription(assigned=_parse_assign(text))
     raise _unusable(chosen[0], text, "name at least one topic")
 
 
-def _assigned(text: str) -> tuple[Place, ...]:
+def _parse_assign(text: str) -> tuple[Place, ...]:
     example = '{"topicA":[0,1],"topicB":[2,4]}'
-    found = _json_object("assign", text, example)
+    found = _parse_json_object("assign", text, example)
     places = []
     for topic, partitions in found.items():
         if not isinstance(partitions, list) or not all(_is_whole(p) and p >= 0 for p in partitions):
@@ -316,31 +316,31 @@ def _assigned(text: str) -> tuple[Place, ...]:
     return tuple(sorted(set(places)))
 
 
-def _bound(given: Given, side: str, otherwise: int) -> Bound:
+def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeLimit:
     """Return one end; as in Spark a timestamp for all wins over timestamps, and these over offsets."""
     timestamp = given.text(f"{side}Timestamp")
     if timestamp is not None:
         if not timestamp.isdecimal():
             raise _unusable(f"{side}Timestamp", timestamp, "give milliseconds since 1970")
-        return Bound(timestamp_ms=int(timestamp))
+        return OffsetRangeLimit(timestamp_ms=int(timestamp))
     by_timestamp = given.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
-        return Bound(timestamps_ms=_places(f"{side}OffsetsByTimestamp", by_timestamp, lowest=0))
+        return OffsetRangeLimit(timestamps_ms=_parse_places(f"{side}OffsetsByTimestamp", by_timestamp, lowest=0))
     text = given.text(f"{side}Offsets")
     if text is None:
-        return Bound(everywhere=otherwise)
+        return OffsetRangeLimit(everywhere=otherwise)
     word = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
     if word is not None:
         if side == "ending" and word == EARLIEST:
             raise _unusable("endingOffsets", text, "use latest or offsets as JSON")
-        return Bound(everywhere=word)
-    return Bound(offsets=_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST))
+        return OffsetRangeLimit(everywhere=word)
+    return OffsetRangeLimit(offsets=_parse_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST))
 
 
-def _places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
+def _parse_places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
     example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
     found: dict[Place, int] = {}
-    for topic, partitions in _json_object(name, text, example).items():
+    for topic, partitions in _parse_json_object(name, text, example).items():
         if not isinstance(partitions, dict):
             raise _unusable(name, text, f"write it like {example}")
         for partition, value in partitions.items():
@@ -350,7 +350,7 @@ def _places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
     return found
 
 
-def _json_object(name: str, text: str, example: str) -> dict[str, object]:
+def _parse_json_object(name: str, text: str, example: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except ValueError:
@@ -364,7 +364,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _one_of(given: Given, name: str, otherwise: _Choice) -> _Choice:
+def _parse_choice(given: OptionReader, name: str, otherwise: _Choice) -> _Choice:
     text = given.text(name)
     if not text:
         return otherwise
@@ -376,7 +376,7 @@ def _one_of(given: Given, name: str, otherwise: _Choice) -> _Choice:
         raise _unusable(name, text, f"use {words}") from None
 
 
-def _upstream(given: Given) -> UpstreamJob | None:
+def _parse_upstream(given: OptionReader) -> UpstreamJob | None:
     text = given.text(UPSTREAM)
     if not text:
         return None
@@ -390,7 +390,7 @@ def _upstream(given: Given) -> UpstreamJob | None:
     return UpstreamJob.from_option(text)
 
 
-def _pace(given: Given) -> RateLimit:
+def _parse_pace(given: OptionReader) -> RateLimit:
     text = given.text(PER_SECOND)
     if text is None:
         return RateLimit()
@@ -400,7 +400,7 @@ def _pace(given: Given) -> RateLimit:
         raise _unusable(PER_SECOND, text, "set it to a number above 0") from None
 
 
-def _duration_ms(given: Given, name: str, otherwise: int) -> int:
+def _parse_duration_ms(given: OptionReader, name: str, otherwise: int) -> int:
     text = given.text(name)
     if text is None:
         return otherwise
@@ -441,7 +441,7 @@ class SinkOptions:
 
 def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     check_names(options, WRITE, "sink")
-    given = Given(options)
+    given = OptionReader(options)
     servers, connection, producer = split_kafka_options(options)
     timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
     if not timeout.isdecimal() or int(timeout) == 0:
@@ -458,13 +458,13 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         KafkaConnection(servers, connection),
         ProducerSettings.of(producer),
         topic,
-        _checked_columns(schema, topic),
+        _check_columns(schema, topic),
         checkpoint_path(given.text("checkpointLocation")),
         int(timeout),
     )
 
 
-def _checked_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
+def _check_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
     found = []
     for name, allowed in _COLUMNS.items():
         if name not in schema.names:

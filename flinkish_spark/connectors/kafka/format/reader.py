@@ -23,10 +23,10 @@ from flinkish_spark.checkpoint.control import (
 )
 from flinkish_spark.connectors.control_source import ControlRow, wake_rows
 from flinkish_spark.connectors.kafka.chaining import alignment as plan
-from flinkish_spark.connectors.kafka.chaining.alignment import Offer, Planned, Range, View, plan_micro_batch
-from flinkish_spark.connectors.kafka.chaining.upstream import LookAhead, Passed, Scan, SharedPlan, described
+from flinkish_spark.connectors.kafka.chaining.alignment import Offer, MicroBatchPlan, Range, View, plan_micro_batch
+from flinkish_spark.connectors.kafka.chaining.upstream import BarrierFinder, PassedBarrier, Scan, SharedPlan, describe_status
 from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, GroupCommit, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.barriers import BarrierScanner, Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierScanner, BarrierScan, SeenBarrier
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder, TopicWatch
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, SourceOptions
 from flinkish_spark.connectors.rates import Pace
@@ -100,12 +100,12 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
     reader = RangeReader(options.connection, options.reader)
     for batch in reader.read(OffsetRange(wanted.topic, wanted.partition, wanted.start, wanted.end)):
         if options.barrier_records is BarrierRecordPolicy.SKIP:
-            batch = _without_barrier_records(options, batch)
+            batch = _drop_barrier_records(options, batch)
         if batch.num_rows:
             yield batch
 
 
-def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _drop_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Leave out the barrier records of another job."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -232,8 +232,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if not self._options.first_offsets:
-            return {**self._logged(self._finder.starting(), NOTHING_SAID), START_KEY: True}
-        return self._logged(plan.from_json(self._first()["offsets"]), NOTHING_SAID)
+            return {**self._to_offset(self._finder.starting(), NOTHING_SAID), START_KEY: True}
+        return self._to_offset(plan.from_json(self._first()["offsets"]), NOTHING_SAID)
 
     def _first(self) -> dict[str, Any]:
         """Return where the job began, recording it at the first start."""
@@ -256,32 +256,32 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._watch.ends({})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._logged(self._newest, NOTHING_SAID) if self._newest else None
+        return self._to_offset(self._newest, NOTHING_SAID) if self._newest else None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; `start` if there is nothing new."""
-        begin, checkpoint = parsed_offset(start)
+        begin, checkpoint = parse_offset(start)
         if START_KEY in start:
-            logged = self._logged(begin, ControlOffset(checkpoint))
+            logged = self._to_offset(begin, ControlOffset(checkpoint))
             first_end = logged if TELLS_READERS else self.latestOffset(logged, limit)
             return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
-        offered = ControlOffset.newest([start]).raised_to(self._offered())
+        offered = ControlOffset.newest([start]).raised_to(self._read_offer())
         self._wait_a_little()
         self._newest = self._watch.ends(begin)
-        end = self._capped(begin, self._newest)
-        begin = self._watch.with_new(begin, end)
+        end = self._cap(begin, self._newest)
+        begin = self._watch.add_new_partitions(begin, end)
         begin = {place: min(begin[place], offset) for place, offset in end.items()}
-        end = self._held_back(begin, end)
+        end = self._hold_back(begin, end)
         if self._should_wait(begin, end):
             end = begin
         if isinstance(limit, ReadMaxRows):
-            end = plan.limited(begin, end, limit.max_rows)
-        end = self._paced(begin, end)
+            end = plan.apply_limit(begin, end, limit.max_rows)
+        end = self._apply_pace(begin, end)
         if plan.available(begin, end):
             self._last_batch_at = time.monotonic()
-        return self._logged(end, offered)
+        return self._to_offset(end, offered)
 
     def _wait_a_little(self) -> None:
         left = self._asked_at + _ASK_EVERY_S - time.monotonic()
@@ -289,7 +289,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(left)
         self._asked_at = time.monotonic()
 
-    def _capped(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
+    def _cap(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
         target = self._target
         if target is None:
             return dict(ends)
@@ -299,7 +299,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if place in begin or place in target
         }
 
-    def _held_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+    def _hold_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
         """Return the ends, at the beginning where a partition is too far ahead of others in event time."""
         held = read_held(self._options.held_path, self._options.held_source)
         if held == NONE_HELD:
@@ -308,12 +308,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         number = partial(channel_of, wanted.topics or sorted({topic for topic, _ in wanted.assigned}))
         return {place: begin[place] if held.holds(number(*place)) else at for place, at in end.items()}
 
-    def _paced(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+    def _apply_pace(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
         allowed = self._pace.allowance(time.monotonic())
         # A query that is to read what there is, and end, takes nothing new for the end.
         if allowed is None or self._target is not None:
             return end
-        paced = plan.limited(begin, end, allowed) if allowed else dict(begin)
+        paced = plan.apply_limit(begin, end, allowed) if allowed else dict(begin)
         self._pace.took(plan.available(begin, paced))
         return paced
 
@@ -324,11 +324,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waited_ms = (time.monotonic() - self._last_batch_at) * 1000
         return plan.available(begin, end) < least and waited_ms < self._options.max_trigger_delay_ms
 
-    def _offered(self) -> ControlOffset:
+    def _read_offer(self) -> ControlOffset:
         path = self._options.control_path
         return offered_by(read_control(path)) if path else NOTHING_SAID
 
-    def _logged(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
+    def _to_offset(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
         said = control.to_json() if self._options.control_path else {}
         return {**plan.to_json(offsets), **said}
 
@@ -338,8 +338,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if BEGAN_KEY not in end:
                 return []
             start = end[BEGAN_KEY]
-        (begin, before), (finish, checkpoint) = parsed_offset(start), parsed_offset(end)
-        begin = self._watch.with_new(begin, finish)
+        (begin, before), (finish, checkpoint) = parse_offset(start), parse_offset(end)
+        begin = self._watch.add_new_partitions(begin, finish)
         whole = [Range(t, p, min(begin[t, p], o), o) for (t, p), o in sorted(finish.items())]
         carries_barrier = checkpoint > before
         if not carries_barrier:
@@ -372,10 +372,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, partition.range)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._group.commit(parsed_offset(end)[0])
+        self._group.commit(parse_offset(end)[0])
 
 
-def parsed_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
+def parse_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
     """Return positions and checkpoint of an offset, without what else is in it."""
     topics = {topic: value for topic, value in offset.items() if not topic.startswith(OWN_KEYS)}
     return plan.from_json(topics), int(offset.get(OFFSET_KEY, 0))
@@ -399,7 +399,7 @@ class AlignedStreamReader(KafkaStreamReader):
         self._upstream, self._settings = options.upstream, options.upstream.settings
         self._clock = clock
         scan = scan or BarrierScanner(options.connection, options.reader).scan
-        self._look = LookAhead(_of_job(scan, self._upstream.wanted))
+        self._look = BarrierFinder(_keep_barriers_of(scan, self._upstream.wanted))
         self._shared = SharedPlan(Path(options.control_path).with_suffix(".rounds"))
         self._first_offsets: dict[Place, int] = {}
         #: Whether the channel state that the first start offset has is still being replayed.
@@ -409,7 +409,7 @@ class AlignedStreamReader(KafkaStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         first = super().initialOffset()
-        positions, _ = parsed_offset(first)
+        positions, _ = parse_offset(first)
         # The channels are those of the seed's position: what was added since waits for its turn.
         state = CutState.from_json(json.loads(self._options.upstream_start or "{}"), self._settings)
         if state is None:
@@ -422,23 +422,23 @@ class AlignedStreamReader(KafkaStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; `start` if nothing is to be run now."""
         self._wait_a_little()
-        return self._shared.agreed(start, lambda: self._planned(start, limit))
+        return self._shared.plan_once(start, lambda: self._plan(start, limit))
 
-    def _planned(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin, drawn = parsed_offset(start)
+    def _plan(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin, drawn = parse_offset(start)
         state = CutState.from_json(start, self._settings) or CutState.somewhere(begin, self._settings)
-        state = self._of_wanted_job(state, begin)
+        state = self._follow_wanted_job(state, begin)
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
         ends = self._newest = self._watch.ends(begin)
         view = View(
-            begin=(begin := self._with_new(begin, ends)),
+            begin=(begin := self._add_new_partitions(begin, ends)),
             ahead={p: self._ahead(state, p, begin[p], max(ends.get(p, 0), begin[p])) for p in begin},
             drawn=CheckpointId(drawn),
-            offer=_offered(content := read_control(self._options.control_path), drawn),
+            offer=_parse_offer(content := read_control(self._options.control_path), drawn),
             now_ms=self._clock.wall_ms(),
             most=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
-            held=self._held(state, begin),
+            held=self._find_held(state, begin),
         )
         seen_jobs = (seen.mark.job for _, ahead in sorted(view.ahead.items()) for seen in ahead.barriers)
         state = replace(state, job=state.job or next(seen_jobs, None))
@@ -460,21 +460,21 @@ class AlignedStreamReader(KafkaStreamReader):
         said = ControlOffset(
             drawn, time, drained=drawn if drawn == drained else ControlOffset.from_json(start).drained
         )
-        return {**self._logged(planned.end, said), **planned.state.to_json(planned.end)}
+        return {**self._to_offset(planned.end, said), **planned.state.to_json(planned.end)}
 
-    def _with_new(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
+    def _add_new_partitions(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
         """Return `begin` with the partitions that were added, which may have to wait for their turn."""
         known = {**begin, **{p: o for p, o in self._first_offsets.items() if p not in begin and p in ends}}
-        found = self._watch.with_new(known, ends)
+        found = self._watch.add_new_partitions(known, ends)
         self._first_offsets = {place: offset for place, offset in found.items() if place not in begin}
         return found
 
-    def _ahead(self, state: CutState, place: Place, begin: int, end: int) -> Scanned:
+    def _ahead(self, state: CutState, place: Place, begin: int, end: int) -> BarrierScan:
         checkpoint = state.passed.get(place)
-        passed = None if checkpoint is None or state.job is None else Passed(state.job, checkpoint)
+        passed = None if checkpoint is None or state.job is None else PassedBarrier(state.job, checkpoint)
         return self._look.ahead(place, begin, end, passed)
 
-    def _of_wanted_job(self, state: CutState, begin: Mapping[Place, int]) -> CutState:
+    def _follow_wanted_job(self, state: CutState, begin: Mapping[Place, int]) -> CutState:
         """Return the state, or a new one if it is about another job than the user names now."""
         wanted = self._upstream.wanted
         if wanted is None or state.job in (None, wanted):
@@ -482,18 +482,18 @@ class AlignedStreamReader(KafkaStreamReader):
         LOG.warning("the upstream job is %s now and was %s; cuts of the old one end here", wanted, state.job)
         return replace(CutState.somewhere(begin, self._settings), job=wanted)
 
-    def _held(self, state: CutState, begin: Mapping[Place, int]) -> frozenset[Place]:
+    def _find_held(self, state: CutState, begin: Mapping[Place, int]) -> frozenset[Place]:
         if self._is_replaying is not False:
             self._is_replaying = bool(state.channel_state)
         return frozenset(begin.keys() - state.channel_state.keys()) if self._is_replaying else frozenset()
 
-    def _report(self, state: CutState, view: View, planned: Planned | None) -> None:
+    def _report(self, state: CutState, view: View, planned: MicroBatchPlan | None) -> None:
         if planned is not None:
             state, view = planned.state, replace(view, begin=planned.end, drawn=planned.drawn)
             for checkpoint in planned.skipped:
                 LOG.warning("no checkpoint of this job will name the upstream checkpoint %s", checkpoint)
         topics = ", ".join(sorted({topic for topic, _ in view.begin}))
-        status = described(state, view, topics)
+        status = describe_status(state, view, topics)
         if status != self._status:
             write_status(self._options.control_path, status)
             self._status = status
@@ -505,7 +505,7 @@ class AlignedStreamReader(KafkaStreamReader):
             self._waiting_since_ms = now_ms
 
 
-def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
+def _read_offer(control: Mapping[str, Any], drawn: int) -> Offer:
     if "checkpoint" not in control:
         return Offer(CheckpointId(drawn))
     purpose = CheckpointPurpose(control.get("purpose", CheckpointPurpose.PERIODIC.value))
@@ -513,8 +513,8 @@ def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
     return Offer(CheckpointId(int(control["checkpoint"])), kind)
 
 
-def _of_job(scan: Scan, wanted: JobUuid | None) -> Scan:
-    def scan_wanted(place: Place, start: int, end: int) -> Scanned:
+def _keep_barriers_of(scan: Scan, wanted: JobUuid | None) -> Scan:
+    def scan_wanted(place: Place, start: int, end: int) -> BarrierScan:
         seen = scan(place, start, end)
         return replace(seen, barriers=tuple(s for s in seen.barriers if wanted in (None, s.mark.job)))
 

@@ -59,7 +59,7 @@ LOG = logging.getLogger(__name__)
 _PIPELINE_CHECKPOINTS = "_checkpoints"
 
 
-def before_full_refresh(checkpoint_location: Path) -> list[Path]:
+def find_refreshed_checkpoints(checkpoint_location: Path) -> list[Path]:
     """Return the checkpoints that a pipeline's flow had before its full refreshes and that a sink used."""
     flow, number = checkpoint_location.parent, checkpoint_location.name
     if _PIPELINE_CHECKPOINTS not in flow.parts or not number.isdecimal():
@@ -111,7 +111,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         if self._lease is None:
             location = self._options.checkpoint_location
             if not sink_dir(location).decided_ids():
-                for earlier in before_full_refresh(location):
+                for earlier in find_refreshed_checkpoints(location):
                     self._give_up(earlier)
             with self._commits(location) as commits:
                 self._lease = commits.plan()
@@ -124,8 +124,8 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         with WIRES.wire(self._options.connection) as wire:
             marks, topic = None, self._options.topic
             if topic is not None:
-                marks = KafkaMarks(KafkaAdmin.over(wire), uuid_of(sink_dir(checkpoint_location)), SINK, topic)
-            client = TransactionClient.over(wire)
+                marks = KafkaMarks(KafkaAdmin.from_wire(wire), uuid_of(sink_dir(checkpoint_location)), SINK, topic)
+            client = TransactionClient.from_wire(wire)
             yield MicroBatchCommits(checkpoint_location, client, self._make_observer(), _driver(), marks)
 
     def _give_up(self, earlier: Path) -> None:
@@ -176,7 +176,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         """Commit a micro-batch, or finish the commit of an earlier attempt of it."""
         if any(not isinstance(message, StagedMessage) for message in messages):
             raise InternalError("Spark commits a micro-batch of which a task reported nothing")
-        staged = _staged(messages, batchId)
+        staged = _to_staged_batch(messages, batchId)
         if staged is None:
             # A micro-batch without tasks has nothing to commit, and no attempt to name.
             return
@@ -185,7 +185,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         with self._commits(self._options.checkpoint_location) as commits:
-            commits.abort(_staged(messages, batchId))
+            commits.abort(_to_staged_batch(messages, batchId))
 
 
 def _driver() -> str:
@@ -196,12 +196,12 @@ def _driver() -> str:
     return process_key(daemon) or f"{socket.gethostname()}-{daemon}"
 
 
-def _staged(messages: list[WriterCommitMessage | None], batch: int) -> StagedBatch | None:
+def _to_staged_batch(messages: list[WriterCommitMessage | None], batch: int) -> StagedBatch | None:
     found = [message for message in messages if isinstance(message, StagedMessage)]
     leases, reports = {message.lease for message in found}, [message.report for message in found]
     if len(leases) > 1:
         raise InternalError(f"the tasks of one micro-batch belong to several attempts: {leases}")
     payloads = [report["committable"] for report in reports if report["committable"]]
     return (
-        leases.pop().staged(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads) if leases else None
+        leases.pop().to_staged_batch(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads) if leases else None
     )

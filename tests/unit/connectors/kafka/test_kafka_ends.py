@@ -62,8 +62,8 @@ def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:
     both = source_of(None).channels_in(at[2])
     assert both == {0, 1} and isinstance(both, frozenset)
     read = {("in", 0): 7, ("in", 1): 0, ("in", 2): 4}
-    assert source.before_end(read) == {("in", 0): 3, ("in", 1): 0}
-    assert source_of(None).before_end({("in", 0): 7}) == {("in", 0): 7} and not source_of(None).is_bounded
+    assert source.clip_to_ends(read) == {("in", 0): 3, ("in", 1): 0}
+    assert source_of(None).clip_to_ends({("in", 0): 7}) == {("in", 0): 7} and not source_of(None).is_bounded
 
 
 def test_a_partition_without_so_late_a_record_ends_where_it_is() -> None:

@@ -25,7 +25,7 @@ from flinkish_spark.connectors.kafka.format.commits import (
     sink_dir,
     uuid_of,
 )
-from flinkish_spark.connectors.kafka.format.writer import before_full_refresh, settle
+from flinkish_spark.connectors.kafka.format.writer import find_refreshed_checkpoints, settle
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
     BrokerUnavailableError,
@@ -145,7 +145,7 @@ class Group:
     def __init__(self) -> None:
         self.notes: dict[tuple[str, int], str] = {}
 
-    def committed_notes(self, group: str) -> dict[tuple[str, int], str]:
+    def find_committed_notes(self, group: str) -> dict[tuple[str, int], str]:
         return dict(self.notes)
 
     def commit_offsets(self, group: str, offsets: dict[tuple[str, int], int], how: object, note: str) -> None:
@@ -176,7 +176,7 @@ class Driver:
             if rows:
                 name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
                 found.append(self.brokers.stage(str(name), rows).to_json())
-        return lease.staged(BatchId(batch), acks, found)
+        return lease.to_staged_batch(BatchId(batch), acks, found)
 
     def run(self, batch: int, content: dict[int, list[int]]) -> None:
         """Run a micro-batch as Spark does: offsets, tasks, commit, commits/N; abort if that fails."""
@@ -421,12 +421,12 @@ def test_only_checkpoints_of_the_same_flow_of_a_pipeline_are_those_before_its_re
         uuid_of(sink_dir(used))
     (flow / "3").mkdir()
     (flow / "0.bak").mkdir()
-    assert before_full_refresh(flow / "10") == [flow / "0", flow / "2"]
-    assert before_full_refresh(flow / "0") == []
+    assert find_refreshed_checkpoints(flow / "10") == [flow / "0", flow / "2"]
+    assert find_refreshed_checkpoints(flow / "0") == []
     # Elsewhere numbers are somebody's own.
     for number in "1", "2":
         uuid_of(sink_dir(tmp_path / "plain" / number))
-    assert before_full_refresh(tmp_path / "plain" / "2") == []
+    assert find_refreshed_checkpoints(tmp_path / "plain" / "2") == []
 
 
 def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> None:

@@ -479,7 +479,7 @@ def test_a_doubt_starts_anew_when_less_is_missing() -> None:
 def decoded(data: bytes, start: int, end: int, asked: int = 0, **settings: Any) -> list[Any]:
     reader = RangeReader(KafkaConnection("a:1"), ReaderSettings(**settings))
     fetched = FetchedBatches(list(batches(data)), (), asked)
-    return list(reader._decoded(OffsetRange("t", 3, start, end), fetched))
+    return list(reader._decode(OffsetRange("t", 3, start, end), fetched))
 
 
 def test_small_batches_become_one_and_are_cut_to_the_range() -> None:
