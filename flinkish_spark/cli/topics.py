@@ -222,7 +222,9 @@ def _fate(reader: EvidenceReader, staged: KafkaSinkCommittable) -> str:
     return fate
 
 
-def _checkpoint_row(one: Named, staged: KafkaSinkCommittable, place: tuple[int, int | None], fate: str) -> TopicRow:
+def _checkpoint_row(
+    one: Named, staged: KafkaSinkCommittable, place: tuple[int, int | None], fate: str
+) -> TopicRow:
     told = {
         Standing.CONFIRMED: "confirmed",
         Standing.DECIDED: "decided and not confirmed",

@@ -17,7 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic, warn_of_old_times
-from flinkish_spark.connectors.kafka.client.admission import OutgoingRecords, StickyPartitioner, split_by_partition
+from flinkish_spark.connectors.kafka.client.admission import (
+    OutgoingRecords,
+    StickyPartitioner,
+    split_by_partition,
+)
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -265,7 +269,8 @@ class _Transactions:
     def send(self, topic: str, records: OutgoingRecords) -> None:
         layout = self.session.layout_with(topic, records.highest_partition)
         places = {
-            (topic, at): rows for at, rows in split_by_partition(topic, records, layout, self._spreader).items()
+            (topic, at): rows
+            for at, rows in split_by_partition(topic, records, layout, self._spreader).items()
         }
         self._is_open = True
         self.session.join(places)

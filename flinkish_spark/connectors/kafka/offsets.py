@@ -223,7 +223,9 @@ class StartAtCommittedOffsets(KafkaStart):
         wanted = set(places)
         committed = admin.committed_offsets(self.group_id, Isolation.READ_COMMITTED)
         known = {at: offset for at, offset in committed.items() if at in wanted}
-        return _complete_offsets(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
+        return _complete_offsets(
+            admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at"
+        )
 
 
 def _check_offsets(which: str, given: object, to_do: str) -> None:

@@ -22,8 +22,8 @@ from flinkish_spark.connectors.kafka.checks import (
     HEADERS_TYPE,
     check_topic_retention,
     find_missing_input,
-    raise_if_it_stays,
     find_replaced_topic,
+    raise_if_it_stays,
 )
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,

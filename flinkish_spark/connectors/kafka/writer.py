@@ -236,7 +236,9 @@ class KafkaWriter(JoiningWriter):
         encode = EncodeRows(tuple((writer._encoder, request.columns) for writer, request in staging))
         rows = C.map_in_arrow(staging[0][1].rows, encode, encode.columns())
         found = _write(rows, [writer._make_own_task_sink(request) for writer, request in staging])
-        return [writer._to_result(own, request) for own, (writer, request) in zip(found, staging, strict=True)]
+        return [
+            writer._to_result(own, request) for own, (writer, request) in zip(found, staging, strict=True)
+        ]
 
     def _encode(self, request: StageRequest) -> DataFrame:
         encode = EncodeRows(((self._encoder, {name: name for name in self._columns}),))
@@ -247,7 +249,9 @@ class KafkaWriter(JoiningWriter):
 
     def _to_result(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
         staged = [
-            KafkaSinkCommittable(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
+            KafkaSinkCommittable(KafkaCommittable.from_json(r["committable"]))
+            for r in found
+            if r["committable"]
         ]
         tasks = tuple(TaskAck.from_json(r) for r in found)
         checkpoint = checkpoint_in(tasks)

@@ -57,7 +57,11 @@ def decisions(job_dir):
 
 
 def transactions(decision):
-    return {KafkaSinkCommittable.of(c.payload).transaction for staged in decision.batches for c in staged.committables}
+    return {
+        KafkaSinkCommittable.of(c.payload).transaction
+        for staged in decision.batches
+        for c in staged.committables
+    }
 
 
 def test_a_checkpoint_is_one_transaction_through_a_failure_in_front_of_a_decision(

@@ -156,7 +156,7 @@ def next_barrier(gate: InputGate, ahead: BarrierScan) -> SeenBarrier | None:
     return next(wanted, None)
 
 
-def count_partitions_with_barrier(checkpoint: CheckpointId, topic: str, view: View) -> int:
+def count_barriers(checkpoint: CheckpointId, topic: str, view: View) -> int:
     """Return how many partitions of a topic have a barrier of the checkpoint, 0 if that is not known."""
     barriers = (s.mark for (name, _), ahead in view.ahead.items() if name == topic for s in ahead.barriers)
     return max((mark.partitions for mark in barriers if mark.checkpoint == checkpoint), default=0)
@@ -172,12 +172,14 @@ def turns_unaligned_at_ms(state: CutState, view: View) -> int | None:
     [alignment] = (one for one in state.gate.pending if one.phase is AlignmentPhase.BLOCKING)
     awaited = map(place_of, alignment.awaited)
     outside = [place for place in view.begin if channel_of(place) not in state.gate.channels]
-    partitions = {topic: count_partitions_with_barrier(alignment.checkpoint, topic, view) for topic, _ in outside}
+    partitions = {topic: count_barriers(alignment.checkpoint, topic, view) for topic, _ in outside}
     is_ahead = all(place in state.passed or place in state.resting for place in awaited)
     return at_ms if is_ahead and all(0 < partitions[topic] <= number for topic, number in outside) else None
 
 
-def adapt_to_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[CutState, tuple[Effect, ...]]:
+def adapt_to_mode(
+    state: CutState, view: View, settings: AlignmentSettings
+) -> tuple[CutState, tuple[Effect, ...]]:
     """Return the state for a source that may have had another mode up to its start."""
     # Where barriers are only counted from now on, nobody waits any more. Where they were only counted, cuts
     # are given up that some partitions have passed already: the effects say which.
@@ -300,7 +302,7 @@ def _add_new_partitions(state: CutState, view: View, settings: AlignmentSettings
     stands = NewChannel.AWAITS_BARRIERS if awaits else NewChannel.BEHIND_BARRIERS
     gate = replace(gate, settings=drop_timeout(settings))
     for place in outside:
-        if counts or (target is not None and place[1] < count_partitions_with_barrier(target, place[0], view)):
+        if counts or (target is not None and place[1] < count_barriers(target, place[0], view)):
             gate, _ = gate.on_new_channel(channel_of(place), view.begin[place], stands, view.now_ms)
             resting.add(place)
     return replace(state, gate=gate, resting=frozenset(resting))

@@ -138,7 +138,9 @@ class BarrierFinder:
         self._known[place] = _KnownRange(position, known.upto, max(known.end, position), barriers)
         return BarrierScan(max(known.end, position), barriers)
 
-    def _extend(self, place: Place, known: _KnownRange, end: int, passed: PassedBarrier | None) -> _KnownRange:
+    def _extend(
+        self, place: Place, known: _KnownRange, end: int, passed: PassedBarrier | None
+    ) -> _KnownRange:
         newest = passed
         if known.barriers:
             mark = known.barriers[-1].mark
@@ -150,7 +152,9 @@ class BarrierFinder:
         behind = more.end if more.end > known.upto else known.end
         return _KnownRange(known.start, upto, behind, (*known.barriers, *more.barriers))
 
-    def _from_the_end(self, place: Place, start: int, end: int, newest: PassedBarrier | None) -> BarrierScan | None:
+    def _from_the_end(
+        self, place: Place, start: int, end: int, newest: PassedBarrier | None
+    ) -> BarrierScan | None:
         """Return all that is between, None if that takes more than a few looks."""
         behind, upper = start, end
         barriers: tuple[SeenBarrier, ...] = ()

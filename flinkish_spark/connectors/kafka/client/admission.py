@@ -387,7 +387,9 @@ class Admission:
             return AdmissionResult(records)
         return self._refuse(topic, records, checks)
 
-    def _refuse(self, topic: str, records: OutgoingRecords, checks: dict[Reason, npt.NDArray[np.bool_]]) -> AdmissionResult:
+    def _refuse(
+        self, topic: str, records: OutgoingRecords, checks: dict[Reason, npt.NDArray[np.bool_]]
+    ) -> AdmissionResult:
         settings = self._settings
         refused = np.logical_or.reduce(list(checks.values()))
         sizes = record_sizes(records.keys, records.values, records.headers).tolist()
@@ -401,7 +403,11 @@ class Admission:
                 policy, name = (settings.oversize, settings.dead_letter_topic)
             if policy is OnRefusal.DEAD_LETTER and name is not None:
                 # A dead letter itself says already where it comes from.
-                about = [] if topic == name else self._make_letter_headers(reason, sentence, topic, records, index)
+                about = (
+                    []
+                    if topic == name
+                    else self._make_letter_headers(reason, sentence, topic, records, index)
+                )
                 is_cut = reason is Reason.OVERSIZE
                 letter = self._letter(records, index, about, sizes[index], is_cut)
                 by_topic.setdefault(name, []).append(letter)
@@ -447,7 +453,12 @@ class Admission:
                 )
 
     def _letter(
-        self, records: OutgoingRecords, index: int, about: list[tuple[str, bytes | None]], size: int, is_cut: bool
+        self,
+        records: OutgoingRecords,
+        index: int,
+        about: list[tuple[str, bytes | None]],
+        size: int,
+        is_cut: bool,
     ) -> _Letter:
         """Return what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
         key, value = records.keys[index].as_py(), records.values[index].as_py()

@@ -844,7 +844,9 @@ def _plain(raw: RawBatch) -> bytes | memoryview:
 
 def _offsets(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int64s:
     offsets = _repeat_per_record(batch_headers, fields, "base_offset") + fields.offset_deltas
-    inside = (fields.offset_deltas >= 0) & (offsets <= _repeat_per_record(batch_headers, fields, "last_offset"))
+    inside = (fields.offset_deltas >= 0) & (
+        offsets <= _repeat_per_record(batch_headers, fields, "last_offset")
+    )
     inside[1:] &= (np.diff(offsets) > 0) | (np.diff(fields.batch) > 0)
     fields.require(inside, "its offsets do not ascend within its range")
     return offsets

@@ -750,7 +750,9 @@ class FetchClient:
         return 0, row["leader_id"]
 
 
-async def _send_fetch(admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits) -> FetchAnswer:
+async def _send_fetch(
+    admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits
+) -> FetchAnswer:
     response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
     if response.error_code:
         return dict.fromkeys(offsets, RawSlice(int(response.error_code)))

@@ -304,7 +304,9 @@ def _rebuild_connection(servers: str, options: dict[str, str]) -> KafkaConnectio
     """Return the connection of a task, whose secrets stand for themselves."""
     connection = object.__new__(KafkaConnection)
     object.__setattr__(connection, "bootstrap_servers", _check_servers(servers))
-    object.__setattr__(connection, "options", MappingProxyType({n: _ResolvedValue(v) for n, v in options.items()}))
+    object.__setattr__(
+        connection, "options", MappingProxyType({n: _ResolvedValue(v) for n, v in options.items()})
+    )
     return connection
 
 

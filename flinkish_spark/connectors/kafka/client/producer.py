@@ -17,13 +17,13 @@ import numpy as np
 
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.admission import (
-    OutgoingRecords,
     Admission,
+    OutgoingRecords,
     Reaction,
     StickyPartitioner,
+    reaction_to,
     split_by_partition,
     split_by_topic,
-    reaction_to,
 )
 from flinkish_spark.connectors.kafka.client.batches import (
     TRANSACTIONAL_BIT,
@@ -185,7 +185,9 @@ class ProducerSession:
             right = faults.missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
             raise faults.make_missing_right_error(right)
 
-    def ask_brokers(self, what: str, right: str, ask: Callable[[int], _T], why_ask_again: Callable[[_T], str]) -> _T:
+    def ask_brokers(
+        self, what: str, right: str, ask: Callable[[int], _T], why_ask_again: Callable[[_T], str]
+    ) -> _T:
         """Ask until `why_ask_again` has nothing to say about the answer; it raises on a refusal."""
         budget_ms = self.settings.producer.delivery_timeout_ms
         last = ""

@@ -11,8 +11,8 @@ from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_
 from flinkish_spark.connectors.kafka.format.options import (
     EARLIEST,
     LATEST,
-    OffsetRangeLimit,
     NoOffsetStrategy,
+    OffsetRangeLimit,
     SourceOptions,
 )
 from flinkish_spark.connectors.kafka.offsets import first_at_least_as_late, places_in

@@ -325,7 +325,9 @@ def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeL
         return OffsetRangeLimit(timestamp_ms=int(timestamp))
     by_timestamp = given.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
-        return OffsetRangeLimit(timestamps_ms=_parse_places(f"{side}OffsetsByTimestamp", by_timestamp, lowest=0))
+        return OffsetRangeLimit(
+            timestamps_ms=_parse_places(f"{side}OffsetsByTimestamp", by_timestamp, lowest=0)
+        )
     text = given.text(f"{side}Offsets")
     if text is None:
         return OffsetRangeLimit(everywhere=otherwise)
@@ -334,7 +336,9 @@ def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeL
         if side == "ending" and word == EARLIEST:
             raise _unusable("endingOffsets", text, "use latest or offsets as JSON")
         return OffsetRangeLimit(everywhere=word)
-    return OffsetRangeLimit(offsets=_parse_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST))
+    return OffsetRangeLimit(
+        offsets=_parse_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST)
+    )
 
 
 def _parse_places(name: str, text: str, *, lowest: int) -> dict[Place, int]:

@@ -23,10 +23,22 @@ from flinkish_spark.checkpoint.control import (
 )
 from flinkish_spark.connectors.control_source import ControlRow, wake_rows
 from flinkish_spark.connectors.kafka.chaining import alignment as plan
-from flinkish_spark.connectors.kafka.chaining.alignment import Offer, MicroBatchPlan, Range, View, plan_micro_batch
-from flinkish_spark.connectors.kafka.chaining.upstream import BarrierFinder, PassedBarrier, Scan, SharedPlan, describe_status
+from flinkish_spark.connectors.kafka.chaining.alignment import (
+    MicroBatchPlan,
+    Offer,
+    Range,
+    View,
+    plan_micro_batch,
+)
+from flinkish_spark.connectors.kafka.chaining.upstream import (
+    BarrierFinder,
+    PassedBarrier,
+    Scan,
+    SharedPlan,
+    describe_status,
+)
 from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, GroupCommit, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.barriers import BarrierScanner, BarrierScan, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, BarrierScanner, SeenBarrier
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder, TopicWatch
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, SourceOptions
 from flinkish_spark.connectors.rates import Pace
@@ -505,7 +517,7 @@ class AlignedStreamReader(KafkaStreamReader):
             self._waiting_since_ms = now_ms
 
 
-def _read_offer(control: Mapping[str, Any], drawn: int) -> Offer:
+def _parse_offer(control: Mapping[str, Any], drawn: int) -> Offer:
     if "checkpoint" not in control:
         return Offer(CheckpointId(drawn))
     purpose = CheckpointPurpose(control.get("purpose", CheckpointPurpose.PERIODIC.value))

@@ -124,7 +124,9 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         with WIRES.wire(self._options.connection) as wire:
             marks, topic = None, self._options.topic
             if topic is not None:
-                marks = KafkaMarks(KafkaAdmin.from_wire(wire), uuid_of(sink_dir(checkpoint_location)), SINK, topic)
+                marks = KafkaMarks(
+                    KafkaAdmin.from_wire(wire), uuid_of(sink_dir(checkpoint_location)), SINK, topic
+                )
             client = TransactionClient.from_wire(wire)
             yield MicroBatchCommits(checkpoint_location, client, self._make_observer(), _driver(), marks)
 
@@ -203,5 +205,7 @@ def _to_staged_batch(messages: list[WriterCommitMessage | None], batch: int) -> 
         raise InternalError(f"the tasks of one micro-batch belong to several attempts: {leases}")
     payloads = [report["committable"] for report in reports if report["committable"]]
     return (
-        leases.pop().to_staged_batch(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads) if leases else None
+        leases.pop().to_staged_batch(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads)
+        if leases
+        else None
     )

@@ -32,7 +32,12 @@ from flinkish_spark.connectors.kafka.client.reader import FetchedBatches, Offset
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable
 from flinkish_spark.connectors.kafka.format import reader as rows
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, parse_stream
-from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaCommitter, KafkaSinkCommittable, checkpoint_in
+from flinkish_spark.connectors.kafka.writer import (
+    BARRIER_TASK,
+    KafkaCommitter,
+    KafkaSinkCommittable,
+    checkpoint_in,
+)
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, GraphError
@@ -246,7 +251,9 @@ def barrier(number: int, checkpoint: int) -> KafkaSinkCommittable:
 
 def test_the_barrier_of_an_aborted_checkpoint_is_aborted_when_its_data_is_committed() -> None:
     """Checkpoint 4 was aborted; what it staged passed to 5. The same again after a crash."""
-    all_ = committables(KafkaSinkCommittable(handle(1)), barrier(2, 4), KafkaSinkCommittable(handle(3)), barrier(4, 5))
+    all_ = committables(
+        KafkaSinkCommittable(handle(1)), barrier(2, 4), KafkaSinkCommittable(handle(3)), barrier(4, 5)
+    )
     expected = [("commit", 1), ("abort", 2), ("commit", 3), ("commit", 4)]
     client = FakeClient()
     for _ in range(2):
@@ -258,7 +265,9 @@ def test_the_barrier_of_an_aborted_checkpoint_is_aborted_when_its_data_is_commit
 @pytest.mark.parametrize("outcome", [Outcome.RETRY, Outcome.FENCED])
 def test_nothing_is_committed_behind_a_barrier_that_could_not_be_aborted(outcome: Outcome) -> None:
     client = FakeClient(abort=outcome)
-    answers = committer(client).commit(CheckpointId(5), committables(barrier(2, 4), KafkaSinkCommittable(handle(3))))
+    answers = committer(client).commit(
+        CheckpointId(5), committables(barrier(2, 4), KafkaSinkCommittable(handle(3)))
+    )
     assert [a.outcome for a in answers] == [outcome]
     assert client.calls == [("abort", 2)]
 

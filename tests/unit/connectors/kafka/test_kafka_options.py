@@ -405,7 +405,9 @@ def test_spark_and_java_get_what_was_given(certificates: LocalCertificates) -> N
     given = {**inline(certificates), "security.protocol": "SASL_SSL", "sasl.jaas.config": JAAS}
     connection = KafkaConnection("b:1", {f"kafka.{name}": value for name, value in given.items()})
     assert connection.to_java_options() == {"bootstrap.servers": "b:1", **given}
-    assert connection.to_spark_options() == {f"kafka.{name}": value for name, value in connection.to_java_options().items()}
+    assert connection.to_spark_options() == {
+        f"kafka.{name}": value for name, value in connection.to_java_options().items()
+    }
 
 
 # -- brokers that hang, move or throttle ------------------------------------------------------------

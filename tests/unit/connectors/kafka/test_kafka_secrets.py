@@ -42,7 +42,8 @@ def test_a_password_within_a_login_may_be_elsewhere(quote: str, monkeypatch: pyt
     jaas = f"{MODULE} username={quote}alice{quote} password={quote}env:WORD{quote};"
     one = connection(**LOGIN, **{"sasl.jaas.config": jaas})
     assert (
-        one.to_java_options()["sasl.jaas.config"] == f'{MODULE} username={quote}alice{quote} password="a\\"b\\\\c";'
+        one.to_java_options()["sasl.jaas.config"]
+        == f'{MODULE} username={quote}alice{quote} password="a\\"b\\\\c";'
     )
     assert one.to_client_arguments()["sasl_plain_password"] == 'a"b\\c'
 

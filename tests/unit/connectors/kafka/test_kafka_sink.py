@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
 from flinkish_spark.connectors.formats.avro_encoder import derived_schema
 from flinkish_spark.connectors.kafka.client import admin
-from flinkish_spark.connectors.kafka.client.admission import OutgoingRecords, Admission, prepend_headers
+from flinkish_spark.connectors.kafka.client.admission import Admission, OutgoingRecords, prepend_headers
 from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
     Codec,
@@ -250,7 +250,7 @@ def settings(**changes: Any) -> StagingSettings:
 LETTERS = {"bad_record": OnRefusal.DEAD_LETTER, "bad_record_topic": "bad"}
 
 
-def admit(changes: dict[str, Any], count: int = 1, topic: str = "a", **columns: Any) -> Any:
+def judged(changes: dict[str, Any], count: int = 1, topic: str = "a", **columns: Any) -> Any:
     admission = Admission(settings(**changes), COMMON, ManualClock(9_000))
     values = columns.pop("values", pa.array([b"v%d" % n for n in range(count)], pa.binary()))
     at_ms = np.asarray(columns.pop("timestamps_ms", 5), np.int64)

@@ -93,7 +93,11 @@ def test_every_partition_has_a_beginning(start, wanted) -> None:
         (StartAtOffsets({"in": {1: 4}}), BROKERS, "names the offset 4 of in-1, which holds 0 to 3"),
         (StartAtOffsets({"in": {2: 0}}), BROKERS, "begins at an offset of in-2, which it does not read"),
         (StartAtOffsets({"out": {0: 0}}), BROKERS, "begins at an offset of out-0"),
-        (StartAtCommittedOffsets("old"), Brokers((7, 9), (0, 3), old={0: 4}), "group 'old' stands at the offset 4"),
+        (
+            StartAtCommittedOffsets("old"),
+            Brokers((7, 9), (0, 3), old={0: 4}),
+            "group 'old' stands at the offset 4",
+        ),
     ],
 )
 def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> None:

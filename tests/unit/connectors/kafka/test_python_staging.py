@@ -28,10 +28,10 @@ from flinkish_spark.connectors.kafka.client.admission import (
     OutgoingRecords,
     Reaction,
     StickyPartitioner,
-    split_by_partition,
-    split_by_topic,
     partitions_for_keys,
     reaction_to,
+    split_by_partition,
+    split_by_topic,
 )
 from flinkish_spark.connectors.kafka.client.batches import Codec, batches, decode
 from flinkish_spark.connectors.kafka.client.client import (
@@ -261,7 +261,9 @@ def test_every_code_has_one_reaction_and_an_unknown_one_fails() -> None:
 
 def addressed(count: int = 1, **columns: Any) -> OutgoingRecords:
     given: dict[str, Any] = {"keys": None, "values": numbered(count), "timestamps_ms": 5, **columns}
-    return OutgoingRecords.of(*(given.get(n) for n in ("keys", "values", "headers", "topics", "partitions")), 5)  # type: ignore[arg-type]
+    return OutgoingRecords.of(
+        *(given.get(n) for n in ("keys", "values", "headers", "topics", "partitions")), 5
+    )  # type: ignore[arg-type]
 
 
 def test_records_without_key_fill_one_partition_after_the_other() -> None:
@@ -290,13 +292,17 @@ def test_records_without_key_fill_one_partition_after_the_other() -> None:
 def test_records_without_key_keep_away_from_partitions_without_leader() -> None:
     layout = TopicLayout(0, (-1, 1, -1, 2))
     assert set(split_by_partition("a", addressed(1000), layout, StickyPartitioner(2000))) == {1, 3}
-    assert set(split_by_partition("a", addressed(1000), TopicLayout(0, (-1, -1)), StickyPartitioner(2000))) == {0, 1}
+    assert set(
+        split_by_partition("a", addressed(1000), TopicLayout(0, (-1, -1)), StickyPartitioner(2000))
+    ) == {0, 1}
 
 
 def test_partitions_are_explicit_by_key_or_spread_in_this_order() -> None:
     keys = binary(b"k", b"k", None, b"other")
     records = addressed(4, keys=keys, partitions=pa.array([2, None, None, 0], pa.int32()))
-    found = split_by_partition("a", records, TopicLayout(0, (1, 1, 1)), StickyPartitioner(1000, start=lambda _: 1))
+    found = split_by_partition(
+        "a", records, TopicLayout(0, (1, 1, 1)), StickyPartitioner(1000, start=lambda _: 1)
+    )
     by_key = int(partitions_for_keys(keys, 3)[1])
     expected: dict[int, list[int]] = defaultdict(list)
     for row, partition in enumerate([2, by_key, 1, 0]):
@@ -327,7 +333,9 @@ def test_a_partition_that_was_added_since_is_found() -> None:
 
 def test_records_are_parted_by_topic() -> None:
     records = addressed(4, topics=pa.array(["x", None, "y", "x"]))
-    found = {topic: [int(v[:6]) for v in part.values.to_pylist()] for topic, part in split_by_topic(records, "a")}
+    found = {
+        topic: [int(v[:6]) for v in part.values.to_pylist()] for topic, part in split_by_topic(records, "a")
+    }
     assert found == {"x": [0, 3], "a": [1], "y": [2]}
     for topics in (None, pa.array(["x", None, "y", "x"]), pa.nulls(4, pa.string())):
         with pytest.raises(BadRecordError) as refused:
