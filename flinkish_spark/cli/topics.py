@@ -91,12 +91,12 @@ class TopicRow:
 
 
 def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
-    from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
+    from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, make_unknown_topic_error
 
     admin = KafkaAdmin.from_wire(wire)
     known = admin.topics([topic])
     if topic not in known:
-        raise unknown_topic(topic, wire.connection.servers, of=f"the job '{job.name}'")
+        raise make_unknown_topic_error(topic, wire.connection.servers, of=f"the job '{job.name}'")
     places = [(topic, partition) for partition in range(known[topic].partitions)]
     # This order matters: what is open by now was named before, or is its newest owner's.
     producers = wire.producers(places)

@@ -39,7 +39,12 @@ from flinkish_spark.connectors.kafka.client.shared_transaction import (
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.record_encoder import KEY, PARTITION, TOPIC
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable, KafkaWriter, checkpoint_in, ticket_of
+from flinkish_spark.connectors.kafka.writer import (
+    KafkaSinkCommittable,
+    KafkaWriter,
+    find_checkpoint,
+    make_ticket_name,
+)
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
@@ -178,13 +183,13 @@ class AtomicWriter(SinkWriter):
                     transaction_timeout_ms=self._sink.transaction_timeout_ms,
                 )
                 transaction = SharedTransaction(wire, settings, self._sink.topics)
-            transaction.ask_over(wire)
+            transaction.use_wire(wire)
             return self._stage(transaction, wire, request)
 
     def _stage(self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest) -> StageResult:
         found = self._write(transaction, request)
         tasks = tuple(TaskAck.from_json(report) for report in found)
-        checkpoint = checkpoint_in(tasks)
+        checkpoint = find_checkpoint(tasks)
         if transaction.is_empty:
             transaction.abort()
             return StageResult(tasks, ())
@@ -202,7 +207,7 @@ class AtomicWriter(SinkWriter):
         most = int(request.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         owners = Owners(transaction.partitions, self._sink.topic, most)
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
-        names = [ticket_of(prefix, task) for task in range(owners.tasks)]
+        names = [make_ticket_name(prefix, task) for task in range(owners.tasks)]
         before = transaction.tickets(names)
         producer = transaction.producer(prefix)
         found = self._tasks.write_shared(
@@ -210,7 +215,7 @@ class AtomicWriter(SinkWriter):
         )
         outcomes = [_outcome(report) for report in found]
         given: dict[str, Ticket | None] = dict.fromkeys(names)
-        given.update((ticket_of(prefix, one.task), one.ticket) for one in outcomes)
+        given.update((make_ticket_name(prefix, one.task), one.ticket) for one in outcomes)
         # This order matters: a ticket that is taken later belongs to an attempt that sees what is written.
         why = why_other_attempts(before, transaction.tickets(names), given)
         if why:

@@ -73,7 +73,7 @@ def find_missing_input(
     )
 
 
-def raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
+def raise_if_confirmed(loss: Callable[[], InputLostError | None]) -> None:
     error = poll_until_confirmed(loss, lambda found: found is not None, SystemClock())
     if error is not None:
         raise error
@@ -84,7 +84,7 @@ _SETTINGS = (_POLICY, _RETENTION, _LAG) = "cleanup.policy", "retention.ms", "min
 
 
 @dataclass(frozen=True, slots=True)
-class TopicKeeping:
+class TopicRetention:
     #: Of ``cleanup.policy``; Kafka 4 has topics without any, which keep everything.
     policies: frozenset[str]
     #: After which the policy ``delete`` removes a record; None for never.
@@ -93,7 +93,7 @@ class TopicKeeping:
     compaction_lag_ms: int
 
     @classmethod
-    def of(cls, settings: Mapping[str, str]) -> TopicKeeping:
+    def of(cls, settings: Mapping[str, str]) -> TopicRetention:
         """Return what a topic's settings say; raise KeyError if one of them is not shown."""
         retention_ms = int(settings[_RETENTION])
         policies = frozenset(filter(None, (one.strip() for one in settings[_POLICY].split(","))))
@@ -114,7 +114,7 @@ def check_topic_retention(
     connection: KafkaConnection, topics: Sequence[str], uid: str, needed_ms: int
 ) -> None:
     """Refuse topics that delete records younger than `needed_ms`, warn of those that compact them."""
-    for topic, keeping in keeping_of(connection, topics).items():
+    for topic, keeping in read_topic_retention(connection, topics).items():
         if keeping is None:
             LOG.warning(
                 "source '%s': the settings of topic '%s' are hidden from this principal (DESCRIBE_CONFIGS); "
@@ -147,7 +147,9 @@ def check_topic_retention(
             )
 
 
-def keeping_of(connection: KafkaConnection, topics: Sequence[str]) -> dict[str, TopicKeeping | None]:
+def read_topic_retention(
+    connection: KafkaConnection, topics: Sequence[str]
+) -> dict[str, TopicRetention | None]:
     """Ask the brokers; None for a topic whose settings they do not show."""
     resources = [
         ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(_SETTINGS)) for topic in topics
@@ -162,11 +164,11 @@ def keeping_of(connection: KafkaConnection, topics: Sequence[str]) -> dict[str, 
         found = {}
     finally:
         wire.close()
-    keeping: dict[str, TopicKeeping | None] = dict.fromkeys(topics)
+    keeping: dict[str, TopicRetention | None] = dict.fromkeys(topics)
     for topic in topics:
         # They may not be shown, or be null.
         with suppress(KeyError, ValueError):
-            keeping[topic] = TopicKeeping.of({name: str(found[topic][name]["value"]) for name in _SETTINGS})
+            keeping[topic] = TopicRetention.of({name: str(found[topic][name]["value"]) for name in _SETTINGS})
     return keeping
 
 

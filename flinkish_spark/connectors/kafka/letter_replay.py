@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic, warn_of_old_times
+from flinkish_spark.connectors.kafka.client.admin import (
+    KafkaAdmin,
+    make_unknown_topic_error,
+    warn_of_old_times,
+)
 from flinkish_spark.connectors.kafka.client.admission import (
     OutgoingRecords,
     StickyPartitioner,
@@ -139,7 +143,7 @@ class LetterReplay:
         if topic not in self._partitions:
             known = admin.topics([topic])
             if topic not in known:
-                raise unknown_topic(topic, self._connection.servers, of="dead letters")
+                raise make_unknown_topic_error(topic, self._connection.servers, of="dead letters")
             self._partitions[topic] = known[topic].partitions
             if topic != self._letters:
                 warn_of_old_times(known, [topic], "replay-dead-letters")
@@ -159,7 +163,7 @@ class LetterReplay:
             )
         earlier = _parse_note(admin.find_committed_notes(self._group, stable).get(place, ""))
         first = min([done, *(max(begin, left[0]) for left in earlier if left[1] >= begin)])
-        left = _LeftBehind(earlier)
+        left = _SkippedLetters(earlier)
         chosen: list[_Letter] = []
         for letter in self._read_letters(OffsetRange(*place, first, end)):
             was_passed = letter.offset < done and not left.was(letter.offset)
@@ -289,13 +293,13 @@ class _Transactions:
         """Abort what is open, for the readers of its topics; the next run would, or its timeout."""
         try:
             if self._is_open:
-                self._outbox.hush(ABORT_BOUND_MS)
+                self._outbox.wait_for_pending(ABORT_BOUND_MS)
                 abort_own(self._wire, self.session.handle, ABORT_BOUND_MS)
         finally:
             self._wire.close()
 
 
-class _LeftBehind:
+class _SkippedLetters:
     """Which letters of a partition are left behind, as ranges of offsets, while they are read in order."""
 
     def __init__(self, earlier: Sequence[tuple[int, int]]) -> None:

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.client.admin import (
+    PREFLIGHT_TIMEOUT_MS,
+    KafkaAdmin,
+    make_unknown_topic_error,
+)
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -84,7 +88,7 @@ class KafkaManifest(Manifest):
         """Refuse an unknown topic and missing rights."""
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             if self.topic not in admin.topics([self.topic]):
-                raise unknown_topic(self.topic, self.connection.servers, of="the manifest")
+                raise make_unknown_topic_error(self.topic, self.connection.servers, of="the manifest")
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, MANIFEST_TASK, 0)
             admin.probe_transactional_id(str(probe), _TRANSACTION_TIMEOUT_MS)
 

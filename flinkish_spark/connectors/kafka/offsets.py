@@ -19,7 +19,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
     OffsetDirection,
     TopicPattern,
-    places_of,
+    list_places,
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.core.clock import Clock, SystemClock
@@ -40,7 +40,7 @@ def places_in(
 ) -> list[Place]:
     """Return the partitions that are read; raise GraphError for one that its topic does not have."""
     if not partitions:
-        return places_of(counts)
+        return list_places(counts)
     for topic, numbers in partitions.items():
         missing = [number for number in numbers if number >= counts.get(topic, number + 1)]
         if missing:
@@ -85,7 +85,7 @@ class TopicSelection:
 
     def places(self, admin: KafkaAdmin, clock: Clock) -> list[Place]:
         if self.pattern:
-            return places_of(admin.matching(TopicPattern(self.pattern)))
+            return list_places(admin.matching(TopicPattern(self.pattern)))
         found = poll_until_confirmed(
             lambda: admin.partition_counts(self.topics), lambda one: len(one) < len(self.topics), clock
         )
@@ -98,7 +98,7 @@ class TopicSelection:
             )
         if self.partitions:
             return [(topic, one) for topic, numbers in self.partitions.items() for one in numbers]
-        return places_of(found)
+        return list_places(found)
 
 
 def _check_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -258,7 +258,7 @@ def check_starting_offsets(start: Any, group_id: str) -> StartingOffsets | Kafka
         if not start.group_id and not group_id:
             raise ConfigError(
                 "the source begins at the offsets of a consumer group, and no group is named",
-                what_to_do='give the source a group_id, or name one: StartAtCommittedOffsets("orders-consumers")',
+                what_to_do='give the source a group_id, or name one: StartAtCommittedOffsets("orders-app")',
             )
         return StartAtCommittedOffsets(start.group_id or group_id, start.otherwise)
     if isinstance(start, KafkaStart):

@@ -37,7 +37,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
             for name in named_columns(form):
-                _kind(fields, uid, part, name)
+                _find_type(fields, uid, part, name)
             check_encodable(form, fields, f"the {part} of sink '{uid}'")
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
         ("row kind", sink.row_kind, (T.StringType,), "STRING"),
@@ -46,7 +46,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
     ]
     if isinstance(sink.headers, str):
-        kind = _kind(schema, uid, "list of headers", sink.headers)
+        kind = _find_type(schema, uid, "list of headers", sink.headers)
         if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
             raise SchemaError(
                 f"the list of headers of sink '{uid}' is the column '{sink.headers}' of type "
@@ -59,7 +59,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         bytes_or_text = (T.StringType, T.BinaryType)
         wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
     for role, column, kinds, words in wanted:
-        if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
+        if column and not isinstance(kind := _find_type(schema, uid, role, column), kinds):
             raise SchemaError(
                 f"the {role} of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
                 why=f"it must be {words}",
@@ -68,7 +68,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
             )
 
 
-def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
+def _find_type(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
     if column not in schema.names:
         raise SchemaError(
             f"the {role} of sink '{uid}' is the column '{column}', which its stream does not have",
@@ -158,12 +158,16 @@ class RecordEncoder:
             kind = records.column(self.row_kind).cast(pa.string())
             is_retraction = pc.is_in(kind, pa.array(RETRACTIONS, pa.string()))
             # A retraction has no value that could not fit.
-            data = _unless(is_retraction, data)
-            of_value = None if of_value is None else _unless(is_retraction, of_value)
+            data = _null_where(is_retraction, data)
+            of_value = None if of_value is None else _null_where(is_retraction, of_value)
             kinds = pa.array([one.value for one in RowKind], pa.string())
-            no_kind = _where(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
+            no_kind = _make_reasons(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
             is_bytes = isinstance(self.key.form, Raw | String)
-            misfits = [no_kind, key.misfit, _where(key.data.is_null(), "it has no key") if is_bytes else None]
+            misfits = [
+                no_kind,
+                key.misfit,
+                _make_reasons(key.data.is_null(), "it has no key") if is_bytes else None,
+            ]
         topics = records.column(self.topic_column).cast(pa.string()) if self.topic_column else None
         made = {TOPIC: pa.nulls(records.num_rows, pa.string()) if topics is None else topics}
         if self.partition:
@@ -205,7 +209,7 @@ class RecordEncoder:
         values = pa.concat_arrays([*given.values()]).take(pa.array(order))
         names = pa.array([*given], pa.string()).take(pa.array(np.tile(np.arange(count), size)))
         rows = np.repeat(np.arange(size), count)
-        return _lists(size, rows, names, values, values.is_valid()), None
+        return _make_lists(size, rows, names, values, values.is_valid()), None
 
 
 _HEADERS = T.ArrayType(
@@ -222,30 +226,30 @@ def _may_lack_names(headers: T.StructField) -> bool:
 
 def _to_header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
     """Return headers as lists, and why a row has wrong ones."""
-    rows, first, last = _rows_of(column)
+    rows, first, last = _find_rows(column)
     if pa.types.is_map(column.type):
         names, values = column.keys.slice(first, last - first), column.items.slice(first, last - first)
         if pa.types.is_list(values.type):
-            at, begin, end = _rows_of(values)
+            at, begin, end = _find_rows(values)
             rows, names, values = rows[at], names.take(pa.array(at)), values.values.slice(begin, end - begin)
     else:
         names, values = column.values.slice(first, last - first).flatten()
     nameless = np.unique(rows[names.is_null().to_numpy(zero_copy_only=False)])
     mask = column.is_null() if column.null_count else None
-    lists = _lists(len(column), rows, names, values, names.is_valid(), mask)
+    lists = _make_lists(len(column), rows, names, values, names.is_valid(), mask)
     if not len(nameless):
         return lists, None
     is_nameless = np.isin(np.arange(len(column)), nameless)
-    return lists, _where(pa.array(is_nameless), "a header of it has no name")
+    return lists, _make_reasons(pa.array(is_nameless), "a header of it has no name")
 
 
-def _rows_of(column: pa.Array) -> tuple[np.ndarray[Any, Any], int, int]:
+def _find_rows(column: pa.Array) -> tuple[np.ndarray[Any, Any], int, int]:
     """Return the row of each value of lists or maps, and where the values begin and end."""
     offsets = column.offsets.to_numpy()
     return np.repeat(np.arange(len(column)), np.diff(offsets)), int(offsets[0]), int(offsets[-1])
 
 
-def _lists(
+def _make_lists(
     size: int,
     rows: np.ndarray[Any, Any],
     names: pa.Array,
@@ -262,11 +266,11 @@ def _lists(
     return pa.ListArray.from_arrays(offsets, entries, type=kind, mask=mask)
 
 
-def _where(condition: pa.Array, reason: str) -> pa.Array:
+def _make_reasons(condition: pa.Array, reason: str) -> pa.Array:
     return pc.if_else(condition, reason, pa.scalar(None, pa.string()))
 
 
-def _unless(condition: pa.Array, column: pa.Array) -> pa.Array:
+def _null_where(condition: pa.Array, column: pa.Array) -> pa.Array:
     return pc.if_else(condition, pa.scalar(None, column.type), column)
 
 

@@ -82,7 +82,7 @@ class Decoding:
             )
         if self.key is None and self.key_fields_prefix:
             raise ConfigError("key_fields_prefix is given, and key is not", what_to_do="leave it out")
-        if _own_policy(self.key) not in (None, OnBadRecord.FAIL, self.policy):
+        if _find_policy(self.key) not in (None, OnBadRecord.FAIL, self.policy):
             raise ConfigError(
                 "the key has a policy for bad records that is not the value's",
                 why="a record is good or bad as a whole",
@@ -112,7 +112,7 @@ class Decoding:
 
     @property
     def policy(self) -> BadRecordPolicy:
-        return _own_policy(self.value) or _own_policy(self.key) or OnBadRecord.FAIL
+        return _find_policy(self.value) or _find_policy(self.key) or OnBadRecord.FAIL
 
     @property
     def drops_records(self) -> bool:
@@ -175,11 +175,11 @@ class Decoding:
             )
 
 
-def _own_policy(form: Format | Changes | None) -> BadRecordPolicy | None:
+def _find_policy(form: Format | Changes | None) -> BadRecordPolicy | None:
     return None if form is None or isinstance(form, Raw) else form.on_bad_record
 
 
-def decoding_of(
+def make_decoding(
     value: Format | Changes | None,
     metadata: Sequence[str],
     key: Format | None,
@@ -327,9 +327,9 @@ class RecordParts:
             found.append(rows)
             reasons.append(of_part)
             if part is self.key and self.tombstones is OnTombstone.DELETE:
-                reasons.append(_where(records.column("key").is_null(), "the record has no key"))
+                reasons.append(_make_reasons(records.column("key").is_null(), "the record has no key"))
         if self.tombstones is OnTombstone.REFUSE:
-            reasons.append(_where(records.column("value").is_null(), "the record has no value"))
+            reasons.append(_make_reasons(records.column("value").is_null(), "the record has no value"))
         return found, pc.coalesce(*reasons)
 
     def columns(self, records: pa.RecordBatch, found: list[pa.Array]) -> list[pa.Array]:
@@ -347,7 +347,7 @@ class RecordParts:
         return [made[name] for name in self.fields.names]
 
 
-def _where(mask: pa.BooleanArray, reason: str) -> pa.Array:
+def _make_reasons(mask: pa.BooleanArray, reason: str) -> pa.Array:
     return pc.if_else(mask, reason, pa.scalar(None, pa.string()))
 
 

@@ -17,8 +17,8 @@ from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
-    check_letters_stay,
-    unknown_topic,
+    check_dead_letter_topics,
+    make_unknown_topic_error,
     warn_of_old_times,
 )
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
@@ -150,12 +150,14 @@ class KafkaSink(KafkaSinkSettings, Sink):
             found = admin.topics(self.topics)
             for topic in self.topics:
                 if topic not in found:
-                    raise unknown_topic(topic, self.connection.servers, of=who)
-            check_letters_stay(found, self.dead_letter_topics, who)
+                    raise make_unknown_topic_error(topic, self.connection.servers, of=who)
+            check_dead_letter_topics(found, self.dead_letter_topics, who)
             if self.timestamp:
                 warn_of_old_times(found, self.data_topics, who)
             client = ProduceClient(wire)
-            denied = wire.call("ask for rights on topics", lambda _admin: client.unwritable(self.topics))
+            denied = wire.call(
+                "ask for rights on topics", lambda _admin: client.find_unwritable_topics(self.topics)
+            )
             if denied:
                 raise AuthorizationError(
                     f"Kafka refuses this principal WRITE on the topic '{denied[0]}' of {who}",

@@ -23,19 +23,19 @@ from flinkish_spark.connectors.kafka.checks import (
     check_topic_retention,
     find_missing_input,
     find_replaced_topic,
-    raise_if_it_stays,
+    raise_if_confirmed,
 )
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
     OffsetDirection,
     TopicPattern,
-    check_letters_stay,
-    unknown_topic,
+    check_dead_letter_topics,
+    make_unknown_topic_error,
 )
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
-from flinkish_spark.connectors.kafka.client.marks import newest_of
+from flinkish_spark.connectors.kafka.client.marks import find_newest_mark
 from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS, DeliveryGuarantee
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
@@ -53,7 +53,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     store_offsets,
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
-from flinkish_spark.connectors.kafka.records import Decoding, decoding_of
+from flinkish_spark.connectors.kafka.records import Decoding, make_decoding
 from flinkish_spark.connectors.kafka.sink import KafkaSink
 from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
 from flinkish_spark.connectors.rates import RateLimit
@@ -108,7 +108,7 @@ def check_reader_options(options: Mapping[str, str]) -> None:
             )
 
 
-def subscription(wanted: TopicSelection) -> dict[str, str]:
+def to_subscription_options(wanted: TopicSelection) -> dict[str, str]:
     if wanted.pattern:
         return {"subscribePattern": wanted.pattern}
     if not wanted.partitions:
@@ -157,7 +157,7 @@ class KafkaInput(Source):
             return ()
         raw = self.scan_with_headers(spark, place)
         bad = self.decoding.deserializer(uid, place, self.wanted.topics).bad(raw)
-        return (letters_of(bad, self.decoding.policy, uid, self.connection, peers),)
+        return (make_letter_output(bad, self.decoding.policy, uid, self.connection, peers),)
 
     @abstractmethod
     def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
@@ -195,8 +195,8 @@ class KafkaInput(Source):
             found = admin.topics(asked)
             missing = [topic for topic in asked if topic not in found]
             if missing:
-                raise unknown_topic(missing[0], self.connection.servers, of=who)
-            check_letters_stay(found, [letters], who)
+                raise make_unknown_topic_error(missing[0], self.connection.servers, of=who)
+            check_dead_letter_topics(found, [letters], who)
             counts = {name: one.partitions for name, one in found.items()}
             places_in(counts, self.wanted.partitions, "the source's partitions")
             self.check_end(admin)
@@ -210,7 +210,7 @@ class KafkaInput(Source):
     def check_position(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read."""
         admin, topics = self._admin, self.topics_at(position)
-        raise_if_it_stays(
+        raise_if_confirmed(
             lambda: (
                 find_replaced_topic(admin, topics, job_dir, uid, position)
                 or find_missing_input(admin, topics, uid, position)
@@ -240,11 +240,11 @@ class KafkaInput(Source):
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
         notes = self._admin.find_committed_notes(self.group_id).values() if self.group_id else ()
-        mark = newest_of(notes, job)
+        mark = find_newest_mark(notes, job)
         return () if mark is None else (mark,)
 
 
-def letters_of(
+def make_letter_output(
     bad: DataFrame, policy: BadRecordPolicy, uid: str, connection: KafkaConnection, peers: Sequence[Sink]
 ) -> SideOutput:
     # By a scan of their own, which ends where its logged offsets say: a record is good in the one or bad in
@@ -262,7 +262,7 @@ def letters_of(
         producer={"max.request.size": str(_MOST_LETTER_BYTES)},
         headers=HEADERS,
     )
-    letters = bad.select("key", "value", _headers(uid).alias(HEADERS), C.CHANNEL, C.SEQUENCE)
+    letters = bad.select("key", "value", _make_letter_headers(uid).alias(HEADERS), C.CHANNEL, C.SEQUENCE)
     return SideOutput(f"{uid}{_OF_LETTERS}", letters, sink)
 
 
@@ -276,7 +276,7 @@ def letters_timeout_ms(policy: DeadLetter, peers: Sequence[Sink]) -> int:
     return policy.transaction_timeout_ms or min(exact, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
 
 
-def _headers(uid: str) -> Column:
+def _make_letter_headers(uid: str) -> Column:
     # Before 1970 no sink writes; it is how a log says that it has no time.
     time_ms = F.unix_millis("timestamp")
     ours = {
@@ -322,7 +322,7 @@ def check_policies(upstream: UpstreamJob | None, connection: KafkaConnection, to
         )
 
 
-def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
+def make_upstream_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
     if upstream is None:
         return {}
     options = {names.UPSTREAM: upstream.to_option()}
@@ -454,7 +454,7 @@ class KafkaSource(KafkaInput):
         for name, content in (
             ("wanted", wanted),
             ("connection", KafkaConnection(self.bootstrap_servers, options)),
-            ("decoding", decoding_of(self.value, check_metadata(self.metadata), *parts)),
+            ("decoding", make_decoding(self.value, check_metadata(self.metadata), *parts)),
             ("topics", wanted.topics),
             ("partitions", wanted.partitions),
             ("starting_offsets", check_starting_offsets(self.starting_offsets, self.group_id)),
@@ -567,7 +567,7 @@ class KafkaSource(KafkaInput):
         elif place.job_dir is None:
             known = self._ask_offsets()
         else:
-            job_dir, name = JobDir(place.job_dir.open()), self.fact("start")
+            job_dir, name = JobDir(place.job_dir.open()), self.make_fact_name("start")
             if job_dir.known_uuid() is None:
                 # A plan that is only looked at, before the first start.
                 return StartingOffsets.EARLIEST.value
@@ -584,7 +584,7 @@ class KafkaSource(KafkaInput):
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             return to_json(self.starting_offsets.offsets(admin, self.places(admin)))
 
-    def fact(self, what: str) -> str:
+    def make_fact_name(self, what: str) -> str:
         """Return the name under which the job keeps `what` of this source."""
         # No two sources of a job read one topic. No topic has a blank in its name.
         read = self.topics or (f"pattern {self.pattern}",)
@@ -622,7 +622,7 @@ class KafkaSource(KafkaInput):
         """Record the end at the first start; called before each start of the query."""
         if self.ending is None or self._ends is not None:
             return
-        wanted, name = self.ending.to_json(), self.fact("end")
+        wanted, name = self.ending.to_json(), self.make_fact_name("end")
         recorded = job_dir.recorded(name)
         if recorded is None:
             offsets = to_json(self.ending.offsets(admin, self.places(admin)))
@@ -636,11 +636,11 @@ class KafkaSource(KafkaInput):
             )
         self.__dict__["_ends"] = from_json(recorded["offsets"])
 
-    def ends_in(self, place: JobPlace) -> Mapping[Place, int] | None:
+    def read_recorded_ends(self, place: JobPlace) -> Mapping[Place, int] | None:
         """Return the ends as they were recorded; None without any, and before the first start."""
         if self.ending is None or self._ends is not None or place.job_dir is None:
             return self._ends
-        recorded = JobDir(place.job_dir.open()).recorded(self.fact("end"))
+        recorded = JobDir(place.job_dir.open()).recorded(self.make_fact_name("end"))
         return None if recorded is None else from_json(recorded["offsets"])
 
     def clip_to_ends(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
@@ -651,39 +651,41 @@ class KafkaSource(KafkaInput):
     # How it is read:
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         check_alone(self.aligned_with, place)
-        return self._fields(self._records(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE))
+        return self._decode(self._scan(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE))
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream whose partitions each end with a barrier."""
-        upstream = reader_options(self.aligned_with, self._start)
-        records = self._records(spark, place, {names.CONTROL_PATH: place.control_path, **upstream})
-        return self._fields(records, place, (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE))
+        upstream = make_upstream_options(self.aligned_with, self._start)
+        records = self._scan(spark, place, {names.CONTROL_PATH: place.control_path, **upstream})
+        return self._decode(records, place, (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE))
 
-    def _fields(self, raw: DataFrame, place: JobPlace, kept: Sequence[str]) -> DataFrame:
+    def _decode(self, raw: DataFrame, place: JobPlace, kept: Sequence[str]) -> DataFrame:
         if self.decoding is None:
             return C.as_records(raw)
         # Two scans that begin at different places count apart what they drop.
         # A name of Spark's, in which a pattern might be anything.
-        read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
+        read = ("topics", *self.topics) if self.topics else ("pattern", self.make_fact_name("pattern"))
         counted_as = ("" if self._start is None else self._start.label, *read)
         rows_of = self.decoding.deserializer(self._uid, place, self.topics)
         return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept))
 
     def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        return self._records(spark, place, {"includeHeaders": "true"}, HEADERS)
+        return self._scan(spark, place, {"includeHeaders": "true"}, HEADERS)
 
-    def _records(
+    def _scan(
         self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str
     ) -> DataFrame:
         """Return records as Kafka has them: Spark gets ranges, which a task reads."""
-        given = {**self._options(place), **more, names.PIECES: "true"}
+        given = {**self._make_options(place), **more, names.PIECES: "true"}
         register(spark)
         pieces = spark.readStream.format(FORMAT_NAME).options(**given).load()
         topics, metadata = self.wanted.topics, tuple(self.metadata)
-        read = ReadRanges(names.parse_stream(given), topics, self.ends_in(place), metadata, columns)
+        read = ReadRanges(
+            names.parse_stream(given), topics, self.read_recorded_ends(place), metadata, columns
+        )
         return C.map_in_arrow(pieces, read, read.columns)
 
-    def _options(self, place: JobPlace) -> dict[str, str]:
+    def _make_options(self, place: JobPlace) -> dict[str, str]:
         held = {names.HELD_PATH: place.control_path, names.HELD_SOURCE: self._uid} if self._uid else {}
         most = self.max_offsets_per_second
         pace = {} if isinstance(most, Unlimited) else {names.PER_SECOND: repr(float(most))}
@@ -696,7 +698,7 @@ class KafkaSource(KafkaInput):
             **SKIP,
             **options_for(self.metadata),
             **(self.reader_options or {}),
-            **subscription(self.wanted),
+            **to_subscription_options(self.wanted),
             "startingOffsets": self.starting_option(place),
             "failOnDataLoss": "true",
             "kafka.isolation.level": "read_committed",
@@ -711,7 +713,7 @@ class KafkaSource(KafkaInput):
         logged = LoggedOffsets((offsets_in(position),))
         topics = self.topics_at(logged)
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            raise_if_it_stays(lambda: find_missing_input(admin, topics, uid, logged))
+            raise_if_confirmed(lambda: find_missing_input(admin, topics, uid, logged))
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Compare topics and offsets with what the job still has to read; fix the end."""
@@ -721,7 +723,7 @@ class KafkaSource(KafkaInput):
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
         """Compare the topics' ids: Spark does not notice a topic that was created again."""
         admin, topics = self._watch_admin, self.topics_now()
-        raise_if_it_stays(lambda: find_replaced_topic(admin, topics, job_dir, uid, None))
+        raise_if_confirmed(lambda: find_replaced_topic(admin, topics, job_dir, uid, None))
 
     def check_alignable(self, uid: str) -> None:
         if self.aligned_with is not None:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.chaining.alignment import to_json
-from flinkish_spark.connectors.kafka.checks import HEADERS, find_missing_input, raise_if_it_stays
+from flinkish_spark.connectors.kafka.checks import HEADERS, find_missing_input, raise_if_confirmed
 from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import poll_until_confirmed
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -38,7 +38,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     check_starting_offsets,
     first_at_least_as_late,
 )
-from flinkish_spark.connectors.kafka.records import decoding_of
+from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.kafka.source import KafkaInput
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, kept_once, logged_positions
@@ -173,7 +173,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             )
         decoding = None
         if isinstance(value, Format | Changes | None):
-            decoding = decoding_of(value, names, key, key_fields_prefix, tombstones)
+            decoding = make_decoding(value, names, key, key_fields_prefix, tombstones)
         if value is not None and decoding is None:
             to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
             raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
@@ -218,12 +218,14 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             # This order matters: every partition that has an end is there by then, and none is left out.
             ends = self._ends
             places = self.wanted.places(self._planning_admin, _CLOCK)
-            self._partitions = [_split(at) for at in places if ends is None or _split(at) in ends]
+            self._partitions = [
+                _format_split(at) for at in places if ends is None or _format_split(at) in ends
+            ]
             self._looked_at = time.monotonic()
         return self._partitions
 
     def first(self, split: str) -> int:
-        place = _place(split)
+        place = _parse_split(split)
         if self._from_ms:
             admin = self._planning_admin
             return first_at_least_as_late({place: self._from_ms}, admin.offsets_at, admin.end_offsets)[place]
@@ -234,7 +236,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
         """Return the end of a partition for readers of committed records."""
-        place = _place(split)
+        place = _parse_split(split)
         # A broker that has just started may not know its end yet.
         end = poll_until_confirmed(
             lambda: self._planning_admin.end_offsets([place])[place], lambda at: at < start, _CLOCK
@@ -263,7 +265,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
         def ask_now() -> dict[str, Any]:
             places = self.wanted.places(self._planning_admin, _CLOCK)
-            return {"offsets": {_split(place): at for place, at in ask(places).items()}}
+            return {"offsets": {_format_split(place): at for place, at in ask(places).items()}}
 
         is_of_job, key = bool(self._fs_folder), f"{name}.json"
         kept = kept_once(self.job_store, key, "kafka-offsets", ask_now) if is_of_job else ask_now()
@@ -276,7 +278,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
                 self.__dict__.pop(name).close()
 
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        topic, partition = _place(split)
+        topic, partition = _parse_split(split)
         names = self.schema.names
         settings = ReaderSettings(
             include_headers=HEADERS in names, include_leader_epoch=LEADER_EPOCH in names
@@ -327,24 +329,24 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
     def check_start(self, uid: str, position: Position) -> None:
         logged = LoggedOffsets((_group_by_topic(SplitPosition.from_json(position).offsets),))
         admin, topics = self._admin, self.topics_at(logged)
-        raise_if_it_stays(lambda: find_missing_input(admin, topics, uid, logged))
+        raise_if_confirmed(lambda: find_missing_input(admin, topics, uid, logged))
 
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""
         self._tell(offsets, "")
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
-        self.store_offsets({_place(split): int(offset) for split, offset in offsets.items()}, note)
+        self.store_offsets({_parse_split(split): int(offset) for split, offset in offsets.items()}, note)
 
 
-def _split(place: Place) -> str:
+def _format_split(place: Place) -> str:
     return f"{place[0]}:{place[1]}"
 
 
-def _place(split: str) -> Place:
+def _parse_split(split: str) -> Place:
     topic, _, partition = split.rpartition(":")
     return topic, int(partition)
 
 
 def _group_by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
-    return to_json({_place(split): int(offset) for split, offset in offsets.items()})
+    return to_json({_parse_split(split): int(offset) for split, offset in offsets.items()})

@@ -57,7 +57,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SinkInPython:
+class TaskSink:
     """What a task is told of a sink."""
 
     #: Of its transaction; the transactional id is the prefix that task and attempt are added to.
@@ -71,7 +71,7 @@ class SinkInPython:
         partition = task.partitionId()
         settings = replace(self.settings, transactions_of_task=transactions_of_task)
         if settings.shared is not None:
-            shared = replace(settings.shared, ticket=ticket_of(settings.shared.ticket, partition))
+            shared = replace(settings.shared, ticket=make_ticket_name(settings.shared.ticket, partition))
             settings = replace(settings, shared=shared)
         elif settings.transactional_id is not None:
             settings = replace(settings, attempt=TaskAttempt(partition, task.attemptNumber()))
@@ -106,11 +106,11 @@ class SinkInPython:
 
 
 @dataclass(frozen=True)
-class StageInPython:
+class StageRows:
     """Callable for mapInArrow: stages the rows of one task, yields a row per sink, its report as JSON."""
 
     #: Of several the column `C.SINK` says whose a row is, by place.
-    sinks: tuple[SinkInPython, ...]
+    sinks: tuple[TaskSink, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = begin_staging()
@@ -183,7 +183,7 @@ def _sequences(stored: Any) -> dict[str, tuple[int, ...]]:
     return {str(topic): tuple(known) for topic, known in stored.items()}
 
 
-def checkpoint_in(tasks: Iterable[TaskAck]) -> CheckpointId | None:
+def find_checkpoint(tasks: Iterable[TaskAck]) -> CheckpointId | None:
     return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
 
 
@@ -228,14 +228,14 @@ class KafkaWriter(JoiningWriter):
         return self._columns
 
     def stage(self, request: StageRequest) -> StageResult:
-        (found,) = _write(self._encode(request), [self._make_own_task_sink(request)])
+        (found,) = _write(self._encode(request), [self._make_transaction_sink(request)])
         return self._to_result(found, request)
 
     @classmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
         encode = EncodeRows(tuple((writer._encoder, request.columns) for writer, request in staging))
         rows = C.map_in_arrow(staging[0][1].rows, encode, encode.columns())
-        found = _write(rows, [writer._make_own_task_sink(request) for writer, request in staging])
+        found = _write(rows, [writer._make_transaction_sink(request) for writer, request in staging])
         return [
             writer._to_result(own, request) for own, (writer, request) in zip(found, staging, strict=True)
         ]
@@ -254,7 +254,7 @@ class KafkaWriter(JoiningWriter):
             if r["committable"]
         ]
         tasks = tuple(TaskAck.from_json(r) for r in found)
-        checkpoint = checkpoint_in(tasks)
+        checkpoint = find_checkpoint(tasks)
         if self._barriers is not None and checkpoint is not None:
             # Last, so that its offsets and its commit come behind those of the data.
             # The block is this micro-batch's alone, so no other transaction can have this id.
@@ -279,7 +279,7 @@ class KafkaWriter(JoiningWriter):
         (found,) = _write(assign(self._encode(request)), [told])
         return found
 
-    def _make_own_task_sink(self, request: StageRequest) -> SinkInPython:
+    def _make_transaction_sink(self, request: StageRequest) -> TaskSink:
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
         if not self._sink.partition:
             return self._make_task_sink(request, prefix, None)
@@ -290,11 +290,11 @@ class KafkaWriter(JoiningWriter):
 
     def _make_task_sink(
         self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
-    ) -> SinkInPython:
+    ) -> TaskSink:
         sink = self._sink
         is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
-        oversize, letters = _policy(sink.oversize_policy)
-        bad_record, bad_letters = _policy(sink.on_bad_record)
+        oversize, letters = _to_refusal_policy(sink.oversize_policy)
+        bad_record, bad_letters = _to_refusal_policy(sink.on_bad_record)
         settings = StagingSettings(
             connection=sink.connection,
             transactional_id=transactional_id if is_exact else None,
@@ -315,7 +315,7 @@ class KafkaWriter(JoiningWriter):
             producer=ProducerSettings.of(sink.producer, sink.delivery),
         )
         headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
-        return SinkInPython(settings, headers, tuple(self._encoder.schema().names))
+        return TaskSink(settings, headers, tuple(self._encoder.schema().names))
 
     def _headers(self, request: StageRequest) -> dict[str, str]:
         batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}
@@ -330,17 +330,17 @@ class KafkaWriter(JoiningWriter):
                 return {JOB_HEADER: job, UID_HEADER: uid, CHECKPOINT_HEADER: checkpoint, **batch}
 
 
-def ticket_of(prefix: str, task: int) -> str:
+def make_ticket_name(prefix: str, task: int) -> str:
     return f"{prefix}-{task}-0"
 
 
-def _write(rows: DataFrame, sinks: Sequence[SinkInPython]) -> Sequence[Sequence[Mapping[str, Any]]]:
+def _write(rows: DataFrame, sinks: Sequence[TaskSink]) -> Sequence[Sequence[Mapping[str, Any]]]:
     """Write; return by sink each task's ack with its committable."""
-    found = reports(rows, StageInPython(tuple(sinks)))
+    found = reports(rows, StageRows(tuple(sinks)))
     return [found[place :: len(sinks)] for place in range(len(sinks))]
 
 
-def _policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:
+def _to_refusal_policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:
     if isinstance(policy, DeadLetter):
         return OnRefusal.DEAD_LETTER, policy.topic
     return OnRefusal(policy.value), None
@@ -378,7 +378,7 @@ class KafkaCommitter(Committer):
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Commit whole micro-batches in the given order, stopping at what is not done."""
-        micro_batches = [list(some) for _, some in groupby(parse_committables(committables), _block_of)]
+        micro_batches = [list(some) for _, some in groupby(parse_committables(committables), _to_block_key)]
         try:
             if micro_batches:
                 self._mark(checkpoint)
@@ -508,7 +508,7 @@ class KafkaCommitter(Committer):
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         names = {str(c.payload.get("transactional_id", "")) for c in kept}
         aborted = 0
-        listed = self._client.list_of_job(self._context.job)
+        listed = self._client.list_open_transactions(self._context.job)
         # This order matters: a block that is leased after the listing has nothing in it.
         leased = running_blocks()
         for found in listed:
@@ -522,7 +522,7 @@ class KafkaCommitter(Committer):
         self._client.close()
 
 
-def _block_of(one: KafkaSinkCommittable) -> tuple[object, ...]:
+def _to_block_key(one: KafkaSinkCommittable) -> tuple[object, ...]:
     """Return what tells a micro-batch from others: it has a block of its own until the receipt."""
     name = TransactionalId.parse(one.handle.transactional_id)
     # A name that is not ours stands for itself.

@@ -63,7 +63,7 @@ class Rig:
         self.committer = self.sink.create_committer(spark, self.context)
 
     def close(self) -> None:
-        for found in self.client.list_of_job(self.job):
+        for found in self.client.list_open_transactions(self.job):
             self.client.abort_open(found.transactional_id)
         self.client.close()
         self.committer.close()
@@ -378,7 +378,7 @@ def test_a_checkpoint_that_its_owner_gave_up_shows_with_the_next_one_and_its_own
 def test_what_the_coordinator_has_aborted_is_lost_as_a_whole(rig: Rig) -> None:
     """LOST stands at the first committable, with proof: the checkpoint can be replayed."""
     one, two = rig.stage(names(0, 20)), rig.stage(names(20, 20), barrier=FIVE)
-    (name,) = {found.transactional_id for found in rig.client.list_of_job(rig.job)}
+    (name,) = {found.transactional_id for found in rig.client.list_open_transactions(rig.job)}
     rig.client.abort_open(name)
     answers = rig.committer.commit(FIVE, rig.committables(one, two))
     assert [(a.outcome, a.is_proven_aborted) for a in answers] == [(Outcome.LOST, True)]
@@ -426,7 +426,7 @@ def test_a_record_may_name_a_partition_that_is_added_while_its_checkpoint_is_sta
         rig.stage(names(5, 5), partition=2, barrier=FIVE)
     assert given_up.value.restartable
     # As the job does: the sweep aborts it, and the micro-batches run again.
-    for found in rig.client.list_of_job(rig.job):
+    for found in rig.client.list_open_transactions(rig.job):
         rig.client.abort_open(found.transactional_id)
     again = rig.stage(names(0, 5), partition=1), rig.stage(names(5, 5), partition=2, barrier=FIVE)
     rig.commit(*again)

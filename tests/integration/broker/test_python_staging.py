@@ -109,7 +109,7 @@ class Kafka:
         return sorted(m.value for m in self.read(topic, isolation))
 
     def close(self) -> None:
-        for found in self.client.list_of_job(self.job):
+        for found in self.client.list_open_transactions(self.job):
             self.client.abort_open(found.transactional_id)
         self.client.close()
 
@@ -507,7 +507,7 @@ def test_abandoning_is_quick_while_the_broker_hangs(ruined: tuple[LocalBroker, K
     transaction.abandon()
     assert time.monotonic() - started < 5
     broker.resume()
-    for open_id in kafka.client.list_of_job(kafka.job):
+    for open_id in kafka.client.list_open_transactions(kafka.job):
         kafka.client.abort_open(open_id.transactional_id)
     assert kafka.values(name) == []
 

@@ -182,7 +182,7 @@ def test_a_wrong_password(secured: SecureBroker, login: dict[str, str], caplog) 
     assert type(error) is AuthorizationError
     assert all(part in str(error) for part in (servers, "sasl.jaas.config", "uthentication failed"))
     with TransactionClient(KafkaConnection(servers, wrong)) as client, pytest.raises(AuthorizationError):
-        client.list_of_job(JobUuid(uuid.uuid4().hex))
+        client.list_open_transactions(JobUuid(uuid.uuid4().hex))
 
 
 def test_an_authority_that_is_not_trusted(secured: SecureBroker, tmp_path: Path, caplog) -> None:

@@ -93,7 +93,7 @@ class Transactions:
     def is_alive(self, ones: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
         return {one: Liveness(self.state(one) == OPEN, self.state(one)) for one in ones}
 
-    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+    def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
         found = [TransactionalId.parse(name) for name in self.open_ids]
         return [OpenTransaction(one, 7, "Ongoing") for one in found if one is not None and one.job == job]
 

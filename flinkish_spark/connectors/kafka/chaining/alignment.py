@@ -81,11 +81,11 @@ def apply_limit(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
     return ends
 
 
-def available(start: Offsets, end: Offsets) -> int:
+def count_available(start: Offsets, end: Offsets) -> int:
     return sum(max(0, end[place] - start.get(place, 0)) for place in end)
 
 
-def pieces(
+def split_ranges(
     ranges: Sequence[Range], *, min_partitions: int | None, max_per_partition: int | None
 ) -> tuple[Range, ...]:
     """Cut ranges so that there are about `min_partitions` and none is above `max_per_partition`."""
@@ -97,10 +97,10 @@ def pieces(
     if min_partitions is not None and sum(counts.values()) < min_partitions and total:
         for r in ranges:
             counts[r] = max(counts[r], round(r.size / total * min_partitions), 1)
-    return tuple(piece for r in ranges for piece in _cut(r, min(counts[r], max(1, r.size))))
+    return tuple(piece for r in ranges for piece in _split(r, min(counts[r], max(1, r.size))))
 
 
-def _cut(whole: Range, count: int) -> list[Range]:
+def _split(whole: Range, count: int) -> list[Range]:
     edges = [whole.start + whole.size * i // count for i in range(count + 1)]
     return [
         Range(whole.topic, whole.partition, edges[i], edges[i + 1], is_last=i == count - 1)
@@ -275,7 +275,7 @@ class MicroBatchPlan:
 def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> MicroBatchPlan | None:
     state, given_up = adapt_to_mode(state, view, settings)
     state = _add_new_partitions(state, view, settings)
-    end = _end(state, view, settings)
+    end = _plan_end(state, view, settings)
     gate, effects = deliver(state, view, end, settings)
     after = _advance(replace(state, gate=gate), view, end)
     after, skipped = _take_new_cut(after, view, end, [*given_up, *effects])
@@ -297,7 +297,7 @@ def _add_new_partitions(state: CutState, view: View, settings: AlignmentSettings
     if not outside:
         return state
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
-    target = _target(gate, view)
+    target = _find_next_cut(gate, view)
     awaits = target in {alignment.checkpoint for alignment in gate.pending}
     stands = NewChannel.AWAITS_BARRIERS if awaits else NewChannel.BEHIND_BARRIERS
     gate = replace(gate, settings=drop_timeout(settings))
@@ -308,7 +308,7 @@ def _add_new_partitions(state: CutState, view: View, settings: AlignmentSettings
     return replace(state, gate=gate, resting=frozenset(resting))
 
 
-def _target(gate: InputGate, view: View) -> CheckpointId | None:
+def _find_next_cut(gate: InputGate, view: View) -> CheckpointId | None:
     """Return the cut that is next: the one that partitions wait for, or else the lowest one ahead."""
     waiting = [alignment.checkpoint for alignment in gate.pending if not alignment.channel_state]
     if waiting:
@@ -318,8 +318,8 @@ def _target(gate: InputGate, view: View) -> CheckpointId | None:
     return min(newer, default=None)
 
 
-def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
-    caps = {place: _cap(place, state, view, settings) for place in view.begin}
+def _plan_end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
+    caps = {place: _find_cap(place, state, view, settings) for place in view.begin}
     if state.micro_batches < MOST_MICRO_BATCHES:
         return caps if view.most is None else apply_limit(view.begin, caps, view.most)
     if _cut_is_visible(state, view, caps):
@@ -334,7 +334,7 @@ def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place
     return end
 
 
-def _cap(place: Place, state: CutState, view: View, settings: AlignmentSettings) -> int:
+def _find_cap(place: Place, state: CutState, view: View, settings: AlignmentSettings) -> int:
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
     begin, ahead = view.begin[place], view.ahead[place]
     is_waiting = state.is_reached and not counts
@@ -379,14 +379,14 @@ def _advance(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
     left = {}
     if state.cut is not None:
         for place in state.channel_state:
-            barrier = _barrier_of(state.cut.checkpoint, view.ahead[place], end[place])
+            barrier = _find_barrier(state.cut.checkpoint, view.ahead[place], end[place])
             is_past = place in passed and passed[place] >= state.cut.checkpoint
             if not is_past and barrier != end[place]:
                 left[place] = barrier
     return replace(state, passed=passed, resting=frozenset(resting), channel_state=left)
 
 
-def _barrier_of(checkpoint: CheckpointId, ahead: BarrierScan, position: int) -> int | None:
+def _find_barrier(checkpoint: CheckpointId, ahead: BarrierScan, position: int) -> int | None:
     barriers = (s.offset for s in ahead.barriers if s.mark.checkpoint >= checkpoint and s.offset >= position)
     return next(barriers, None)
 
@@ -407,7 +407,7 @@ def _take_new_cut(
         left: dict[Place, int | None] = {}
         announced: tuple[Effect, ...] = ()
         for place in map(place_of, effect.in_flight):
-            offset = _barrier_of(checkpoint, view.ahead[place], end[place])
+            offset = _find_barrier(checkpoint, view.ahead[place], end[place])
             if offset is not None:
                 gate, announced = gate.on_announcement(channel_of(place), checkpoint, offset, view.now_ms)
             if offset != end[place]:

@@ -127,7 +127,7 @@ class BarrierFinder:
         self._scan = scan
         self._known: dict[Place, _KnownRange] = {}
 
-    def ahead(self, place: Place, position: int, end: int, passed: PassedBarrier | None) -> BarrierScan:
+    def find_ahead(self, place: Place, position: int, end: int, passed: PassedBarrier | None) -> BarrierScan:
         """Return barriers and end of what lies between `position` and `end`, or up to a nearer end."""
         known = self._known.get(place)
         if known is None or not known.start <= position <= known.upto:
@@ -145,14 +145,14 @@ class BarrierFinder:
         if known.barriers:
             mark = known.barriers[-1].mark
             newest = PassedBarrier(mark.job, mark.checkpoint)
-        upto, more = end, self._from_the_end(place, known.upto, end, newest)
+        upto, more = end, self._scan_backward(place, known.upto, end, newest)
         if more is None:
             upto = min(end, known.upto + _PORTION)
             more = self._scan(place, known.upto, upto)
         behind = more.end if more.end > known.upto else known.end
         return _KnownRange(known.start, upto, behind, (*known.barriers, *more.barriers))
 
-    def _from_the_end(
+    def _scan_backward(
         self, place: Place, start: int, end: int, newest: PassedBarrier | None
     ) -> BarrierScan | None:
         """Return all that is between, None if that takes more than a few looks."""
@@ -222,15 +222,15 @@ def describe_status(state: CutState, view: View, topics: str) -> AlignmentStatus
         return AlignmentStatus(not view.is_offered, text, int(cut.checkpoint), drawn)
     at_ms = turns_unaligned_at_ms(state, view)
     if gate.blocked and at_ms is not None and view.now_ms >= at_ms and not view.is_offered:
-        return AlignmentStatus(True, _aligning(gate, view), int(gate.pending[-1].checkpoint), drawn)
-    return AlignmentStatus(False, _text(state, view, topics), None, drawn)
+        return AlignmentStatus(True, _describe_alignment(gate, view), int(gate.pending[-1].checkpoint), drawn)
+    return AlignmentStatus(False, _describe_waiting(state, view, topics), None, drawn)
 
 
-def _text(state: CutState, view: View, topics: str) -> str:
+def _describe_waiting(state: CutState, view: View, topics: str) -> str:
     """Return what is to be said of a source that can do nothing with a checkpoint now."""
     gate, cut = state.gate, state.cut
     if any(alignment.phase is not AlignmentPhase.COLLECTING for alignment in gate.pending):
-        return _aligning(gate, view)
+        return _describe_alignment(gate, view)
     if state.stands_at_cut:
         where = "the beginning" if cut is None else f"upstream checkpoint {cut.checkpoint}"
         return f"stands at {where}; nothing new is there"
@@ -252,7 +252,7 @@ def _text(state: CutState, view: View, topics: str) -> str:
     return f"reads on to the next upstream checkpoint behind {cut.checkpoint}"
 
 
-def _aligning(gate: InputGate, view: View) -> str:
+def _describe_alignment(gate: InputGate, view: View) -> str:
     alignment = gate.pending[-1]
     missing = sorted(place_of(channel) for channel in alignment.awaited)
     places = []

@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     Isolation,
     WireClient,
     ask_until_settled,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.core.errors import (
     AuthorizationError,
@@ -124,7 +124,7 @@ class TopicPattern:
     def __contains__(self, topic: object) -> bool:
         return isinstance(topic, str) and self.matches(topic)
 
-    def may_match_what(self, other: TopicPattern) -> bool:
+    def may_overlap(self, other: TopicPattern) -> bool:
         """Return whether some topic may match both; False only if none can, by how their names begin."""
         mine, theirs = _literal_prefix(self.text), _literal_prefix(other.text)
         return mine.startswith(theirs) or theirs.startswith(mine)
@@ -347,12 +347,12 @@ class KafkaAdmin(WireClient):
         if code in UNSETTLED:
             raise BrokerUnavailableError(
                 f"No Kafka transaction coordinator was ready within {wire.timeout_ms} ms",
-                why=f"the last answer was {name_of(code)}",
+                why=f"the last answer was {describe_code(code)}",
                 what_to_do="check that the topic __transaction_state can have its replicas",
                 code=code,
             )
         raise EnvironmentFault(
-            f"Kafka refuses transactional id {transactional_id!r} with {name_of(code)}",
+            f"Kafka refuses transactional id {transactional_id!r} with {describe_code(code)}",
             what_to_do="see the brokers' logs",
             code=code,
         )
@@ -402,11 +402,11 @@ class KafkaAdmin(WireClient):
         return {(place.topic, place.partition): int(entry.offset) for place, entry in found.items()}
 
 
-def places_of(counts: Mapping[str, int]) -> list[Place]:
+def list_places(counts: Mapping[str, int]) -> list[Place]:
     return [(name, number) for name, count in sorted(counts.items()) for number in range(count)]
 
 
-def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
+def make_unknown_topic_error(topic: str, servers: str, *, of: str = "") -> GraphError:
     return GraphError(
         f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
         why=f"the brokers at {servers} do not know it",
@@ -415,7 +415,7 @@ def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
     )
 
 
-def check_letters_stay(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
+def check_dead_letter_topics(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
     """Refuse dead-letter topics that keep one letter of each key; called by the preflight."""
     for topic in topics:
         if topic in found and found[topic].is_compacted:

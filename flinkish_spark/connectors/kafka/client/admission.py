@@ -25,7 +25,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
     lengths,
     record_sizes,
 )
-from flinkish_spark.connectors.kafka.client.client import TopicLayout, name_of
+from flinkish_spark.connectors.kafka.client.client import TopicLayout, describe_code
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, StagingSettings
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
@@ -98,7 +98,7 @@ ID_DENIED: int = kafka_errors.TransactionalIdAuthorizationFailedError.errno
 CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
 
 
-def reaction_to(code: int) -> Reaction:
+def find_reaction(code: int) -> Reaction:
     """Return what to do about `code`; FAIL for one that is not in the table."""
     return _BY_CODE.get(code, Reaction.FAIL)
 
@@ -137,7 +137,7 @@ def make_bad_record_error(sentence: str, topic: str, what_to_do: str = "") -> Ba
     return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", what_to_do=what_to_do, topic=topic)
 
 
-def unknown_partition(topic: str, partition: int, partitions: int) -> str:
+def describe_unknown_partition(topic: str, partition: int, partitions: int) -> str:
     return (
         f"a record names partition {partition} of topic {topic}, which has the partitions "
         f"0 to {partitions - 1}"
@@ -145,30 +145,30 @@ def unknown_partition(topic: str, partition: int, partitions: int) -> str:
 
 
 def make_missing_right_error(right: str) -> AuthorizationError:
-    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {one_line(right)}")
+    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {to_one_line(right)}")
 
 
 def mark_authorization_error(error: AuthorizationError, right: str) -> AuthorizationError:
     if "bootstrap_servers" in error.facts:
-        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({one_line(error.why)})")
+        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({to_one_line(error.why)})")
     return make_missing_right_error(right)
 
 
-def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
+def describe_missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
     if code == TOPIC_DENIED:
         return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
     if code == ID_DENIED:
         return f"WRITE and DESCRIBE on transactional id {transactional_id}"
     if code == CLUSTER_DENIED:
         return "IDEMPOTENT_WRITE on the cluster"
-    return f"a right of this kind: {name_of(code)}"
+    return f"a right of this kind: {describe_code(code)}"
 
 
 def make_unanswered_error(what: str, within_ms: int, last: str) -> StagingOutageError:
-    return StagingOutageError(f"{within_ms} ms were not enough to {what}", why=one_line(last))
+    return StagingOutageError(f"{within_ms} ms were not enough to {what}", why=to_one_line(last))
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
@@ -397,7 +397,7 @@ class Admission:
         dropped = 0
         for index in np.flatnonzero(refused).tolist():
             reason = next(one for one in Reason if one in checks and checks[one][index])
-            sentence = self._sentence(reason, topic, records, index, sizes[index])
+            sentence = self._describe(reason, topic, records, index, sizes[index])
             policy, name = (settings.bad_record, settings.bad_record_topic)
             if reason is Reason.OVERSIZE:
                 policy, name = (settings.oversize, settings.dead_letter_topic)
@@ -409,7 +409,7 @@ class Admission:
                     else self._make_letter_headers(reason, sentence, topic, records, index)
                 )
                 is_cut = reason is Reason.OVERSIZE
-                letter = self._letter(records, index, about, sizes[index], is_cut)
+                letter = self._make_letter(records, index, about, sizes[index], is_cut)
                 by_topic.setdefault(name, []).append(letter)
             elif policy is OnRefusal.DROP:
                 dropped += 1
@@ -429,7 +429,7 @@ class Admission:
     def _partitions(self, topic: str) -> int:
         return (self._settings.partitions or {}).get(topic, 0)
 
-    def _sentence(self, reason: Reason, topic: str, records: OutgoingRecords, index: int, size: int) -> str:
+    def _describe(self, reason: Reason, topic: str, records: OutgoingRecords, index: int, size: int) -> str:
         match reason:
             case Reason.DOES_NOT_FIT:
                 return f"a record for topic {topic} does not fit its format: {records.misfits[index].as_py()}"
@@ -437,7 +437,7 @@ class Admission:
                 return f"a record names the topic {topic}, which the sink does not declare"
             case Reason.NO_SUCH_PARTITION:
                 named = records.partitions[index].as_py()
-                return unknown_partition(topic, named, self._partitions(topic))
+                return describe_unknown_partition(topic, named, self._partitions(topic))
             case Reason.BAD_TIMESTAMP:
                 at_ms = int(records.timestamps_ms[index])
                 where = TimeLimits.why_outside(at_ms, self._clock.wall_ms())
@@ -452,7 +452,7 @@ class Admission:
                     "max_record_bytes and the topic's max.message.bytes, or choose another oversize policy"
                 )
 
-    def _letter(
+    def _make_letter(
         self,
         records: OutgoingRecords,
         index: int,
@@ -681,7 +681,7 @@ def split_by_partition(
         is_named = ~records.partitions.is_null().to_numpy(zero_copy_only=False)
         wrong = chosen[is_named & ((chosen < 0) | (chosen >= count))]
         if len(wrong):
-            raise make_bad_record_error(unknown_partition(topic, int(wrong[0]), count), topic)
+            raise make_bad_record_error(describe_unknown_partition(topic, int(wrong[0]), count), topic)
     undecided = chosen == _NO_PARTITION
     if undecided.all():
         chosen = partitions_for_keys(rows.keys, count).astype(np.int64)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, unknown_topic
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, make_unknown_topic_error
 from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
 from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -87,7 +87,7 @@ class BarrierMark(Stored):
             ) from wrong
 
 
-def mark_in(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
+def find_mark(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
     """Return the mark among a record's headers, None if it is an ordinary record."""
     for entry in headers or ():
         if entry["key"] == BARRIER_HEADER:
@@ -144,13 +144,13 @@ def find_barriers(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Bar
             if not batch.header.records or batch.header.last_offset < wanted.start:
                 continue
             behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
-            seen = _barrier_in(batch, wanted)
+            seen = _find_barrier(batch, wanted)
             if seen is not None and wanted.start <= seen.offset < wanted.end:
                 barriers.append(seen)
     return BarrierScan(behind, tuple(barriers))
 
 
-def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
+def _find_barrier(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
     # It is alone in its batch, which is transactional: no other record is looked into.
     header = raw.header
     if header.records != 1 or not header.is_transactional or len(raw.body) > _MOST_BARRIER_BYTES:
@@ -158,7 +158,7 @@ def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
     record = decode(raw, with_headers=True)
     assert record.headers is not None
     try:
-        mark = mark_in(record.headers[0].as_py())
+        mark = find_mark(record.headers[0].as_py())
     except CorruptObjectError as broken:
         place = f"{wanted.topic}-{wanted.partition} at offset {header.base_offset}"
         broken.add_note(f"The record is in {place}.")
@@ -216,5 +216,5 @@ class BarrierWriter:
         with WIRES.wire(self._connection) as wire:
             found = KafkaAdmin.from_wire(wire).topics([self._topic])
         if self._topic not in found:
-            raise unknown_topic(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
+            raise make_unknown_topic_error(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
         return found[self._topic]

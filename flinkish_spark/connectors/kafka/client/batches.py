@@ -218,7 +218,9 @@ def encode_batches(
     attributes: int = TRANSACTIONAL_BIT,
 ) -> Iterator[EncodedBatch]:
     """Lay out the records of one partition at the first step; compress and seal one batch in each."""
-    bodies = _bodies(binary(keys), binary(values), headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
+    bodies = _encode_bodies(
+        binary(keys), binary(values), headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD
+    )
     if producer_id == _NO_PRODUCER:
         base_sequence = _NO_SEQUENCE
     for records, count, base_ms, latest_ms in bodies:
@@ -418,7 +420,7 @@ def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
     return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
 
 
-def _bodies(
+def _encode_bodies(
     keys: Any, values: Any, headers: Column | CommonHeaders | None, times: int | Int64s, most_bytes: int
 ) -> Iterator[tuple[memoryview, int, int, int]]:
     """Yield the records of each batch as they are written, their number, and their first and latest time."""
@@ -747,20 +749,22 @@ def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
                 magic=magic,
             )
         if length < BATCH_OVERHEAD - LENGTH_END:
-            raise _corrupt(base_offset, f"its length of {length} bytes does not even hold its header")
+            raise _make_corrupt_error(
+                base_offset, f"its length of {length} bytes does not even hold its header"
+            )
         end = position + LENGTH_END + length
         if end > len(view):
             return
         covered = view[position + UNCHECKED.size : end]
-        header = _header(base_offset, leader_epoch, covered)
+        header = _parse_header(base_offset, leader_epoch, covered)
         yield RawBatch(header, covered[CHECKED.size :], crc, covered)
         position = end
 
 
-def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHeader:
+def _parse_header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHeader:
     attributes, last_delta, base_ms, max_ms, pid, epoch, sequence, records = CHECKED.unpack_from(covered)
     if base_offset < 0 or not 0 <= last_delta <= _LAST_OFFSET - base_offset:
-        raise _corrupt(base_offset, f"its last offset is said to be {last_delta} after its first")
+        raise _make_corrupt_error(base_offset, f"its last offset is said to be {last_delta} after its first")
     try:
         codec = Codec(attributes & CODEC_BITS)
     except ValueError as unknown:
@@ -790,7 +794,7 @@ def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHe
 def verify(raw: RawBatch) -> RawBatch:
     """Check all but base offset and leader epoch, which the broker sets, against the checksum."""
     if crc32c(raw.covered) != raw.crc:
-        raise _corrupt(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
+        raise _make_corrupt_error(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
     return raw
 
 
@@ -800,7 +804,7 @@ def control_type(raw: RawBatch) -> Marker | None:
         return None
     key = decode(raw, with_headers=False).keys[0].as_py()
     if key is None or len(key) < _MARKER_KEY_BYTES:
-        raise _corrupt(raw.header.base_offset, "its control record has no type")
+        raise _make_corrupt_error(raw.header.base_offset, "its control record has no type")
     # The key is a version and a type, both big-endian int16; later versions may only add to it.
     kind = int.from_bytes(key[2:_MARKER_KEY_BYTES], "big", signed=True)
     return Marker(kind) if kind in (Marker.ABORT.value, Marker.COMMIT.value) else None
@@ -809,7 +813,7 @@ def control_type(raw: RawBatch) -> Marker | None:
 def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
     """Return the records of some batches, one after the other, unverified and whatever their transaction."""
     # In one call: each costs a fraction of a millisecond, and about three times the size in memory.
-    bodies = [_plain(raw) for raw in raws]
+    bodies = [_decompress_records(raw) for raw in raws]
     if sum(map(len, bodies)) > _MOST_BYTES:
         raise UnsupportedFormat(
             "More than 2 GiB of records were to be decoded at once",
@@ -821,7 +825,7 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
         headers = fields.headers() if with_headers else None
         offsets = _offsets(batch_headers, fields)
     except Misfit as misfit:
-        raise _corrupt(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
+        raise _make_corrupt_error(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
     created = _repeat_per_record(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
     appended = _repeat_per_record(batch_headers, fields, "max_timestamp_ms")
     is_appended = _repeat_per_record(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
@@ -830,15 +834,17 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
     )
 
 
-def _plain(raw: RawBatch) -> bytes | memoryview:
+def _decompress_records(raw: RawBatch) -> bytes | memoryview:
     """Return the uncompressed records, if there can be as many as the header says."""
     header = raw.header
     try:
         body = raw.body if header.codec is Codec.NONE else decompress(header.codec, raw.body)
     except UnreadableCompression as broken:
-        raise _corrupt(header.base_offset, broken.what) from broken
+        raise _make_corrupt_error(header.base_offset, broken.what) from broken
     if not 0 <= header.records <= len(body) // LEAST_RECORD_BYTES:
-        raise _corrupt(header.base_offset, f"it claims {header.records} records in {len(body)} bytes")
+        raise _make_corrupt_error(
+            header.base_offset, f"it claims {header.records} records in {len(body)} bytes"
+        )
     return body
 
 
@@ -857,7 +863,7 @@ def _repeat_per_record(batch_headers: Sequence[BatchHeader], fields: RecordField
     return of_batches[fields.batch]
 
 
-def _corrupt(base_offset: int, why: str) -> CorruptBatch:
+def _make_corrupt_error(base_offset: int, why: str) -> CorruptBatch:
     return CorruptBatch(
         f"The record batch at offset {base_offset} is corrupt",
         why=why,

@@ -93,7 +93,7 @@ UNAUTHORIZED = _codes(
 _UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
 
 
-def name_of(code: int) -> str:
+def describe_code(code: int) -> str:
     """Return `code` with its name in kafka-python."""
     return f"{code} {kafka_errors.for_code(code).message}"
 
@@ -195,21 +195,21 @@ _LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
 _T = TypeVar("_T")
 
 
-class Doubt:
+class ConfirmationCounter:
     """Counts answers in a row of a broker that may just have started, until one is to be believed."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def is_over(self, is_missing: bool) -> bool:
+    def is_confirmed(self, is_missing: bool) -> bool:
         self._in_a_row = self._in_a_row + 1 if is_missing else 0
         return not is_missing or self._in_a_row >= _LOSSES_BELIEVED
 
 
 def poll_until_confirmed(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
     """Return what `look` sees; if something is missing, only after it was missing again and again."""
-    doubt = Doubt()
-    while not doubt.is_over(is_missing(seen := look())):
+    doubt = ConfirmationCounter()
+    while not doubt.is_confirmed(is_missing(seen := look())):
         clock.sleep_ms(_LOSS_PAUSE_MS)
     return seen
 
@@ -296,7 +296,7 @@ class KafkaWire(Connected):
                 bootstrap_servers=self.connection.servers,
             ) from unknown
         except kafka_errors.BrokerResponseError as answer:
-            self.heed([answer.errno])
+            self.forget_moved_coordinators([answer.errno])
             if isinstance(answer, kafka_errors.RequestTimedOutError):
                 self._raise_unavailable(what, answer)
             if refused is None:
@@ -382,10 +382,10 @@ class KafkaWire(Connected):
         found = self.attempt(
             what, _blocking(body), connect_within_ms=within_ms, refused=lambda code: (code, None)
         )
-        self.heed([found[0]])
+        self.forget_moved_coordinators([found[0]])
         return found
 
-    def heed(self, codes: Iterable[int]) -> None:
+    def forget_moved_coordinators(self, codes: Iterable[int]) -> None:
         """Forget all that is known of coordinators if one of the codes says that somebody else is one."""
         # kafka-python keeps them for ever, and the broker that was asked had more than one.
         if self._admin is not None and not _MOVED.isdisjoint(codes):
@@ -434,7 +434,7 @@ class KafkaWire(Connected):
             return views
 
         views = self.call("describe transactions", _blocking(body)) if wanted else {}
-        self.heed(view.code for view in views.values())
+        self.forget_moved_coordinators(view.code for view in views.values())
         return views
 
     def list_transactions(self, states: Iterable[str] = ()) -> list[TransactionListing]:
@@ -871,7 +871,7 @@ class ProduceClient:
         found = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         return {topic.name: found.get(topic.name, unknown) for topic in wanted}
 
-    def unwritable(self, topics: Iterable[str]) -> list[str]:
+    def find_unwritable_topics(self, topics: Iterable[str]) -> list[str]:
         """Return the topics that this principal may not write, as far as the broker tells."""
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
         request = MetadataRequest(
@@ -932,7 +932,7 @@ class ProduceClient:
             for topic in answer.results_by_topic_v3_and_below
             for row in topic.results_by_partition
         }
-        self._wire.heed(codes.values())
+        self._wire.forget_moved_coordinators(codes.values())
         return {place: codes[place] for place in wanted}
 
     def add_group(self, handle: Handle, group: str, *, connect_within_ms: int) -> int:
@@ -984,7 +984,7 @@ class ProduceClient:
             connect_within_ms=connect_within_ms,
             refused=lambda code: dict.fromkeys(offsets, code),
         )
-        self._wire.heed(codes.values())
+        self._wire.forget_moved_coordinators(codes.values())
         return codes
 
     def begin_produce(

@@ -69,8 +69,8 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
         raise unusable(
             f"ssl.{store}.location",
             f"its type is {kind}, and Python reads PEM only",
-            f"run `{_conversion(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, then set "
-            f"ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
+            f"run `{_make_conversion_command(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, "
+            f"then set ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
         )
     if (given or location is not None) and kind != "PEM":
         raise unusable(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
@@ -89,7 +89,7 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
 _GUARD = ", guard the new file, whose key has no password"
 
 
-def _conversion(store: str, kind: str, location: str) -> str:
+def _make_conversion_command(store: str, kind: str, location: str) -> str:
     """Return the command line that makes PEM of a Java store; it asks for the passwords."""
     # The key in clear: Java 17 cannot read the encryption that openssl uses (PBES2).
     source, pem, p12 = (shlex.quote(f"{location}{suffix}") for suffix in ("", ".pem", ".p12"))
@@ -107,12 +107,12 @@ def _load_trusted(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
         if location is not None:
             context.load_verify_locations(cafile=location)
         elif text is not None:
-            context.load_verify_locations(cadata=_pem(text))
+            context.load_verify_locations(cadata=_normalize_pem(text))
         else:
             context.load_default_certs()
     except (OSError, ValueError) as unreadable:
         name = "ssl.truststore.certificates" if location is None else "ssl.truststore.location"
-        raise unusable(name, _reason(unreadable, location), "give certificates in PEM") from None
+        raise unusable(name, _describe_error(unreadable, location), "give certificates in PEM") from None
 
 
 def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
@@ -127,18 +127,21 @@ def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
             context.load_cert_chain(location, password=password)
         else:
             chain = options["ssl.keystore.certificate.chain"]
-            with _nameless_file(_pem(chain)) as chain_path, _nameless_file(_pem(key or "")) as key_path:
+            with (
+                _nameless_file(_normalize_pem(chain)) as chain_path,
+                _nameless_file(_normalize_pem(key or "")) as key_path,
+            ):
                 context.load_cert_chain(chain_path, key_path, password=password)
     except (OSError, ValueError) as unreadable:
         raise unusable(
             name,
-            _reason(unreadable, location),
+            _describe_error(unreadable, location),
             "give a private key, its certificate behind it, in PEM, and the key's password, if it has one, "
             "as ssl.key.password",
         ) from None
 
 
-def _pem(text: str) -> str:
+def _normalize_pem(text: str) -> str:
     """Return the PEM blocks of `text` with their line breaks, which properties files lose."""
     blocks = [(kind, "".join(body.split())) for kind, body in _PEM_BLOCK.findall(text)]
     if not blocks:
@@ -159,7 +162,7 @@ def _nameless_file(text: str) -> Iterator[str]:
         yield f"/dev/fd/{file.fileno()}"
 
 
-def _reason(error: OSError | ValueError, location: str | None) -> str:
+def _describe_error(error: OSError | ValueError, location: str | None) -> str:
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     return f"{location}: {text}" if location is not None else text
 

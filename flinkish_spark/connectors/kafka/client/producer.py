@@ -21,7 +21,7 @@ from flinkish_spark.connectors.kafka.client.admission import (
     OutgoingRecords,
     Reaction,
     StickyPartitioner,
-    reaction_to,
+    find_reaction,
     split_by_partition,
     split_by_topic,
 )
@@ -37,7 +37,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
 from flinkish_spark.connectors.kafka.client.client import (
     WIRES,
     BatchAnswer,
-    Doubt,
+    ConfirmationCounter,
     EndAction,
     Handle,
     KafkaWire,
@@ -46,7 +46,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     ProducerGrant,
     TopicLayout,
     WirePool,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
@@ -154,12 +154,12 @@ class ProducerSession:
         wanted = sorted(set(topics))
         for topic in wanted:
             self._layouts.pop(topic, None)
-        what, doubt = f"describe topics {', '.join(wanted)}", Doubt()
+        what, doubt = f"describe topics {', '.join(wanted)}", ConfirmationCounter()
 
         def why_ask_again(found: dict[str, TopicLayout]) -> str:
             codes = {topic: layout.code for topic, layout in found.items()}
             self.check_topics_allowed(codes.items())
-            is_believed = doubt.is_over(_UNKNOWN in codes.values())
+            is_believed = doubt.is_confirmed(_UNKNOWN in codes.values())
             for topic, code in codes.items():
                 if code == _INVALID or (code == _UNKNOWN and is_believed):
                     raise faults.StagingError(
@@ -182,7 +182,7 @@ class ProducerSession:
     def check_topics_allowed(self, codes: Iterable[tuple[str, int]]) -> None:
         denied = [topic for topic, code in codes if code == faults.TOPIC_DENIED]
         if denied:
-            right = faults.missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
+            right = faults.describe_missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
             raise faults.make_missing_right_error(right)
 
     def ask_brokers(
@@ -201,8 +201,8 @@ class ProducerSession:
                 raise faults.mark_authorization_error(denied, right) from None
             except EnvironmentFault as broken:
                 raise faults.StagingOutageError(
-                    f"could not {what}: {faults.one_line(broken.what)}",
-                    why=faults.one_line(broken.why),
+                    f"could not {what}: {faults.to_one_line(broken.what)}",
+                    why=faults.to_one_line(broken.why),
                     what_to_do=broken.what_to_do,
                 ) from None
             last = why_ask_again(answer)
@@ -214,23 +214,23 @@ class ProducerSession:
         """Return why to ask again, if so; raise if that cannot help."""
         last = ""
         for code in codes:
-            match reaction_to(code):
+            match find_reaction(code):
                 case Reaction.DONE:
                     continue
                 case Reaction.AGAIN | Reaction.ASK_FOR_LEADER:
-                    last = f"Kafka answered {name_of(code)}"
+                    last = f"Kafka answered {describe_code(code)}"
                 case _:
                     raise self.fault(what, code)
         return last
 
     def fault(self, what: str, code: int, topics: Iterable[str] = (), detail: str = "") -> FlinkishError:
         name = self.settings.transactional_id
-        match reaction_to(code):
+        match find_reaction(code):
             case Reaction.NOT_AUTHORIZED:
-                return faults.make_missing_right_error(faults.missing_right(code, topics, name))
+                return faults.make_missing_right_error(faults.describe_missing_right(code, topics, name))
             case Reaction.FENCED:
                 return faults.StagingOutageError(
-                    f"the transaction of {name} is no longer ours ({name_of(code)})",
+                    f"the transaction of {name} is no longer ours ({describe_code(code)})",
                     why="another attempt took its id, or its transaction timeout passed",
                     transactional_id=name,
                     code=code,
@@ -239,15 +239,17 @@ class ProducerSession:
                 if code == kafka_errors.InvalidTransactionTimeoutError.errno:
                     limit = "transaction.max.timeout.ms"
                     detail = detail or f"the transaction timeout is above the broker's {limit}"
-                why = faults.one_line(detail)
-                return faults.StagingError(f"Kafka refused to {what} ({name_of(code)})", why=why, code=code)
+                why = faults.to_one_line(detail)
+                return faults.StagingError(
+                    f"Kafka refused to {what} ({describe_code(code)})", why=why, code=code
+                )
 
 
 class IdempotentSession(ProducerSession):
     """A producer id of its own: a batch that is sent again is written once."""
 
     def begin(self) -> None:
-        right = faults.missing_right(faults.CLUSTER_DENIED, (), None)
+        right = faults.describe_missing_right(faults.CLUSTER_DENIED, (), None)
         self._take(
             "get a producer id", right, lambda left_ms: self.client.init_idempotent(connect_within_ms=left_ms)
         )
@@ -285,7 +287,7 @@ class TransactionSession(ProducerSession):
         def ask(left_ms: int) -> ProducerGrant:
             return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
 
-        right = faults.missing_right(faults.ID_DENIED, (), name)
+        right = faults.describe_missing_right(faults.ID_DENIED, (), name)
         self._take(f"initialise transactional id {name}", right, ask)
 
     def join(self, places: Iterable[Place]) -> None:
@@ -301,12 +303,12 @@ class TransactionSession(ProducerSession):
 
         def why_ask_again(codes: dict[Place, int]) -> str:
             self.check_topics_allowed((topic, code) for (topic, _), code in codes.items())
-            if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
+            if any(find_reaction(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
                 # Raises if the topic is gone; the coordinator may also just not know it yet.
                 self.refresh({topic for topic, _ in new})
             return self.why_ask_again(what, codes.values())
 
-        right = faults.missing_right(faults.ID_DENIED, (), name)
+        right = faults.describe_missing_right(faults.ID_DENIED, (), name)
         self.ask_brokers(what, right, ask, why_ask_again)
         self._joined.update(new)
 
@@ -337,7 +339,7 @@ class TransactionSession(ProducerSession):
     def commit(self) -> None:
         """Make everything of the transaction visible; the next one may begin, under the same epoch."""
         what = f"commit the transaction of {self._name}"
-        right = faults.missing_right(faults.ID_DENIED, (), self._name)
+        right = faults.describe_missing_right(faults.ID_DENIED, (), self._name)
         self.ask_brokers(
             what,
             right,
@@ -383,7 +385,7 @@ class SharedSession(TransactionSession):
             lambda _found: "",
         )
         for place, last in found.items():
-            wanted = self._shared.next_in(place)
+            wanted = self._shared.find_next_sequence(place)
             if wanted is None:
                 raise faults.StagingError(
                     f"partition {place[1]} of topic {place[0]} is not in the checkpoint's transaction",
@@ -402,7 +404,7 @@ class SharedSession(TransactionSession):
         self._joined.update(new)
 
     def first_sequence(self, place: Place) -> int:
-        return self._shared.next_in(place) or 0
+        return self._shared.find_next_sequence(place) or 0
 
 
 _SESSIONS = {
@@ -421,7 +423,7 @@ _NO_ANSWER = BatchAnswer(-1, -1, "the answer does not name the partition")
 
 
 @dataclass(slots=True)
-class _Parcel:
+class _PendingBatch:
     """A batch that is not acknowledged yet, and its records, in case it has to be cut."""
 
     batch: EncodedBatch
@@ -431,11 +433,11 @@ class _Parcel:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PartitionQueue:
     """The batches of one partition, in the order of their sequence numbers."""
 
     place: Place
-    parcels: deque[_Parcel] = field(default_factory=deque)
+    parcels: deque[_PendingBatch] = field(default_factory=deque)
     next_sequence: int = 0
     acknowledged: int = 0
     is_under_way: bool = False
@@ -454,7 +456,7 @@ class Outbox:
     def __init__(self, session: ProducerSession) -> None:
         self._session, self._settings = session, session.settings.producer
         self._clock = session.wire.clock
-        self._lanes: dict[Place, _Lane] = {}
+        self._lanes: dict[Place, _PartitionQueue] = {}
         #: By leader, what is under way, and when the client's thread must be dead without an answer.
         self._flights: dict[int, tuple[ProduceInFlight, int]] = {}
         self._answered = threading.Event()
@@ -489,7 +491,7 @@ class Outbox:
     def count_acknowledged(self) -> dict[Place, int]:
         return {place: lane.acknowledged for place, lane in self._lanes.items()}
 
-    def hush(self, within_ms: int) -> bool:
+    def wait_for_pending(self, within_ms: int) -> bool:
         """Wait for what is under way without sending more; return whether nothing is any more."""
         end_ms = self._clock.monotonic_ms() + within_ms
         while any(not request.is_done for request, _ in self._flights.values()):
@@ -512,17 +514,17 @@ class Outbox:
     def _read_active_ms(self) -> int:
         return self._clock.monotonic_ms() - self._away_ms
 
-    def _parcels(self, place: Place, rows: OutgoingRecords) -> Iterator[tuple[Place, _Parcel]]:
+    def _parcels(self, place: Place, rows: OutgoingRecords) -> Iterator[tuple[Place, _PendingBatch]]:
         lane = self._lanes.get(place)
         if lane is None:
-            lane = _Lane(place, next_sequence=self._session.first_sequence(place))
+            lane = _PartitionQueue(place, next_sequence=self._session.first_sequence(place))
             self._lanes[place] = lane
         first = lane.next_sequence
         lane.next_sequence = sequence_after(first, len(rows))
         for parcel in self._encode(place[0], rows, first):
             yield place, parcel
 
-    def _encode(self, topic: str, rows: OutgoingRecords, sequence: int) -> Iterator[_Parcel]:
+    def _encode(self, topic: str, rows: OutgoingRecords, sequence: int) -> Iterator[_PendingBatch]:
         limit = min(self._settings.batch_bytes, self._session.settings.record_limit_bytes)
         batches = encode_batches(
             rows.keys,
@@ -538,10 +540,10 @@ class Outbox:
         )
         start = 0
         for batch in batches:
-            yield _Parcel(batch, rows.slice(start, batch.records))
+            yield _PendingBatch(batch, rows.slice(start, batch.records))
             start += batch.records
 
-    def _cut(self, lane: _Lane) -> None:
+    def _cut(self, lane: _PartitionQueue) -> None:
         """Put two batches in the place of the first one, which its topic does not take."""
         topic, parcel = lane.place[0], lane.parcels.popleft()
         size, records = len(parcel.batch.data), parcel.batch.records
@@ -581,9 +583,9 @@ class Outbox:
                 self._clock.sleep_ms(pause_ms)
             self._advance()
 
-    def _sendable(self) -> dict[int, list[_Lane]]:
+    def _sendable(self) -> dict[int, list[_PartitionQueue]]:
         now_ms, limit = self._clock.monotonic_ms(), self._session.settings.request_limit_bytes
-        lanes: dict[int, list[_Lane]] = {}
+        lanes: dict[int, list[_PartitionQueue]] = {}
         used: dict[int, int] = {}
         for lane in self._lanes.values():
             if not lane.parcels or lane.is_under_way or lane.not_before_ms > now_ms:
@@ -600,7 +602,7 @@ class Outbox:
             used[leader] = used.get(leader, 0) + size
         return lanes
 
-    def _send(self, leader: int, lanes: Iterable[_Lane]) -> None:
+    def _send(self, leader: int, lanes: Iterable[_PartitionQueue]) -> None:
         now_ms = self._clock.monotonic_ms()
         batches = {}
         for lane in lanes:
@@ -638,16 +640,16 @@ class Outbox:
                 self._lanes[place].is_under_way = False
                 self._take(self._lanes[place], answers.get(place, _NO_ANSWER))
 
-    def _take(self, lane: _Lane, answer: BatchAnswer) -> None:
+    def _take(self, lane: _PartitionQueue, answer: BatchAnswer) -> None:
         (topic, partition), parcel = lane.place, lane.parcels[0]
-        match reaction_to(answer.code):
+        match find_reaction(answer.code):
             case Reaction.DONE:
                 self._acknowledge(lane, answer.base_offset)
             case Reaction.AGAIN | Reaction.ASK_FOR_LEADER as reaction:
                 if reaction is Reaction.ASK_FOR_LEADER:
                     self._stale_topics.add(topic)
                 detail = f", {answer.detail}" if answer.detail else ""
-                self._postpone(lane, f"Kafka answered {name_of(answer.code)}{detail}")
+                self._postpone(lane, f"Kafka answered {describe_code(answer.code)}{detail}")
             case Reaction.CUT if parcel.batch.records > 1:
                 self._cut(lane)
             case Reaction.CUT:
@@ -660,7 +662,7 @@ class Outbox:
                 )
             case Reaction.BAD_RECORD:
                 # What the broker checks beside sizes: keys of a compacted topic, timestamps.
-                said = faults.one_line(f"{name_of(answer.code)}, {answer.detail}").rstrip(", ")
+                said = faults.to_one_line(f"{describe_code(answer.code)}, {answer.detail}").rstrip(", ")
                 raise faults.make_bad_record_error(
                     f"the broker refuses a record for topic {topic}, partition {partition} ({said})", topic
                 )
@@ -668,7 +670,7 @@ class Outbox:
                 what = f"write to topic {topic}, partition {partition}"
                 raise self._session.fault(what, answer.code, [topic], answer.detail)
 
-    def _acknowledge(self, lane: _Lane, base_offset: int) -> None:
+    def _acknowledge(self, lane: _PartitionQueue, base_offset: int) -> None:
         batch = lane.parcels.popleft().batch
         lane.pause_ms = 0
         lane.acknowledged += batch.records
@@ -690,7 +692,7 @@ class Outbox:
                 self._stale_topics.add(lane.place[0])
                 self._postpone(lane, lost.why)
 
-    def _postpone(self, lane: _Lane, why: str) -> None:
+    def _postpone(self, lane: _PartitionQueue, why: str) -> None:
         """Let a lane wait before its first batch is sent again; raise if its time is over."""
         parcel, attended_ms = lane.parcels[0], self._read_active_ms()
         if parcel.deadline_ms is None:
@@ -830,7 +832,7 @@ class StagedTransaction:
         try:
             # What is under way should arrive before the abort; a broker would refuse it later, but
             # only since Kafka 3.6 (KIP-890).
-            quiet = self._outbox.hush(within_ms // 3)
+            quiet = self._outbox.wait_for_pending(within_ms // 3)
             if (failed_before or not quiet) and self._wire is not None:
                 # The next task gets this wire, and it may be what failed.
                 self._wire.close()

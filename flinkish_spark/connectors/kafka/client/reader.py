@@ -37,7 +37,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     PendingFetch,
     RawSlice,
     WirePool,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DOUBT_MS, ReaderSettings
@@ -182,18 +182,19 @@ class RangeFetches:
         self._doubt = None
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
-                f"Kafka refuses this principal READ on topic {self._wanted.topic!r} ({name_of(seen.code)})",
+                f"Kafka refuses this principal READ on topic {self._wanted.topic!r} "
+                f"({describe_code(seen.code)})",
                 topic=self._wanted.topic,
                 code=seen.code,
             )
         if not error.retriable:
             raise EnvironmentFault(
                 f"Kafka refuses to read {self._wanted} at offset {self._position}",
-                why=f"it answers {name_of(seen.code)}",
+                why=f"it answers {describe_code(seen.code)}",
                 what_to_do="see what the brokers' logs say about it",
                 code=seen.code,
             )
-        return f"the last answer was {name_of(seen.code)}"
+        return f"the last answer was {describe_code(seen.code)}"
 
     def _handle_empty_answer(self, seen: RawSlice) -> str:
         committed = self._settings.isolation is Isolation.READ_COMMITTED

@@ -124,7 +124,7 @@ class ReaderSettings:
 _Parse = Callable[[str, str], Any]
 
 
-def _whole(least: int) -> _Parse:
+def _parse_whole(least: int) -> _Parse:
     def parse(name: str, text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) < 2**31:
             raise _unusable(name, f"a whole number of at least {least}")
@@ -133,7 +133,7 @@ def _whole(least: int) -> _Parse:
     return parse
 
 
-def _word(known: Mapping[str, Any]) -> _Parse:
+def _parse_word(known: Mapping[str, Any]) -> _Parse:
     def parse(name: str, text: str) -> Any:
         word = text.strip().lower()
         if word not in known:
@@ -152,19 +152,19 @@ def _unusable(name: str, wanted: str) -> ConfigError:
     )
 
 
-_TRUTH = _word({"true": True, "false": False})
+_TRUTH = _parse_word({"true": True, "false": False})
 _ISOLATION = {"read_committed": Isolation.READ_COMMITTED, "read_uncommitted": Isolation.READ_UNCOMMITTED}
 #: Kafka's name -> (field, how its text is read).
 _READER_SETTINGS: dict[str, tuple[str, _Parse]] = {
     "check.crcs": ("check_crcs", _TRUTH),
     "client.rack": ("client_rack", lambda _, text: text.strip()),
-    "default.api.timeout.ms": ("default_api_timeout_ms", _whole(1)),
-    "fetch.max.bytes": ("fetch_max_bytes", _whole(1)),
-    "fetch.max.wait.ms": ("fetch_max_wait_ms", _whole(0)),
-    "fetch.min.bytes": ("fetch_min_bytes", _whole(0)),
-    "isolation.level": ("isolation", _word(_ISOLATION)),
-    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _whole(1)),
-    "request.timeout.ms": ("request_timeout_ms", _whole(1)),
+    "default.api.timeout.ms": ("default_api_timeout_ms", _parse_whole(1)),
+    "fetch.max.bytes": ("fetch_max_bytes", _parse_whole(1)),
+    "fetch.max.wait.ms": ("fetch_max_wait_ms", _parse_whole(0)),
+    "fetch.min.bytes": ("fetch_min_bytes", _parse_whole(0)),
+    "isolation.level": ("isolation", _parse_word(_ISOLATION)),
+    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _parse_whole(1)),
+    "request.timeout.ms": ("request_timeout_ms", _parse_whole(1)),
 }
 #: The consumer settings that mean something here, without the prefix ``kafka.``.
 READER_OPTIONS = frozenset(_READER_SETTINGS)
@@ -276,7 +276,7 @@ class SharedProducer:
     #: The transactional id under which the attempts of this task are counted; nothing is written with it.
     ticket: str
 
-    def next_in(self, place: Place) -> int | None:
+    def find_next_sequence(self, place: Place) -> int | None:
         topic, partition = place
         known = self.next_sequences.get(topic, ())
         return known[partition] if partition < len(known) else None
@@ -358,16 +358,16 @@ class StagingSettings:
 
 #: Kafka's name -> our attribute ("" for none) and how a value is read.
 _KNOWN: dict[str, tuple[str, _Parse]] = {
-    "acks": ("acks", _word({"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY})),
-    "batch.size": ("batch_bytes", _whole(1)),
-    "compression.type": ("codec", _word({codec.name.lower(): codec for codec in Codec})),
-    "delivery.timeout.ms": ("delivery_timeout_ms", _whole(1)),
+    "acks": ("acks", _parse_word({"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY})),
+    "batch.size": ("batch_bytes", _parse_whole(1)),
+    "compression.type": ("codec", _parse_word({codec.name.lower(): codec for codec in Codec})),
+    "delivery.timeout.ms": ("delivery_timeout_ms", _parse_whole(1)),
     # Checked against the guarantee by the sink; without one nothing here is idempotent.
     "enable.idempotence": ("", _TRUTH),
     # What is written is sent when there is enough of it, or when the task ends.
-    "linger.ms": ("", _whole(0)),
-    "max.request.size": ("max_request_bytes", _whole(1)),
-    "request.timeout.ms": ("request_timeout_ms", _whole(1)),
+    "linger.ms": ("", _parse_whole(0)),
+    "max.request.size": ("max_request_bytes", _parse_whole(1)),
+    "request.timeout.ms": ("request_timeout_ms", _parse_whole(1)),
 }
 #: Of the Java producer; nothing here corresponds to them. Taken so that settings of other programs serve.
 PRODUCER_WITHOUT_MEANING = frozenset(

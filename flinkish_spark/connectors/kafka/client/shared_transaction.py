@@ -57,7 +57,7 @@ class SharedTransaction:
         self._next = {topic: [0] * len(self._session.layout(topic).leaders) for topic in topics}
         self._session.join((t, p) for t, known in self._next.items() for p in range(len(known)))
 
-    def ask_over(self, wire: KafkaWire) -> None:
+    def use_wire(self, wire: KafkaWire) -> None:
         """Use this connection from now on: it is borrowed anew for each micro-batch."""
         self._wire = wire
         self._session.use(wire)

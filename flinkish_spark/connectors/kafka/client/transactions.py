@@ -28,7 +28,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     UNAUTHORIZED,
     UNSETTLED,
     Batch,
-    Doubt,
+    ConfirmationCounter,
     EndAction,
     Handle,
     Isolation,
@@ -38,7 +38,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     TransactionView,
     WireClient,
     ask_until_settled,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
@@ -92,7 +92,7 @@ def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epo
     """Judge a read_committed slice that starts at `place`; None if only a marker can tell."""
     if seen.last_stable_offset <= place.offset:
         return None
-    batch = _covering(seen, place.offset)
+    batch = _find_batch_at(seen, place.offset)
     if batch is not None and (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
         return Finding(
             Fate.GONE,
@@ -124,7 +124,7 @@ def judge_markers(
     return None
 
 
-def _covering(seen: LogSlice, offset: int) -> Batch | None:
+def _find_batch_at(seen: LogSlice, offset: int) -> Batch | None:
     return next((b for b in seen.batches if b.base_offset <= offset <= b.last_offset), None)
 
 
@@ -139,11 +139,11 @@ class EvidenceReader:
 
     def read(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
         """Return what became of a transaction at `place`; waits a little for its markers."""
-        finding, doubt = Finding(Fate.UNDECIDED, f"{place} was not read"), Doubt()
+        finding, doubt = Finding(Fate.UNDECIDED, f"{place} was not read"), ConfirmationCounter()
         for _left_ms in tries(self._patience_ms, self._wire.clock):
             seen = self._fetch(place, place.offset, Isolation.READ_COMMITTED, _PEEK_BYTES)
             is_absent = seen.code == kafka_errors.UnknownTopicOrPartitionError.errno
-            is_believed = doubt.is_over(is_absent)
+            is_believed = doubt.is_confirmed(is_absent)
             if is_absent:
                 finding = Finding(Fate.UNDECIDED, f"{place}: the broker does not know the partition")
                 if is_believed:
@@ -151,9 +151,9 @@ class EvidenceReader:
                     return Finding(Fate.GONE, gone)
                 continue
             if seen.code == kafka_errors.OffsetOutOfRangeError.errno:
-                return self._outside(place)
+                return self._judge_out_of_range(place)
             if seen.code:
-                detail = f"{place} cannot be read now (error {name_of(seen.code)})"
+                detail = f"{place} cannot be read now (error {describe_code(seen.code)})"
                 finding = Finding(Fate.UNDECIDED, detail)
                 continue
             stable = judge_stable(seen, place, producer_id, producer_epoch)
@@ -167,12 +167,12 @@ class EvidenceReader:
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal READ on topic {place.topic!r}, which is needed to tell "
-                f"whether a transaction was committed ({name_of(seen.code)})",
+                f"whether a transaction was committed ({describe_code(seen.code)})",
                 code=seen.code,
             )
         return seen
 
-    def _outside(self, place: Evidence) -> Finding:
+    def _judge_out_of_range(self, place: Evidence) -> Finding:
         partition = TopicPartition(place.topic, place.partition)
         found = self._wire.call(
             f"find the start of {place.topic}-{place.partition}",
@@ -195,8 +195,10 @@ class EvidenceReader:
         while True:
             seen = self._fetch(place, next_offset, Isolation.READ_UNCOMMITTED, _SCAN_BYTES)
             if seen.code:
-                return Finding(Fate.UNDECIDED, f"{place} cannot be read now (error {name_of(seen.code)})")
-            if next_offset == place.offset and (batch := _covering(seen, place.offset)) is not None:
+                return Finding(
+                    Fate.UNDECIDED, f"{place} cannot be read now (error {describe_code(seen.code)})"
+                )
+            if next_offset == place.offset and (batch := _find_batch_at(seen, place.offset)) is not None:
                 is_record_there = True
                 if (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
                     return Finding(Fate.GONE, f"{place} holds a record of another producer")
@@ -298,7 +300,7 @@ def abort_own(wire: KafkaWire, handle: Handle, within_ms: int) -> str:
         within_ms,
         lambda left_ms: wire.end_transaction(handle, EndAction.ABORT, connect_within_ms=left_ms),
     )
-    return str(lost) if lost else name_of(code) if code in UNSETTLED else ""
+    return str(lost) if lost else describe_code(code) if code in UNSETTLED else ""
 
 
 class TransactionClient(WireClient):
@@ -325,7 +327,7 @@ class TransactionClient(WireClient):
     def why_not_counted(self, one: KafkaCommittable, next_sequences: Mapping[str, Sequence[int]]) -> str:
         return why_not_counted(self._wire, next_sequences, one.producer_id, one.producer_epoch)
 
-    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+    def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
         """Return the open transactions of `job`, by exact parsing of their ids."""
         found: list[OpenTransaction] = []
         for row in self._wire.list_transactions(_OPEN_STATES):
@@ -352,7 +354,7 @@ class TransactionClient(WireClient):
             ),
         )
         if code:
-            return CommitAnswer(Outcome.RETRY, f"{name} was not fenced: {lost_detail or name_of(code)}")
+            return CommitAnswer(Outcome.RETRY, f"{name} was not fenced: {lost_detail or describe_code(code)}")
         if view.state == "PrepareCommit":
             return CommitAnswer(Outcome.FENCED, f"{name} was committed by another owner")
         if view.state in _OPEN_STATES:
@@ -372,12 +374,14 @@ class TransactionClient(WireClient):
         if not code:
             return CommitAnswer(Outcome.COMMITTED, f"{one.transactional_id}: {action.value.lower()} accepted")
         if lost_detail or code in UNSETTLED:
-            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {lost_detail or name_of(code)}")
+            return CommitAnswer(
+                Outcome.RETRY, f"{one.transactional_id}: {lost_detail or describe_code(code)}"
+            )
         try:
             finding = self._reader.read(one.evidence, one.producer_id, one.producer_epoch)
         except BrokerUnavailableError as lost:
-            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {name_of(code)}; {lost}")
-        return _conclude(action, finding, f"{one.transactional_id}: Kafka answered {name_of(code)}")
+            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {describe_code(code)}; {lost}")
+        return _conclude(action, finding, f"{one.transactional_id}: Kafka answered {describe_code(code)}")
 
     def _ask_until_settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
         """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
@@ -385,7 +389,7 @@ class TransactionClient(WireClient):
         if code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
-                f"or on a topic of its transaction ({name_of(code)})",
+                f"or on a topic of its transaction ({describe_code(code)})",
                 code=code,
             )
         return code, str(lost or "")
@@ -410,7 +414,7 @@ class TransactionClient(WireClient):
             if view.code in UNAUTHORIZED:
                 raise AuthorizationError(
                     f"Kafka refuses this principal DESCRIBE on transactional id {transactional_id!r} "
-                    f"({name_of(view.code)})",
+                    f"({describe_code(view.code)})",
                     code=view.code,
                 )
         return views
@@ -418,7 +422,7 @@ class TransactionClient(WireClient):
 
 def _liveness(one: KafkaCommittable, view: TransactionView) -> Liveness:
     if view.code:
-        return Liveness(False, f"Kafka answered {name_of(view.code)}")
+        return Liveness(False, f"Kafka answered {describe_code(view.code)}")
     if (view.producer_id, view.producer_epoch) != (one.producer_id, one.producer_epoch):
         return Liveness(
             False,

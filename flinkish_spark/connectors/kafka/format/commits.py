@@ -209,7 +209,7 @@ class MicroBatchCommits:
                 what_to_do="use a new checkpointLocation, or restore the whole folder from one backup",
             )
         else:
-            if _positions(self._offsets_of(newest.batch)) != _positions(newest.offsets_text):
+            if _strip_metadata(self._offsets_of(newest.batch)) != _strip_metadata(newest.offsets_text):
                 raise JobDirError(
                     f"batch {newest.batch} was committed with other offsets than Spark runs it with now",
                     why="Spark's checkpoint was deleted or replaced, but not the folder flinkish-kafka in it",
@@ -263,7 +263,7 @@ class MicroBatchCommits:
         if loss is None:
             self.abort(staged)
             return decided
-        plan, found = _replacement(committer, decided, loss, staged)
+        plan, found = _plan_replacement(committer, decided, loss, staged)
         if isinstance(found, CannotReplay):
             self.abort(staged)
             raise _make_lost_error(decided, loss, f"it cannot be replaced: {found.why}")
@@ -271,7 +271,7 @@ class MicroBatchCommits:
         # aborted cannot be committed by it, so no row can become visible twice.
         for answer in committer.abort(plan):
             if not answer.outcome.is_done:
-                raise _not_now(decided, answer)
+                raise _make_retry_error(decided, answer)
         known = self._dir.restaged(decided.checkpoint)
         number, now_ms = 1 if known is None else known.number + 1, _CLOCK.wall_ms()
         restaged = RestagedEpoch(
@@ -322,7 +322,7 @@ class MicroBatchCommits:
         upto = CheckpointId(0) if newest is None else newest.checkpoint
         for mark in committer.newest_marks():
             if ownership.timeline.why_not_ours(mark, upto):
-                raise _another_timeline(mark.checkpoint, upto)
+                raise _make_timeline_error(mark.checkpoint, upto)
 
     def _finish(self, ownership: Ownership, committer: KafkaCommitter, decided: Decision) -> _Loss | None:
         """Commit a decided micro-batch as a whole; repeating it changes nothing."""
@@ -330,12 +330,12 @@ class MicroBatchCommits:
         try:
             answers = committer.commit(decided.checkpoint, _committables(decided))
         except AnotherTimelineError as error:
-            raise _another_timeline(error.facts["found"], decided.checkpoint) from error
+            raise _make_timeline_error(error.facts["found"], decided.checkpoint) from error
         for position, answer in enumerate(answers):
             if answer.outcome is Outcome.LOST:
                 return _Loss(position, answer)
             if not answer.outcome.is_done:
-                raise _not_now(decided, answer)
+                raise _make_retry_error(decided, answer)
         return None
 
     def _confirm(self, ownership: Ownership, decided: Decision) -> None:
@@ -386,7 +386,7 @@ def _committables(decided: Decision) -> tuple[Committable, ...]:
     return decided.batches[0].committables
 
 
-def _positions(offsets_text: str) -> list[str]:
+def _strip_metadata(offsets_text: str) -> list[str]:
     """Return an entry of Spark's offset log without its metadata, which another start may change."""
     version, _, *positions = offsets_text.strip().split("\n")
     return [version, *positions]
@@ -406,7 +406,7 @@ def _make_lost_error(decided: Decision, loss: _Loss, what_now: str) -> Committab
     )
 
 
-def _replacement(
+def _plan_replacement(
     committer: KafkaCommitter, decided: Decision, loss: _Loss, again: StagedBatch
 ) -> tuple[Sequence[Committable], Restaged | CannotReplay]:
     """Return what is lost, and the micro-batch with what was staged again in its place."""
@@ -424,7 +424,7 @@ def _replacement(
     return plan.lost, found
 
 
-def _not_now(decided: Decision, answer: CommitAnswer) -> FlinkishError:
+def _make_retry_error(decided: Decision, answer: CommitAnswer) -> FlinkishError:
     if answer.outcome is Outcome.FENCED:
         return FencedError(f"batch {decided.batch} is being committed by another driver", why=answer.detail)
     return BrokerUnavailableError(
@@ -435,7 +435,7 @@ def _not_now(decided: Decision, answer: CommitAnswer) -> FlinkishError:
     )
 
 
-def _another_timeline(found: object, newest: CheckpointId) -> AnotherTimelineError:
+def _make_timeline_error(found: object, newest: CheckpointId) -> AnotherTimelineError:
     return AnotherTimelineError(
         f"the topic holds attempt {found} of this query, which its checkpoint has not committed; "
         f"its newest is {newest if newest.value else 'none'}",

@@ -6,7 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, places_of, unknown_topic
+from flinkish_spark.connectors.kafka.client.admin import (
+    KafkaAdmin,
+    TopicPattern,
+    list_places,
+    make_unknown_topic_error,
+)
 from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.connectors.kafka.format.options import (
     EARLIEST,
@@ -30,13 +35,13 @@ class OffsetFinder:
     def places(self) -> frozenset[Place]:
         wanted = self._options.subscription
         if wanted.pattern:
-            return frozenset(places_of(self._admin.matching(TopicPattern(wanted.pattern))))
+            return frozenset(list_places(self._admin.matching(TopicPattern(wanted.pattern))))
         assigned = _group_by_topic(wanted.assigned)
         names = set(assigned or wanted.topics)
         counts = self._admin.partition_counts(names)
         missing = sorted(names - counts.keys())
         if missing:
-            raise unknown_topic(missing[0], self._options.connection.servers)
+            raise make_unknown_topic_error(missing[0], self._options.connection.servers)
         return frozenset(places_in(counts, assigned, "the option 'assign'"))
 
     def existing_places(self) -> frozenset[Place]:
@@ -44,7 +49,7 @@ class OffsetFinder:
         if wanted.pattern:
             return self.places()
         names = wanted.topics or {topic for topic, _ in wanted.assigned}
-        found = frozenset(places_of(self._admin.partition_counts(names)))
+        found = frozenset(list_places(self._admin.partition_counts(names)))
         return found & frozenset(wanted.assigned) if wanted.assigned else found
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:

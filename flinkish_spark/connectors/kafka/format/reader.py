@@ -122,7 +122,7 @@ def _drop_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.R
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from flinkish_spark.connectors.kafka.client.barriers import BARRIER_KEY, mark_in
+    from flinkish_spark.connectors.kafka.client.barriers import BARRIER_KEY, find_mark
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
     # They have no value, and no key or ours; only of records that look so the headers are read, one by one.
@@ -137,7 +137,7 @@ def _drop_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.R
         *(candidates.column(n).to_pylist() for n in ("topic", "partition", "offset")), strict=True
     ):
         for one in reader.read(OffsetRange(topic, partition, offset, offset + 1)):
-            found += [offset for headers in one.column("headers").to_pylist() if mark_in(headers)]
+            found += [offset for headers in one.column("headers").to_pylist() if find_mark(headers)]
     if not found:
         return batch
     return batch.filter(pc.invert(pc.is_in(batch.column("offset"), pa.array(found, pa.int64()))))
@@ -154,7 +154,7 @@ class KafkaBatchReader(DataSourceReader):
             finder = OffsetFinder(admin, self._options)
             start, end = finder.starting(), finder.ending()
         ranges = [Range(t, p, start.get((t, p), 0), o) for (t, p), o in sorted(end.items())]
-        cut = plan.pieces(
+        cut = plan.split_ranges(
             [r for r in ranges if r.size > 0],
             min_partitions=self._options.min_partitions,
             max_per_partition=self._options.max_per_partition,
@@ -205,7 +205,7 @@ class GroupOffsets:
 
 
 #: What a plain query goes by, and a job's before its driver has said anything.
-NOTHING_SAID = ControlOffset()
+NO_CONTROL = ControlOffset()
 #: In the offset that a plain query begins with, and in no offset that Spark logs.
 START_KEY = "flinkish:start"
 #: In the end of a first micro-batch that is not empty: the offset at which it begins.
@@ -244,10 +244,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if not self._options.first_offsets:
-            return {**self._to_offset(self._finder.starting(), NOTHING_SAID), START_KEY: True}
-        return self._to_offset(plan.from_json(self._first()["offsets"]), NOTHING_SAID)
+            return {**self._to_offset(self._finder.starting(), NO_CONTROL), START_KEY: True}
+        return self._to_offset(plan.from_json(self._read_first_offsets()["offsets"]), NO_CONTROL)
 
-    def _first(self) -> dict[str, Any]:
+    def _read_first_offsets(self) -> dict[str, Any]:
         """Return where the job began, recording it at the first start."""
         # A rewind to before the first micro-batch must begin there, not where the topic ends by then.
         # A job may have several sources; no two read one topic.
@@ -268,7 +268,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._watch.ends({})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._to_offset(self._newest, NOTHING_SAID) if self._newest else None
+        return self._to_offset(self._newest, NO_CONTROL) if self._newest else None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; `start` if there is nothing new."""
@@ -291,7 +291,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             end = plan.apply_limit(begin, end, limit.max_rows)
         end = self._apply_pace(begin, end)
-        if plan.available(begin, end):
+        if plan.count_available(begin, end):
             self._last_batch_at = time.monotonic()
         return self._to_offset(end, offered)
 
@@ -326,7 +326,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if allowed is None or self._target is not None:
             return end
         paced = plan.apply_limit(begin, end, allowed) if allowed else dict(begin)
-        self._pace.took(plan.available(begin, paced))
+        self._pace.took(plan.count_available(begin, paced))
         return paced
 
     def _should_wait(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> bool:
@@ -334,11 +334,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if least is None or self._target is not None:
             return False
         waited_ms = (time.monotonic() - self._last_batch_at) * 1000
-        return plan.available(begin, end) < least and waited_ms < self._options.max_trigger_delay_ms
+        return plan.count_available(begin, end) < least and waited_ms < self._options.max_trigger_delay_ms
 
     def _read_offer(self) -> ControlOffset:
         path = self._options.control_path
-        return offered_by(read_control(path)) if path else NOTHING_SAID
+        return offered_by(read_control(path)) if path else NO_CONTROL
 
     def _to_offset(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
         said = control.to_json() if self._options.control_path else {}
@@ -357,7 +357,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not carries_barrier:
             whole = [r for r in whole if r.size]
         options = self._options
-        cut = plan.pieces(
+        cut = plan.split_ranges(
             whole, min_partitions=options.min_partitions, max_per_partition=options.max_per_partition
         )
 
@@ -445,7 +445,7 @@ class AlignedStreamReader(KafkaStreamReader):
         ends = self._newest = self._watch.ends(begin)
         view = View(
             begin=(begin := self._add_new_partitions(begin, ends)),
-            ahead={p: self._ahead(state, p, begin[p], max(ends.get(p, 0), begin[p])) for p in begin},
+            ahead={p: self._find_ahead(state, p, begin[p], max(ends.get(p, 0), begin[p])) for p in begin},
             drawn=CheckpointId(drawn),
             offer=_parse_offer(content := read_control(self._options.control_path), drawn),
             now_ms=self._clock.wall_ms(),
@@ -481,10 +481,10 @@ class AlignedStreamReader(KafkaStreamReader):
         self._first_offsets = {place: offset for place, offset in found.items() if place not in begin}
         return found
 
-    def _ahead(self, state: CutState, place: Place, begin: int, end: int) -> BarrierScan:
+    def _find_ahead(self, state: CutState, place: Place, begin: int, end: int) -> BarrierScan:
         checkpoint = state.passed.get(place)
         passed = None if checkpoint is None or state.job is None else PassedBarrier(state.job, checkpoint)
-        return self._look.ahead(place, begin, end, passed)
+        return self._look.find_ahead(place, begin, end, passed)
 
     def _follow_wanted_job(self, state: CutState, begin: Mapping[Place, int]) -> CutState:
         """Return the state, or a new one if it is about another job than the user names now."""

@@ -40,7 +40,7 @@ from flinkish_spark.connectors.kafka.format.commits import (
 )
 from flinkish_spark.connectors.kafka.format.options import SinkOptions, checkpoint_path
 from flinkish_spark.connectors.kafka.record_encoder import KEY, TOPIC
-from flinkish_spark.connectors.kafka.writer import SinkInPython, StageInPython
+from flinkish_spark.connectors.kafka.writer import StageRows, TaskSink
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, FlinkishError, InternalError
 from flinkish_spark.core.job_dir import JOB_KEY
@@ -154,7 +154,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             producer=options.producer,
         )
         names = tuple(dict.fromkeys((*options.columns, KEY, TOPIC)))
-        stage = StageInPython((SinkInPython(settings, (), names),))
+        stage = StageRows((TaskSink(settings, (), names),))
         (found,) = stage(self._elements(batch) for batch in iterator if batch.num_rows)
         return StagedMessage(lease, json.loads(found.column("report")[0].as_py()))
 

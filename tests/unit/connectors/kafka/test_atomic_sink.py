@@ -150,8 +150,8 @@ def test_what_leaders_have_is_what_tasks_were_told(last: Any, words: str) -> Non
 
 def test_tasks_go_on_where_the_micro_batch_before_ended() -> None:
     told = SharedProducer(7, 1, {"out": (5, 0)}, "ticket")
-    assert [told.next_in(("out", p)) for p in range(3)] == [5, 0, None]
-    assert told.next_in(("other", 0)) is None
+    assert [told.find_next_sequence(("out", p)) for p in range(3)] == [5, 0, None]
+    assert told.find_next_sequence(("other", 0)) is None
 
 
 # -- owners -----------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Shared:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def ask_over(self, wire: Any) -> None:
+    def use_wire(self, wire: Any) -> None:
         """Use another connection."""
 
     def commit_offsets(self, group: str, offsets: Any, note: str) -> None:

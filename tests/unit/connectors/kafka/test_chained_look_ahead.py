@@ -56,12 +56,12 @@ def offsets(scanned: BarrierScan) -> list[int]:
 def test_a_reader_that_keeps_up_looks_at_the_end_only() -> None:
     log = Partition(50_000, {49_990: (7, 6)})
     ahead = BarrierFinder(log.scan)
-    seen = ahead.ahead(PLACE, 10, 50_000, passed(6))
+    seen = ahead.find_ahead(PLACE, 10, 50_000, passed(6))
     assert (offsets(seen), seen.end) == ([49_990], 50_000)
     assert log.read == 64
     # Nothing new, no look; also when the reader has moved on.
-    assert offsets(ahead.ahead(PLACE, 20_000, 50_000, passed(6))) == [49_990]
-    assert offsets(ahead.ahead(PLACE, 49_991, 50_000, passed(7))) == []
+    assert offsets(ahead.find_ahead(PLACE, 20_000, 50_000, passed(6))) == [49_990]
+    assert offsets(ahead.find_ahead(PLACE, 49_991, 50_000, passed(7))) == []
     assert log.read == 64
 
 
@@ -74,7 +74,7 @@ def test_where_the_barrier_does_not_tell_everything_in_between_is_looked_at(
     previous: int | None, known: PassedBarrier | None
 ) -> None:
     log = Partition(6_000, {2_000: (6, 5), 5_990: (7, previous)})
-    seen = BarrierFinder(log.scan).ahead(PLACE, 10, 6_000, known)
+    seen = BarrierFinder(log.scan).find_ahead(PLACE, 10, 6_000, known)
     assert offsets(seen) == [2_000, 5_990]
 
 
@@ -82,9 +82,9 @@ def test_a_long_way_is_looked_at_in_portions(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(look_ahead, "_PORTION", 1_000)
     log = Partition(20_000, {1_500: (1, None), 19_990: (9, 8)})
     ahead = BarrierFinder(log.scan)
-    seen = ahead.ahead(PLACE, 0, 20_000, None)
+    seen = ahead.find_ahead(PLACE, 0, 20_000, None)
     assert (offsets(seen), seen.end) == ([], 1_000)
-    seen = ahead.ahead(PLACE, 1_000, 20_000, None)
+    seen = ahead.find_ahead(PLACE, 1_000, 20_000, None)
     assert (offsets(seen), seen.end) == ([1_500], 2_000)
 
 
@@ -92,18 +92,18 @@ def test_what_is_not_visible_is_no_end() -> None:
     """Markers of transactions: a job whose upstream rests has nothing to read."""
     log = Partition(12, {9: (7, 6)}, gaps={10, 11})
     ahead = BarrierFinder(log.scan)
-    assert ahead.ahead(PLACE, 0, 12, passed(6)).end == 10
-    assert ahead.ahead(PLACE, 10, 12, passed(7)) == BarrierScan(10, ())
+    assert ahead.find_ahead(PLACE, 0, 12, passed(6)).end == 10
+    assert ahead.find_ahead(PLACE, 10, 12, passed(7)) == BarrierScan(10, ())
     log.length = 14
     log.gaps |= {12, 13}
-    assert ahead.ahead(PLACE, 10, 14, passed(7)) == BarrierScan(10, ())
+    assert ahead.find_ahead(PLACE, 10, 14, passed(7)) == BarrierScan(10, ())
 
 
 def test_a_reader_that_goes_back_is_looked_for_anew() -> None:
     log = Partition(100, {40: (6, 5), 90: (7, 6)})
     ahead = BarrierFinder(log.scan)
-    assert offsets(ahead.ahead(PLACE, 50, 100, passed(6))) == [90]
-    assert offsets(ahead.ahead(PLACE, 0, 100, None)) == [40, 90]
+    assert offsets(ahead.find_ahead(PLACE, 50, 100, passed(6))) == [90]
+    assert offsets(ahead.find_ahead(PLACE, 0, 100, None)) == [40, 90]
 
 
 @pytest.mark.parametrize("seed", seeds(40))
@@ -127,7 +127,7 @@ def test_whatever_the_way_what_is_found_is_what_there_is(seed: int, monkeypatch:
     ahead = BarrierFinder(log.scan)
     for _ in range(60):
         end = min(length, end + chance.choice((0, 3, 40)))
-        seen = ahead.ahead(PLACE, position, end, last)
+        seen = ahead.find_ahead(PLACE, position, end, last)
         truth = log.truth(position, end)
         if seen.end != truth.end:
             assert seen.end < truth.end

@@ -14,7 +14,7 @@ import pytest
 
 from flinkish_spark.checkpoint.control import AlignmentStatus, read_status, write_status
 from flinkish_spark.connectors.kafka.chaining.alignment import View
-from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan, UpstreamJob, described
+from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan, UpstreamJob, describe_status
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
 from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.format import offsets as topic_watch
@@ -393,12 +393,12 @@ def test_many_partitions_are_not_all_listed(tmp_path: Path) -> None:
     log = Log.of("|1", *["a |1"] * 8)
     gate, _ = state.gate.on_barrier("t/0", _gate_barrier(), 0, 0)
     view = View(dict.fromkeys(places, 0), {p: log.scan(p, 0, 1) for p in places}, CheckpointId(0), None, 0)  # type: ignore[arg-type]
-    text = described(CutState(gate, JOB), view, "t").text
+    text = describe_status(CutState(gate, JOB), view, "t").text
     assert text.endswith("t-5 (not visible yet, read up to 0) and 3 more")
     seen = View(
         view.begin, {p: log.scan(p, 0, len(log.lines[p[1]])) for p in places}, CheckpointId(0), None, 0
     )  # type: ignore[arg-type]
-    assert "t-1 (at offset 1, read up to 0)" in described(CutState(gate, JOB), seen, "t").text
+    assert "t-1 (at offset 1, read up to 0)" in describe_status(CutState(gate, JOB), seen, "t").text
 
 
 def _gate_barrier() -> Any:

@@ -23,8 +23,8 @@ from flinkish_spark.connectors.kafka.client.barriers import (
     BarrierMark,
     BarrierRecords,
     SeenBarrier,
-    mark_in,
-    scanned,
+    find_barriers,
+    find_mark,
 )
 from flinkish_spark.connectors.kafka.client.batches import UNCHECKED, Codec, batches, encode_batches
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -36,7 +36,7 @@ from flinkish_spark.connectors.kafka.writer import (
     BARRIER_TASK,
     KafkaCommitter,
     KafkaSinkCommittable,
-    checkpoint_in,
+    find_checkpoint,
 )
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
@@ -57,7 +57,7 @@ def test_a_mark_survives_its_header() -> None:
     for one in (mark(7, 3, previous=5), mark(1), replace(mark(2), sink="other-1")):
         assert BarrierMark.from_header(one.to_header()) == one
         assert (
-            mark_in([{"key": "a", "value": b"b"}, {"key": BARRIER_HEADER, "value": one.to_header()}]) == one
+            find_mark([{"key": "a", "value": b"b"}, {"key": BARRIER_HEADER, "value": one.to_header()}]) == one
         )
     assert mark(7, 3, previous=5).to_header() == (
         b'{"format":1,"job":"%s","sink":"out","checkpoint":7,"lineage":0,"partitions":3,"previous":5,'
@@ -67,9 +67,9 @@ def test_a_mark_survives_its_header() -> None:
 
 
 def test_other_records_have_no_mark() -> None:
-    assert mark_in(None) is None
-    assert mark_in([]) is None
-    assert mark_in([{"key": "flinkish-batch", "value": b"0/1"}]) is None
+    assert find_mark(None) is None
+    assert find_mark([]) is None
+    assert find_mark([{"key": "flinkish-batch", "value": b"0/1"}]) is None
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ class LogBytes:
 
 
 def find(log: LogBytes, start: int, end: int, **more: Any) -> tuple[int, list[tuple[int, int]]]:
-    seen = scanned(OffsetRange("t", 0, start, end), log.answers(start, **more))
+    seen = find_barriers(OffsetRange("t", 0, start, end), log.answers(start, **more))
     return seen.end, [(one.offset, int(one.mark.checkpoint)) for one in seen.barriers]
 
 
@@ -317,8 +317,8 @@ def test_the_checkpoint_of_a_micro_batch_is_what_its_tasks_saw() -> None:
         TaskAck(0, 5, 1, (Barrier(CheckpointId(7), announced_channel(0, 2)),)),
         TaskAck(1, 0, 0, (Barrier(CheckpointId(7), announced_channel(1, 2)),)),
     ]
-    assert checkpoint_in(tasks) == CheckpointId(7)
-    assert checkpoint_in([TaskAck(0, 5, 1)]) is None
+    assert find_checkpoint(tasks) == CheckpointId(7)
+    assert find_checkpoint([TaskAck(0, 5, 1)]) is None
 
 
 # -- settings -------------------------------------------------------------------------------------------
@@ -403,10 +403,10 @@ def test_a_least_number_of_records_is_refused() -> None:
 def test_a_seeded_source_takes_its_place_between_the_cuts_along() -> None:
     position = {"t": {"0": 5}, "flinkish:checkpoint": 3, "flinkish:upstream": {"job": None}}
     upstream = UpstreamJob()
-    assert kafka_upstream.reader_options(None, None) == {}
-    plain = kafka_upstream.reader_options(upstream, None)
+    assert kafka_upstream.make_upstream_options(None, None) == {}
+    plain = kafka_upstream.make_upstream_options(upstream, None)
     assert plain == {"flinkish.upstream": upstream.to_option()}
-    seeded = kafka_upstream.reader_options(upstream, SourceStart(position, "/seeds", "1"))
+    seeded = kafka_upstream.make_upstream_options(upstream, SourceStart(position, "/seeds", "1"))
     assert seeded == {**plain, "flinkish.upstream.start": json.dumps(position)}
     unaware = SourceStart({"t": {"0": 5}}, "/seeds", "1")
-    assert kafka_upstream.reader_options(upstream, unaware) == plain
+    assert kafka_upstream.make_upstream_options(upstream, unaware) == plain

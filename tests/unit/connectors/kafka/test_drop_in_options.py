@@ -210,7 +210,7 @@ def test_a_limited_plan_always_goes_on_and_never_beyond_the_end() -> None:
         while start != end:
             now = plan.apply_limit(start, end, most)
             assert all(start[p] <= now[p] <= end[p] for p in places)
-            assert plan.available(start, now) <= most + len(places)
+            assert plan.count_available(start, now) <= most + len(places)
             assert now != start
             start, rounds = now, rounds + 1
             assert rounds < 2_000
@@ -220,7 +220,7 @@ def test_pieces_cover_every_offset_once_and_mark_the_last() -> None:
     chance = random.Random(2)
     for _ in range(200):
         ranges = [Range("t", p, s := chance.randint(0, 9), s + chance.randint(0, 40)) for p in range(4)]
-        cut = plan.pieces(
+        cut = plan.split_ranges(
             ranges,
             min_partitions=chance.choice((None, chance.randint(1, 20))),
             max_per_partition=chance.choice((None, chance.randint(1, 20))),

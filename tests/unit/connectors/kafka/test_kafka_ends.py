@@ -38,14 +38,14 @@ def test_the_end_is_where_the_topic_ended_at_the_first_start(tmp_path) -> None:
     job_dir, brokers = JobDir(LocalStore(tmp_path)), Brokers(3, 9)
     first = source_of(EndAtLatest())
     place = JobPlace(StoreSpec(str(tmp_path)), "1-0.json")
-    assert first.is_bounded and first.ends_in(place) is None
+    assert first.is_bounded and first.read_recorded_ends(place) is None
     first.fix_end(brokers, job_dir)
     brokers.ends = {0: 70, 1: 90, 2: 5}
     later = source_of(EndAtLatest())
     # A plan may be made before the input is looked at, as by a replay.
-    assert later.ends_in(place) == {("in", 0): 3, ("in", 1): 9} == first.ends_in(place)
+    assert later.read_recorded_ends(place) == {("in", 0): 3, ("in", 1): 9} == first.read_recorded_ends(place)
     later.fix_end(brokers, job_dir)
-    assert later.ends_in(NO_JOB) == {("in", 0): 3, ("in", 1): 9}
+    assert later.read_recorded_ends(NO_JOB) == {("in", 0): 3, ("in", 1): 9}
 
 
 def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
 from flinkish_spark.connectors.kafka import source as kafka_source
-from flinkish_spark.connectors.kafka.source import subscription
+from flinkish_spark.connectors.kafka.source import to_subscription_options
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.formats import Json
@@ -208,7 +208,7 @@ def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers)
     source = source_of(StartAtTimestamp(1), partitions={"in": [1]}, ending=EndAtLatest())
     assert json.loads(source.starting_option(job_in(tmp_path))) == {"in": {"1": 3}}
     source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
-    assert source.ends_in(place_in(Path("/x"))) == {("in", 1): 3}
+    assert source.read_recorded_ends(place_in(Path("/x"))) == {("in", 1): 3}
     assert source.has_ended(LoggedOffsets(({"in": {"1": 3}},)))
     with pytest.raises(GraphError, match="no partition 7"):
         source_of(StartingOffsets.EARLIEST, partitions={"in": [0, 7]}).places(brokers)
@@ -254,7 +254,7 @@ def test_a_pattern_takes_its_own_out_of_a_log() -> None:
     assert by_pattern("nothing").offsets_in(logged) == {}
     wanted = {channel_by_name("in", 0), channel_by_name("in", 1), channel_by_name("in-2", 0)}
     assert source.channels_in(logged) == wanted and min(wanted) > 0
-    assert subscription(source.wanted) == {"subscribePattern": "in.*"}
+    assert to_subscription_options(source.wanted) == {"subscribePattern": "in.*"}
     assert (source.plan_name, KafkaSource("nowhere:1", ["in"]).plan_name) == ("pattern", "")
 
 

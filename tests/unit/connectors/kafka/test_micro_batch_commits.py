@@ -104,7 +104,7 @@ class Brokers:
             for c in committables
         }
 
-    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+    def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
         if self.is_down:
             raise BrokerUnavailableError("down")
         names = {name for name, _ in self.open()}

@@ -28,8 +28,8 @@ from flinkish_spark.connectors.kafka.client.admission import (
     OutgoingRecords,
     Reaction,
     StickyPartitioner,
+    find_reaction,
     partitions_for_keys,
-    reaction_to,
     split_by_partition,
     split_by_topic,
 )
@@ -250,7 +250,7 @@ def test_every_code_has_one_reaction_and_an_unknown_one_fails() -> None:
     """A wrong number would be tried again for ever, or never."""
     found: dict[Reaction, set[int]] = defaultdict(set)
     for number in (-1, *range(130), 9999):
-        found[reaction_to(number)].add(number)
+        found[find_reaction(number)].add(number)
     assert {-1, 2, 17, 45, 50, 59, 120, 9999} <= found.pop(Reaction.FAIL)
     assert found == REACTIONS
     assert ({14, 15, 16, 51}, {29, 30, 31, 53}) == (UNSETTLED, UNAUTHORIZED)
