@@ -69,7 +69,7 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
         raise unusable(
             f"ssl.{store}.location",
             f"its type is {kind}, and Python reads PEM only",
-            f"run `{_make_conversion_command(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, "
+            f"run `{_to_pem_command(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, "
             f"then set ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
         )
     if (given or location is not None) and kind != "PEM":
@@ -89,7 +89,7 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
 _GUARD = ", guard the new file, whose key has no password"
 
 
-def _make_conversion_command(store: str, kind: str, location: str) -> str:
+def _to_pem_command(store: str, kind: str, location: str) -> str:
     """Return the command line that makes PEM of a Java store; it asks for the passwords."""
     # The key in clear: Java 17 cannot read the encryption that openssl uses (PBES2).
     source, pem, p12 = (shlex.quote(f"{location}{suffix}") for suffix in ("", ".pem", ".p12"))
