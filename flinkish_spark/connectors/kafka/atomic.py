@@ -1,16 +1,15 @@
-"""The staging half of an atomic Kafka sink: all micro-batches of a checkpoint in one transaction.
+"""The writer of an atomic Kafka sink: one transaction holds all micro-batches of a checkpoint.
 
-The rules of the transaction are in :mod:`flinkish_spark.connectors.kafka.client.shared_transaction`. Here is
-which task owns which partition, when a transaction begins and when it goes on, and what goes into it beside
-records:
+The rules of the transaction are in :mod:`flinkish_spark.connectors.kafka.client.shared_transaction`. This
+module assigns partitions to tasks, begins and continues the transaction, and adds the sources' offsets to it:
 
-- It begins with the first micro-batch behind a barrier, and goes on until the one with the next barrier. That
-  of a checkpoint that an earlier owner of the job began, and that was given up, does not count.
-- A micro-batch that raises leaves it to the sweep: what of it was written nobody knows.
-- Nothing is handed on to another start of the query (:attr:`.Committer.shows_whole`): who begins anew does
-  not know which tasks of the old one still write.
-- One in which nothing was written is ended at once. It would hold readers back for nothing, and no record of
-  it could tell later what became of it.
+- A transaction begins with the first micro-batch after a barrier and continues up to the micro-batch with the
+  next barrier. The barrier of a checkpoint that an earlier owner of the job began and gave up is ignored.
+- If a micro-batch raises, the sweep aborts its transaction, because nobody knows how much was written.
+- A new start of the query never continues it (:attr:`.Committer.shows_whole`): tasks of the old start may
+  still be writing.
+- An empty transaction is aborted at once: it would hold readers back, and it has no record by which its
+  outcome could be found out later.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from flinkish_spark.transport.routing import spark_hash_int
 
 
 class DoubtfulTransaction(EnvironmentFault):
-    """Nobody can say what a checkpoint's transaction holds; it is given up and staged again."""
+    """The contents of a checkpoint's transaction are unknown; the job gives it up and stages it again."""
 
     restartable = True
     ends_when_repeated = True
@@ -106,21 +105,21 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
 
 @dataclass(frozen=True)
 class Owners:
-    """Tasks and the Kafka partitions that each of them writes alone."""
+    """Assignment of Kafka partitions to tasks; exactly one task writes each partition."""
 
-    #: How many each topic has.
+    #: Number of partitions of each topic.
     partitions: Mapping[str, int]
-    #: Of records that name none.
+    #: Topic of records that name none.
     default_topic: str
     most_tasks: int
 
     @property
     def tasks(self) -> int:
-        """How many tasks there are: no more than partitions, since each has one owner."""
+        """Number of tasks; at most the number of partitions, since each partition has one owner."""
         return max(1, min(self.most_tasks, max(self.partitions.values())))
 
     def assign(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the partition that each is written to, in the task that owns it, in order."""
+        """Add each row's target partition and shuffle the rows to the tasks that own the partitions."""
         named = F.col(PARTITION) if PARTITION in rows.columns else F.lit(None).cast("int")
         destination = _destination(dict(self.partitions), self.default_topic)
         placed = rows.withColumn(PARTITION, destination(F.col(KEY), F.col(TOPIC), named, F.col(C.HASH)))
@@ -129,7 +128,7 @@ class Owners:
         return placed.repartition(self.tasks, route)
 
     def _routes(self) -> list[int]:
-        """Return for each task an integer that Spark hashes to it."""
+        """Find for each task an integer whose Spark hash sends a row to that task."""
         found: dict[int, int] = {}
         candidate = 0
         while len(found) < self.tasks:
@@ -139,17 +138,17 @@ class Owners:
 
 
 def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
-    """Return a function of key, topic, named partition and hash: where a record goes, at each attempt."""
+    """Return a column function that chooses a record's partition, the same in every attempt."""
 
     def destination(keys: pa.Array, topics: pa.Array, named: pa.Array, hashes: pa.Array) -> pa.Array:
-        # A partition that the topic does not have is left as it is, for the writer to refuse.
+        # Keep a partition that does not exist: the writer refuses the record.
         result = named.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
         undecided = named.is_null().to_numpy(zero_copy_only=False)
         spread = hashes.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
         coded = topics.fill_null(default_topic).dictionary_encode()
         codes = coded.indices.to_numpy(zero_copy_only=False)
         for code, topic in enumerate(coded.dictionary.to_pylist()):
-            # Of a topic that is not declared any partition will do: the record is refused.
+            # Any partition will do for an undeclared topic: the writer refuses the record.
             count = partitions.get(topic, 1)
             at = np.flatnonzero(undecided & (codes == code))
             if len(at):
@@ -159,7 +158,7 @@ def _destination(partitions: Mapping[str, int], default_topic: str) -> Any:
                 result[at] = chosen
         return pa.array(result, pa.int32())
 
-    # By its hints: a type in so many words makes PySpark warn.
+    # PySpark warns if the function type is given explicitly, so it infers it from the type hints.
     made: Any = arrow_udf(destination, "int")  # type: ignore[call-overload]
     return made
 
@@ -171,10 +170,10 @@ class AtomicWriter(SinkWriter):
 
     def stage(self, request: StageRequest) -> StageResult:
         with WIRES.wire(self._sink.connection) as wire:
-            # This order matters: what raises below leaves the transaction in doubt; nobody goes on with it.
+            # This order matters: an error below leaves the transaction in doubt, so it must not be continued.
             transaction, self._open = self._open, None
             if transaction is None:
-                # Under the block of its first micro-batch, which is leased until the receipt.
+                # Named by the block of its first micro-batch, which stays leased until the receipt.
                 context = self._context
                 name = TransactionalId(context.job, context.owner_epoch, request.block, SHARED_TASK, 0)
                 settings = StagingSettings(
@@ -194,14 +193,14 @@ class AtomicWriter(SinkWriter):
             transaction.abort()
             return StageResult(tasks, ())
         if checkpoint is None or checkpoint < request.checkpoint:
-            # Without a barrier, or with that of a checkpoint that was given up: the next one shows the rows.
+            # No barrier, or that of a checkpoint that was given up: the next checkpoint commits the rows.
             self._open = transaction
         else:
             self._commit_inputs(transaction, wire, request, checkpoint)
         return StageResult(tasks, tuple(self._committables(transaction, found)))
 
     def _write(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
-        """Have the tasks write; return their reports once there is no doubt about them."""
+        """Run the tasks; return their reports after checking that no other attempt has written."""
         if self._sink.partition:
             transaction.check_partitions()
         most = int(request.rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -216,7 +215,7 @@ class AtomicWriter(SinkWriter):
         outcomes = [_outcome(report) for report in found]
         given: dict[str, Ticket | None] = dict.fromkeys(names)
         given.update((make_ticket_name(prefix, one.task), one.ticket) for one in outcomes)
-        # This order matters: a ticket that is taken later belongs to an attempt that sees what is written.
+        # This order matters: an attempt that takes its ticket after this sees the written records and stops.
         why = why_other_attempts(before, transaction.tickets(names), given)
         if why:
             raise DoubtfulTransaction(
@@ -230,7 +229,7 @@ class AtomicWriter(SinkWriter):
     def _commit_inputs(
         self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest, checkpoint: CheckpointId
     ) -> None:
-        """Put the input's position into the transaction, where the groups are on the same brokers."""
+        """Add the offsets of consumer groups on the same brokers to the transaction."""
         note = self._context.timeline.mark_of(checkpoint).to_text(self._context.job)
         for one in request.input_offsets():
             if _servers(one.servers) != _servers(self._sink.connection.servers):

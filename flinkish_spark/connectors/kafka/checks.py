@@ -1,4 +1,4 @@
-"""Checks that the input that a job still needs is there, and stays there."""
+"""Checks that Kafka still has the records that a job has to read, and keeps them long enough."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 def find_replaced_topic(
     admin: KafkaAdmin, topics: Sequence[str], job_dir: JobDir, uid: str, position: LoggedOffsets | None
 ) -> InputLostError | None:
-    """Return the error of a topic that is gone or another one than at the job's first start."""
+    """Return an error if a topic was deleted, or created again since the job's first start."""
     found = admin.topics(topics)
-    # What is gone comes first: without it the ids of the others are not recorded.
+    # Report deleted topics before the ids of the others are recorded.
     for topic in sorted(topics, key=lambda one: one in found):
         if topic not in found:
             how, to_do = "deleted", "restore the topic"
@@ -49,7 +49,7 @@ def find_replaced_topic(
 def find_missing_input(
     admin: KafkaAdmin, topics: Sequence[str], uid: str, position: LoggedOffsets | None
 ) -> InputLostError | None:
-    """Return the error of records that the job has not read and that no longer exist."""
+    """Return an error if Kafka has deleted records that the job has not read yet."""
     needed = {} if position is None else position.kafka(frozenset(topics))
     wanted = {(topic, p): at for topic, partitions in needed.items() for p, at in partitions.items()}
     try:
@@ -85,16 +85,16 @@ _SETTINGS = (_POLICY, _RETENTION, _LAG) = "cleanup.policy", "retention.ms", "min
 
 @dataclass(frozen=True, slots=True)
 class TopicRetention:
-    #: Of ``cleanup.policy``; Kafka 4 has topics without any, which keep everything.
+    #: Values of ``cleanup.policy``; a topic without any (Kafka 4) keeps everything.
     policies: frozenset[str]
-    #: After which the policy ``delete`` removes a record; None for never.
+    #: Age at which the policy ``delete`` removes a record; None for never.
     retention_ms: int | None
-    #: Before which the policy ``compact`` touches no record.
+    #: Age before which the policy ``compact`` removes no record.
     compaction_lag_ms: int
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> TopicRetention:
-        """Return what a topic's settings say; raise KeyError if one of them is not shown."""
+        """Parse a topic's settings; raise KeyError if one of them is missing."""
         retention_ms = int(settings[_RETENTION])
         policies = frozenset(filter(None, (one.strip() for one in settings[_POLICY].split(","))))
         return cls(policies, None if retention_ms < 0 else retention_ms, int(settings[_LAG]))
@@ -113,7 +113,7 @@ class TopicRetention:
 def check_topic_retention(
     connection: KafkaConnection, topics: Sequence[str], uid: str, needed_ms: int
 ) -> None:
-    """Refuse topics that delete records younger than `needed_ms`, warn of those that compact them."""
+    """Refuse topics that delete records younger than `needed_ms`; warn if a topic compacts them."""
     for topic, keeping in read_topic_retention(connection, topics).items():
         if keeping is None:
             LOG.warning(
@@ -150,7 +150,7 @@ def check_topic_retention(
 def read_topic_retention(
     connection: KafkaConnection, topics: Sequence[str]
 ) -> dict[str, TopicRetention | None]:
-    """Ask the brokers; None for a topic whose settings they do not show."""
+    """Read the retention of topics; None for a topic whose settings this principal may not read."""
     resources = [
         ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(_SETTINGS)) for topic in topics
     ]
@@ -166,13 +166,13 @@ def read_topic_retention(
         wire.close()
     keeping: dict[str, TopicRetention | None] = dict.fromkeys(topics)
     for topic in topics:
-        # They may not be shown, or be null.
+        # A setting may be hidden or null.
         with suppress(KeyError, ValueError):
             keeping[topic] = TopicRetention.of({name: str(found[topic][name]["value"]) for name in _SETTINGS})
     return keeping
 
 
-#: The column of a scan with the headers of records.
+#: Name of the column with a record's headers.
 HEADERS = "headers"
-#: Its type, in Spark's words.
+#: Spark type of that column.
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"

@@ -1,8 +1,8 @@
-"""Where a Kafka source begins, stands and ends: partitions, starts, ends, groups.
+"""Partitions, starting offsets, ending offsets and consumer groups of a Kafka source.
 
-Starts that have to be asked for, and ends, are asked for once, at the first start, and kept in the job
-directory: they are others a moment later. Neither reader can be told to stop at an offset, so records from
-the end on are left out of the stream.
+A source asks the brokers for its starting and ending offsets once, at the first start, and keeps them in the
+job directory, since a later question would have another answer. No reader can stop at an offset, so the
+source drops records from the ending offset on.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from flinkish_spark.protocol.ids import Place
 from flinkish_spark.protocol.limits import checked_choice, checked_whole
 
 LOG = logging.getLogger(__name__)
-#: How long a group's offsets are waited for that could be stored later.
+#: How long checkpoints wait for a group's offsets to be stored after a passing error.
 _GROUP_PATIENCE_MS = 30_000
 
 
 def places_in(
     counts: Mapping[str, int], partitions: Mapping[str, tuple[int, ...]], to_correct: str
 ) -> list[Place]:
-    """Return the partitions that are read; raise GraphError for one that its topic does not have."""
+    """Return the partitions to read; raise GraphError if a topic lacks one of them."""
     if not partitions:
         return list_places(counts)
     for topic, numbers in partitions.items():
@@ -54,10 +54,10 @@ def places_in(
 
 @dataclass(frozen=True)
 class TopicSelection:
-    """What a Kafka source reads: topics by name, some of their partitions, or topics by a pattern."""
+    """The topics and partitions that a source reads: topics by name or pattern, or some partitions."""
 
     topics: tuple[str, ...] = ()
-    #: By topic, the partitions that are read; empty for all of all topics.
+    #: Topic -> the partitions to read; empty for all partitions of all topics.
     partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     pattern: str = ""
 
@@ -79,7 +79,7 @@ class TopicSelection:
         return cls(tuple(dict.fromkeys(names)), _check_partitions(partitions, names))
 
     def filter_topics(self, topics: Iterable[str]) -> list[str]:
-        """Return those of some topics that are read."""
+        """Return those of `topics` that the source reads."""
         mine: Collection[str] | TopicPattern = TopicPattern(self.pattern) if self.pattern else self.topics
         return [topic for topic in topics if topic in mine]
 
@@ -117,7 +117,7 @@ def _check_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tu
 
 
 class StartingOffsets(Choice):
-    """Where a job that has no checkpoint yet begins to read."""
+    """The position at which a job without a checkpoint begins to read."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -129,7 +129,7 @@ class StartingOffsets(Choice):
 
 
 class KafkaStart(ABC):
-    """Says where each partition begins; one of the classes below."""
+    """Starting offsets of the partitions; one of the classes below."""
 
     @abstractmethod
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
@@ -152,7 +152,7 @@ class _TimestampBoundary:
 
 @dataclass(frozen=True)
 class StartAtTimestamp(_TimestampBoundary, KafkaStart):
-    """Begins each partition at its first record that is at least as late; without one, with what comes.
+    """Begins each partition at its first record with this timestamp or a later one, or else at its end.
 
     Parameters
     ----------
@@ -168,9 +168,9 @@ class StartAtOffsets(KafkaStart):
     Parameters
     ----------
     starts
-        Topic -> partition -> the first offset that is read. It must be there, or be the end.
+        Topic -> partition -> the first offset to read, which must exist or be the end.
     otherwise
-        Where the partitions begin that are not named.
+        Where all other partitions begin.
 
     Examples
     --------
@@ -201,14 +201,14 @@ class StartAtOffsets(KafkaStart):
 
 @dataclass(frozen=True)
 class StartAtCommittedOffsets(KafkaStart):
-    """Begins where a consumer group stands, to take its work over.
+    """Begins at the committed offsets of a consumer group, to take over its work.
 
     Parameters
     ----------
     group_id
-        Of the group; empty for the source's own.
+        The group; empty for the source's own.
     otherwise
-        Where the partitions begin for which the group has no offset.
+        Where partitions begin for which the group has no offset.
     """
 
     group_id: str = ""
@@ -245,15 +245,15 @@ def first_at_least_as_late(
     offsets_at: Callable[[Mapping[Place, int]], Mapping[Place, int | None]],
     end_offsets: Callable[[Iterable[Place]], Mapping[Place, int]],
 ) -> dict[Place, int]:
-    """Return the offset of each partition's first record that is at least as late, or else its end."""
-    # This order matters: a record that comes in between is found, and not taken for the end.
+    """Return the offset of each partition's first record at or after its timestamp, or else its end."""
+    # This order matters: a record that is written between the two questions is found.
     ends = end_offsets(timestamps_ms)
     found = offsets_at(timestamps_ms)
     return {place: ends[place] if at is None else at for place, at in found.items()}
 
 
 def check_starting_offsets(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
-    """Return what a user gave as `starting_offsets`, or raise ConfigError."""
+    """Check the user's `starting_offsets`; raise ConfigError if they cannot be used."""
     if isinstance(start, StartAtCommittedOffsets):
         if not start.group_id and not group_id:
             raise ConfigError(
@@ -282,7 +282,7 @@ def _complete_offsets(
     otherwise: StartingOffsets,
     who: str,
 ) -> dict[Place, int]:
-    """Return the offsets of all partitions, or raise ConfigError if one of the given ones is not there."""
+    """Add `otherwise` for partitions without an offset; raise ConfigError if an offset does not exist."""
     first, last = admin.beginning_offsets(given), admin.end_offsets(given)
     for (topic, partition), offset in sorted(given.items()):
         place = topic, partition
@@ -298,16 +298,16 @@ def _complete_offsets(
 
 
 class KafkaEnd(Stored, ABC):
-    """Says where each partition ends; one of the classes below."""
+    """Ending offsets of the partitions; one of the classes below."""
 
     @abstractmethod
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the first offset of each partition that is not read. Called at the first start."""
+        """Return each partition's ending offset, the first that is not read. Called at the first start."""
 
 
 @dataclass(frozen=True)
 class EndAtLatest(KafkaEnd):
-    """Reads what there is when the job starts for the first time."""
+    """Ends each partition where it ends when the job starts for the first time."""
 
     TAG: ClassVar = ("end", "latest")
 
@@ -317,9 +317,9 @@ class EndAtLatest(KafkaEnd):
 
 @dataclass(frozen=True)
 class EndAtTimestamp(_TimestampBoundary, KafkaEnd):
-    """Reads each partition up to its first record that is at least as late.
+    """Ends each partition before its first record with this timestamp or a later one.
 
-    Where there is none when the job starts for the first time, up to what there is then.
+    A partition without such a record ends where it ends when the job starts for the first time.
 
     Parameters
     ----------
@@ -332,12 +332,12 @@ class EndAtTimestamp(_TimestampBoundary, KafkaEnd):
 
 @dataclass(frozen=True)
 class EndAtOffsets(KafkaEnd):
-    """Reads each partition up to an offset, which may lie in the future.
+    """Ends each partition before an offset, which may lie in the future.
 
     Parameters
     ----------
     ends
-        Topic -> partition -> the first offset that is not read. Every partition is named.
+        Topic -> partition -> the first offset that is not read, for every partition.
 
     Examples
     --------
@@ -376,7 +376,7 @@ def check_ending(ending: object) -> KafkaEnd | None:
 
 
 class GroupPatience:
-    """Gives up a group's offsets where they would hold back a checkpoint: they are for lag tools."""
+    """Skips storing a group's offsets rather than delay a checkpoint: only lag tools need them."""
 
     def __init__(self, clock: Clock = SystemClock()) -> None:  # noqa: B008 - a value without state
         self._clock = clock
@@ -384,14 +384,14 @@ class GroupPatience:
         self.given_up = 0
 
     def tries(self, group: str, store: Callable[[], None]) -> bool:
-        """Store, and return whether that was done; raise what is worth another attempt."""
+        """Call `store`; return True if it succeeded, raise if the caller should try again."""
         try:
             store()
         except EnvironmentFault as fault:
             now_ms = self._clock.monotonic_ms()
             if self._failing_since_ms is None:
                 self._failing_since_ms = now_ms
-            # What comes back by itself is waited for once; any other refusal is not.
+            # Wait once for an error that passes by itself; skip on any other.
             if fault.restartable and now_ms - self._failing_since_ms < _GROUP_PATIENCE_MS:
                 raise
             self.given_up += 1
@@ -417,7 +417,7 @@ class GroupPatience:
 def store_offsets(
     admin: KafkaAdmin, group: str, offsets: Mapping[Place, int], direction: OffsetDirection, note: str
 ) -> None:
-    """Set a group's offsets; may be repeated."""
+    """Set the offsets of a group; repeating it is harmless."""
     try:
         answer = admin.commit_offsets(group, offsets, direction, note)
     except InputLostError:

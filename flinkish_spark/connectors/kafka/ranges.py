@@ -1,4 +1,4 @@
-"""Ranges of Kafka partitions in, records and control rows out: the first pass of a task."""
+"""First pass of a task: reads ranges of Kafka partitions and yields records and control rows."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from flinkish_spark.worker.daemon import freeze_modules
 
 #: Columns of a record, as Spark's own Kafka source has them.
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-#: What only an environment's job has, and what every record has, behind its columns.
+#: Control columns of an environment's job only, and those of every record.
 _CONTROL, _PLACE = CONTROL.fields[:2], CONTROL.fields[2:]
 
 
 @dataclass(frozen=True)
 class ReadRanges:
-    """Called by mapInArrow; a task that is run again reads the same."""
+    """Function for mapInArrow; a repeated task reads the same records."""
 
     options: SourceOptions
-    #: By which partitions are numbered as channels; empty for those of a pattern.
+    #: Topics by which partitions are numbered as channels; empty for a pattern.
     topics: tuple[str, ...]
-    #: Where partitions end for good: one that has none here brings nothing. None where none of them ends.
+    #: Ending offsets; a partition without one yields nothing. None if no partition ends.
     ends: Mapping[Place, int] | None
-    #: What stands beside the fields.
+    #: Names of the metadata columns.
     metadata: tuple[str, ...]
-    #: Columns of a record that are kept besides the usual ones.
+    #: Further columns of a record to keep.
     beside: tuple[str, ...] = ()
 
     @property
@@ -83,7 +83,7 @@ class ReadRanges:
 
 
 def _control_rows(rows: Sequence[Sequence[int]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows without anything of a record: barriers, and calls of key groups."""
+    """Build rows without a record: barriers, and calls of key groups."""
     control = dict(zip(C.CONTROL, zip(*rows, strict=True), strict=True))
     columns = [
         pa.array(control[field.name], field.type)

@@ -1,4 +1,4 @@
-"""The parts of a Kafka record as columns: fields of value and key; tombstones; records that are bad."""
+"""Decoding of Kafka records: fields of value and key as columns, tombstones, bad records."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ from flinkish_spark.worker.daemon import freeze_modules
 
 @dataclass(frozen=True)
 class Decoding:
-    """What becomes of the records of a source whose parts are read."""
+    """How a source decodes its records: formats of value and key, metadata, tombstones."""
 
-    #: The format of values, and what is done with bad records.
+    #: The format of values, with the policy for bad records.
     value: Format | Changes
-    #: What stands beside their fields.
+    #: Names of the metadata columns.
     metadata: tuple[str, ...] = ()
-    #: The format of keys; None where these are not read.
+    #: The format of keys; None if keys are not decoded.
     key: Format | None = None
-    #: In front of the name of each of a key's fields.
+    #: Prefix of the names of a key's fields.
     key_fields_prefix: str = ""
-    #: What becomes of records without a value.
+    #: Policy for records without a value.
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class Decoding:
         return self.policy.topic if isinstance(self.policy, DeadLetter) else ""
 
     def deserializer(self, uid: str, place: JobPlace, topics: Sequence[str]) -> Deserializer:
-        """Return what makes rows; a registry is asked where it says what the columns are."""
+        """Make the deserializer; this asks a schema registry if it defines the columns."""
         key = None if self.key is None else part_of(self.key, "key", uid, place, topics)
         value, changelog = self._value(lambda form: part_of(form, "value", uid, place, topics))
         assert value is not None
@@ -131,7 +131,7 @@ class Decoding:
         return Deserializer(self, key, value, changelog)
 
     def _value(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
-        """Return how values are read, and what becomes of them; None for what is not known yet."""
+        """Return the part that reads values, and their changelog; None for a part that is not known yet."""
         if isinstance(self.value, DebeziumAvro):
             envelope = part(self.value.envelope)
             if envelope is None:
@@ -143,7 +143,7 @@ class Decoding:
         return part(self.value), None
 
     def fields_of(self, key: Part | None) -> T.StructType:
-        """Return a key's fields as the stream calls them."""
+        """Return a key's fields under their names in the stream."""
         fields, prefix = () if key is None else key.fields, self.key_fields_prefix
         return T.StructType([T.StructField(prefix + one.name, one.dataType) for one in fields])
 
@@ -152,7 +152,7 @@ class Decoding:
         return tuple(one.removeprefix(OF_VALUE) for one in self.metadata if is_of_value(one))
 
     def _check_fields(self, key: Part | None, value: Part | None, changelog: Changelog | None) -> None:
-        """Refuse fields that would be one column; None stands for a part that is not known yet."""
+        """Refuse two fields of one name; None stands for a part that is not known yet."""
         values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
         keys = self.fields_of(key)
         check_field_names(keys, "the key of the records")
@@ -186,7 +186,7 @@ def make_decoding(
     key_fields_prefix: str,
     tombstones: OnTombstone | None,
 ) -> Decoding | None:
-    """Return what a user asked for; None if records come as they are."""
+    """Make the decoding from a source's arguments; None if records are not decoded."""
     is_raw = isinstance(value, Raw)
     if value is None or (is_raw and key is None):
         told = {"key": key, "tombstones": tombstones, "key_fields_prefix": key_fields_prefix or None}
@@ -209,24 +209,24 @@ _KEEPING = (OnTombstone.KEEP, OnTombstone.DELETE)
 
 @dataclass(frozen=True)
 class Deserializer:
-    """Makes rows of records, as a :class:`Decoding` says whose columns are known."""
+    """Decodes records to rows by a :class:`Decoding` whose columns are known."""
 
     decoding: Decoding
-    #: How the parts are read; no key where it is not.
+    #: Reads the key; None if keys are not decoded.
     key: Part | None
     value: Part
-    #: What becomes of the values that have been read; None where they are the row.
+    #: Turns decoded values into changes; None if a value is the row itself.
     changelog: Changelog | None
 
     @property
     def fields(self) -> T.StructType:
-        """Fields of the key alone, then those of the value, as the stream has them."""
+        """Fields of the stream: those that only the key has, then those of the value."""
         values = self.value.fields if self.changelog is None else self.changelog.fields
         keys = self.decoding.fields_of(self.key)
         return T.StructType([*(one for one in keys if one.name not in values.names), *values])
 
     def rows(self, raw: DataFrame, counted_as: Sequence[str], kept: Sequence[str]) -> DataFrame:
-        """Return the fields of each good record and the columns `kept`; control rows have no fields."""
+        """Return the fields of each good record and the columns `kept`; control rows have null fields."""
         policy, parts = self.decoding.policy, self._parts(raw)
         if self.changelog is None:
             decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
@@ -238,7 +238,7 @@ class Deserializer:
         if policy is not OnBadRecord.FAIL:
             read, reason = self._add_misfit(self.changelog, read)
             read = without_bad(read.withColumn(REASON, reason), policy, counted_as)
-        # Under FAIL a change that says nothing of rows ends the task here: no other look is taken.
+        # Under FAIL an invalid change ends the task here, so nobody checks for it before.
         beside = [*([] if self.key is None else [self.key.read]), *kept]
         time_zone = session_time_zone(raw.sparkSession)
         passes = F.col("topic").isNull() if C.KIND in raw.columns else None
@@ -246,7 +246,7 @@ class Deserializer:
         return self._select_columns(found, kept)
 
     def bad(self, raw: DataFrame) -> DataFrame:
-        """Return the records of which no row can be made, and in the column `REASON` why."""
+        """Return the records that cannot be decoded, with the cause in the column `REASON`."""
         parts = self._parts(raw)
         if self.changelog is None:
             find = FindBadRecords(parts, raw.schema)
@@ -267,7 +267,7 @@ class Deserializer:
         )
 
     def _read_parts(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
-        """Add what the parts are read as, for the expressions of a changelog."""
+        """Add the decoded parts as columns, for the expressions of a changelog."""
         read = ReadParts(parts, raw.schema, fails)
         frame = C.map_in_arrow(raw, read, read.columns)
         for part in parts.all:
@@ -282,7 +282,7 @@ class Deserializer:
         return found, F.coalesce(F.col(REASON), misfit)
 
     def _select_columns(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
-        """Return the columns of a changelog: those of the key alone, of the row, the kind, those kept."""
+        """Select the columns of a changelog: key fields, row, row kind, and the columns `kept`."""
         assert self.changelog is not None
         keys = {}
         if self.key is not None:
@@ -297,13 +297,13 @@ class Deserializer:
 
 @dataclass(frozen=True)
 class RecordParts:
-    """Reads the key and the value of records over Arrow columns; travels in the plan."""
+    """Decodes keys and values of Arrow batches; pickled into the plan."""
 
     key: Part | None
     value: Part
-    #: The key's fields, as the stream calls them.
+    #: The key's fields under their names in the stream.
     key_fields: T.StructType
-    #: Those of the stream; behind them the kind of the row, where tombstones delete.
+    #: The stream's fields, then the row kind if tombstones delete rows.
     fields: T.StructType
     tombstones: OnTombstone
     time_zone: str
@@ -313,14 +313,14 @@ class RecordParts:
         return (self.value,) if self.key is None else (self.key, self.value)
 
     def drop_tombstones(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the records that are looked at: a tombstone that is left out is, whatever its key is."""
+        """Drop tombstones, even with a bad key, if the source drops them."""
         values = records.column("value")
         if self.tombstones is not OnTombstone.DROP or not values.null_count:
             return records
         return records.filter(values.is_valid())
 
     def read(self, records: pa.RecordBatch) -> tuple[list[pa.Array], pa.Array]:
-        """Return a struct for each part, and why a record is bad: null where it is not."""
+        """Decode each part to a struct column; also return why a record is bad, or null."""
         found, reasons = [], []
         for part in self.all:
             rows, of_part = read_part(part, records.column(part.name), self.time_zone)
@@ -333,7 +333,7 @@ class RecordParts:
         return found, pc.coalesce(*reasons)
 
     def columns(self, records: pa.RecordBatch, found: list[pa.Array]) -> list[pa.Array]:
-        """Return the columns of `fields`."""
+        """Combine the decoded parts to the columns of `fields`."""
         values = dict(zip(self.value.fields.names, found[-1].flatten(), strict=True))
         keys = {} if self.key is None else dict(zip(self.key_fields.names, found[0].flatten(), strict=True))
         is_tombstone = records.column("value").is_null()
@@ -352,7 +352,7 @@ def _make_reasons(mask: pa.BooleanArray, reason: str) -> pa.Array:
 
 
 def _split_control(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return records, and control rows if there are any: these have no topic."""
+    """Split a batch into records and control rows (None if it has none), which have no topic."""
     topics = batch.column("topic")
     if C.KIND not in batch.schema.names or not topics.null_count:
         return batch, None
@@ -360,7 +360,7 @@ def _split_control(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatc
 
 
 def refuse(records: pa.RecordBatch, reasons: pa.Array) -> None:
-    """Raise the error that names the first bad record and says why it is one."""
+    """Raise an error for the first bad record, if there is one."""
     if reasons.null_count == len(reasons):
         return
     at = reasons.is_valid().index(True).as_py()
@@ -370,16 +370,16 @@ def refuse(records: pa.RecordBatch, reasons: pa.Array) -> None:
 
 @dataclass(frozen=True)
 class DecodeRecords:
-    """Called by mapInArrow: records in, their fields out, under the policy for bad ones."""
+    """Function for mapInArrow: decodes records and applies the policy for bad ones."""
 
     parts: RecordParts
     policy: BadRecordPolicy
-    #: Columns that stay beside the fields.
+    #: Input columns to keep beside the fields.
     kept: tuple[T.StructField, ...]
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out: those of bad records say why, if somebody else is to drop and count them."""
+        """The output columns; under DROP with the reason, by which the caller counts and drops bad records."""
         reason = [_REASON] if self.policy is OnBadRecord.DROP else []
         return T.StructType([*replace_months(self.parts.fields, T.IntegerType()), *self.kept, *reason])
 
@@ -412,7 +412,7 @@ class DecodeRecords:
 
 @dataclass(frozen=True)
 class FindBadRecords:
-    """Called by mapInArrow: keeps the records of which no row can be made, and says why."""
+    """Function for mapInArrow: keeps the records that cannot be decoded, and adds the reason."""
 
     parts: RecordParts
     given: T.StructType
@@ -431,7 +431,7 @@ class FindBadRecords:
 
 @dataclass(frozen=True)
 class ReadParts:
-    """Called by mapInArrow: adds what the parts of records are read as, and why they are not."""
+    """Function for mapInArrow: adds the decoded parts of records, and the reason if one is bad."""
 
     parts: RecordParts
     given: T.StructType

@@ -1,4 +1,4 @@
-"""Kafka as a source of splits, which can stand behind history in a hybrid source; a split is a partition."""
+"""Kafka as a split source, one split per partition; a hybrid source can read it after history."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX, output_schema
 
 _CLOCK = SystemClock()
-#: How often the brokers are asked which partitions there are.
+#: How often to ask the brokers for the partitions.
 _TOPICS_EVERY_S = 5.0
 _HEADERS = T.StructField(
     HEADERS,
     T.ArrayType(T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])),
 )
-#: What is read where records are decoded; behind it what only some metadata are made of.
+#: Fields that are read if records are decoded, and below, further ones that some metadata need.
 _DECODED = (
     T.StructField("key", T.BinaryType()),
     T.StructField("value", T.BinaryType()),
@@ -78,7 +78,7 @@ _FOR_METADATA: Mapping[str, T.StructField] = {
     "headers-map": _HEADERS,
     "leader-epoch": T.StructField(LEADER_EPOCH, T.IntegerType()),
 }
-#: Fields that a record can have, with the types of each.
+#: Field of a record -> its possible types.
 _FIELDS: dict[str, list[T.DataType]] = {
     **{one.name: [one.dataType] for one in (*_DECODED, *_FOR_METADATA.values())},
     "key": [T.BinaryType(), T.StringType()],
@@ -88,11 +88,11 @@ _FIELDS: dict[str, list[T.DataType]] = {
 
 
 class KafkaRecordsSource(KafkaInput, SplitSource):
-    """Reads Kafka topics, records as they are; also as a part of a hybrid source.
+    """Reads raw records of Kafka topics; can be a part of a hybrid source.
 
-    Otherwise take a :class:`~flinkish_spark.sources.KafkaSource`.
-    Partitions, and topics that match, are found within 5 s of being made, and are read from their first
-    record; one that is deleted fails the job.
+    For everything else use a :class:`~flinkish_spark.sources.KafkaSource`.
+    The source finds new partitions and matching topics within 5 s and reads them from their first record;
+    deleting one fails the job.
 
     Parameters
     ----------
@@ -101,26 +101,23 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
     topics
         Names of topics; without them, a pattern.
     pattern
-        A regular expression that the whole name of a topic matches, ``"orders-.*"``; also of topics that
-        come later.
+        A regular expression for whole topic names, ``"orders-.*"``; it also applies to topics created later.
     schema
         Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset,
-        timestamp, timestampType, headers and leaderEpoch, as Spark's Kafka source and
-        `format("flinkish-kafka")` have them. Left out where `value` says what the fields are.
+        timestamp, timestampType, headers and leaderEpoch, as in Spark's Kafka source and
+        `format("flinkish-kafka")`. Leave it out if `value` defines the fields.
     value, metadata, key, key_fields_prefix, tombstones
-        A format with what is done with bad records, such as ``Json("field TYPE, ...")``, and columns beside
-        its fields, as for a KafkaSource. Not in a hybrid source.
-        Without it records come as they are.
+        The format of values, such as ``Json("field TYPE, ...")``, and metadata columns, as for a KafkaSource.
+        Not in a hybrid source. Without a format the source does not decode records.
     starting_offsets
-        As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
-        in front of it.
+        As for a KafkaSource, found when reading begins: in a hybrid source, after the part before it.
     starting_at_ms
-        Begins each partition, also one that comes later, at its first record that is at least as late, in
-        milliseconds since 1970; where there is none yet, with what comes. 0 for everything that is there.
+        Milliseconds since 1970. Each partition, also one created later, begins at its first record with this
+        timestamp or a later one, or else at its end. 0 for its first record.
     ending
-        As for a KafkaSource, fixed when the source begins to be read.
+        As for a KafkaSource, fixed when reading begins.
     rate
-        Most records, which are counted by offsets.
+        Maximum rate of records, counted by offsets.
 
     Raises
     ------
@@ -135,7 +132,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
     """
 
     kind = "kafka-records"
-    #: Whether records have their times beside their fields.
+    #: Whether rows have the record's timestamp as event time.
     _has_own_time: bool = False
 
     def __init__(
@@ -215,7 +212,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
     def splits(self) -> Sequence[str]:
         if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
-            # This order matters: every partition that has an end is there by then, and none is left out.
+            # This order matters: partitions with an end exist by then, so that the listing has all of them.
             ends = self._ends
             places = self.wanted.places(self._planning_admin, _CLOCK)
             self._partitions = [
@@ -229,15 +226,15 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         if self._from_ms:
             admin = self._planning_admin
             return first_at_least_as_late({place: self._from_ms}, admin.offsets_at, admin.end_offsets)[place]
-        # What comes later than the source, or than the savepoint that it goes on from, is read whole.
+        # Partitions added after the first start, or after the savepoint, are read from their beginning.
         is_first = self._begin is not StartingOffsets.EARLIEST and self._fs_start is None
         at = self._starts.get(split) if is_first else None
         return self._planning_admin.beginning_offsets([place])[place] if at is None else at
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return the end of a partition for readers of committed records."""
+        """Return the end of a partition for read_committed readers."""
         place = _parse_split(split)
-        # A broker that has just started may not know its end yet.
+        # A broker that has just started may not know the end of its log yet.
         end = poll_until_confirmed(
             lambda: self._planning_admin.end_offsets([place])[place], lambda at: at < start, _CLOCK
         )
@@ -261,7 +258,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         return self._record_once(f"ends-{name}", lambda places: ending.offsets(self._admin, places))
 
     def _record_once(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
-        """Return offsets by split as they were found at the first call in the life of the job."""
+        """Return offsets by split, as recorded at the first call in the life of the job."""
 
         def ask_now() -> dict[str, Any]:
             places = self.wanted.places(self._planning_admin, _CLOCK)
@@ -297,7 +294,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
     @property
     def record_type(self) -> T.StructType:
-        """The fields, what metadata asks for, and the time of a record if that is asked for."""
+        """The fields, the metadata columns, and the timestamp if it is the event time."""
         time = [T.StructField(C.TIME, T.LongType())] if self._has_own_time else []
         return T.StructType([*self.schema, *metadata_fields(self._metadata), *time])
 
@@ -309,7 +306,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         frame = super().load(spark, place)
         if self.decoding is None:
             return frame
-        # Two scans that begin at different places count apart what they drop.
+        # Two scans with different beginnings count their dropped records separately.
         label = "" if self._fs_start is None else self._fs_start.label
         control = [column for column in frame.columns if column.startswith(PREFIX)]
         kept = (*names_of(self.decoding.metadata), *control)
