@@ -379,7 +379,7 @@ class DecodeRecords:
 
     @property
     def columns(self) -> T.StructType:
-        """The output columns; under DROP with the reason, by which the caller counts and drops bad records."""
+        """The output columns; under DROP also the reason, so that the caller can drop and count."""
         reason = [_REASON] if self.policy is OnBadRecord.DROP else []
         return T.StructType([*replace_months(self.parts.fields, T.IntegerType()), *self.kept, *reason])
 

@@ -1,4 +1,4 @@
-"""What a chained source knows of its upstream job, and what lies ahead of it in the topics."""
+"""The upstream job of a chained source: its settings, the search for its barriers, and status texts."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from flinkish_spark.protocol.limits import UnusableValueError
 
 @dataclass(frozen=True)
 class UpstreamJob(Stored):
-    """The job that writes the topics of a source, and how the source follows its checkpoints.
+    """The job that writes the topics of a source, and how the source aligns to its checkpoints.
 
-    The upstream job's Kafka sinks need ``barriers=BarrierRecords.EACH_CHECKPOINT``. Every checkpoint
-    of the job that has this source is then drawn at a checkpoint of the upstream job, so that the
-    two are one consistent cut. See `docs/chained-jobs.md`.
+    The upstream job's Kafka sinks need ``barriers=BarrierRecords.EACH_CHECKPOINT``. Every checkpoint of the
+    downstream job is then taken at a checkpoint of the upstream job, so that the two are one consistent cut.
+    See `docs/chained-jobs.md`.
 
     Parameters
     ----------
     mode
         ``AlignmentMode.ALIGNED``: a partition waits at the barrier of an upstream checkpoint until all
-        partitions have come to theirs. ``UNALIGNED``: the checkpoint is drawn at the first of these
-        barriers, and the offsets up to the others are part of it. ``ALIGNED_WITH_TIMEOUT``: the first,
-        and the second if it takes too long. ``AT_LEAST_ONCE``: nothing waits.
+        partitions have reached theirs. ``UNALIGNED``: the checkpoint is taken at the first of these
+        barriers and includes the offsets up to the others. ``ALIGNED_WITH_TIMEOUT``: aligned, but
+        unaligned after a timeout. ``AT_LEAST_ONCE``: no partition waits.
     alignment_timeout_ms
-        From the first barrier on, 0 to 365 days; with ``ALIGNED_WITH_TIMEOUT`` and only there.
+        Time since the first barrier, 0 to 365 days; for ``ALIGNED_WITH_TIMEOUT`` only.
     job
-        Uuid of the upstream job, as in its job.json; empty for the first one that is seen. Needed when
-        the topics are written by several jobs, or by another one than before.
+        Uuid of the upstream job, as in its job.json; empty for the first job whose barriers are found.
+        Needed if several jobs write the topics, or another one than before.
 
     Raises
     ------
@@ -74,12 +74,12 @@ class UpstreamJob(Stored):
 
     @property
     def settings(self) -> AlignmentSettings:
-        """How the gate aligns."""
+        """Settings of the input gate."""
         return AlignmentSettings(self.mode, alignment_timeout_ms=self.alignment_timeout_ms)
 
     @property
     def wanted(self) -> JobUuid | None:
-        """The job whose barriers count; None for the first one that is seen."""
+        """The job to align to; None for the first one whose barriers are found."""
         return JobUuid(self.job) if self.job else None
 
     def to_option(self) -> str:
@@ -88,13 +88,13 @@ class UpstreamJob(Stored):
 
     @classmethod
     def from_option(cls, text: str) -> UpstreamJob:
-        """Return what :meth:`to_option` wrote."""
+        """Parse the value that :meth:`to_option` wrote."""
         return cls.from_json(json.loads(text))
 
 
-#: Offsets looked at backward from the end, one window after the other.
+#: Sizes in offsets of the windows that are scanned one after the other, backward from the end.
 _WINDOWS = (64, 512, 4_096)
-#: Offsets looked at in one go where there is no shorter way.
+#: Offsets per scan if the backward scan does not suffice.
 _PORTION = 100_000
 
 Scan = Callable[[Place, int, int], BarrierScan]
@@ -108,7 +108,7 @@ class PassedBarrier:
 
 @dataclass(frozen=True, slots=True)
 class _KnownRange:
-    """Everything from where the reader stood up to `upto` has been looked at."""
+    """The part of a partition from the reader's position up to `upto`, which was scanned."""
 
     start: int
     upto: int
@@ -117,18 +117,18 @@ class _KnownRange:
 
 
 class BarrierFinder:
-    """Answers for one reader, again and again; keeps what it has seen ahead of the reader."""
+    """Finds the barriers ahead of one reader; remembers what it has scanned."""
 
-    # From the end of the log backward first: the upstream job writes a barrier right behind the records of a
-    # checkpoint, and the barrier says which one came before it. Only where that does not tell every record in
-    # between is passed over, a portion at a time.
+    # It scans backward from the end of the log first: the upstream job writes a barrier right after the records
+    # of a checkpoint, and each barrier names the one before it. Only if that leaves a gap it scans all
+    # records, a portion at a time.
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
         self._known: dict[Place, _KnownRange] = {}
 
     def find_ahead(self, place: Place, position: int, end: int, passed: PassedBarrier | None) -> BarrierScan:
-        """Return barriers and end of what lies between `position` and `end`, or up to a nearer end."""
+        """Return the barriers from `position` to before `end`, or to a nearer end that was scanned so far."""
         known = self._known.get(place)
         if known is None or not known.start <= position <= known.upto:
             known = _KnownRange(position, position, position)
@@ -155,7 +155,7 @@ class BarrierFinder:
     def _scan_backward(
         self, place: Place, start: int, end: int, newest: PassedBarrier | None
     ) -> BarrierScan | None:
-        """Return all that is between, None if that takes more than a few looks."""
+        """Scan backward from `end`; return None if a few windows do not reach a known barrier."""
         behind, upper = start, end
         barriers: tuple[SeenBarrier, ...] = ()
         for window in _WINDOWS:
@@ -165,7 +165,7 @@ class BarrierFinder:
                 behind = seen.end
             barriers = (*seen.barriers, *barriers)
             mark = seen.barriers[0].mark if seen.barriers else None
-            # Ids rise along a partition: no barrier lies between the newest one and this.
+            # Checkpoint ids rise along a partition: no barrier lies between this one and the newest known.
             is_next = (
                 mark is not None
                 and newest is not None
@@ -183,18 +183,18 @@ Offset = dict[str, Any]
 
 
 class SharedPlan:
-    """The rounds of one start of a query; each scan has one of these, made when the query starts."""
+    """Lets all scans of a query end each micro-batch at the same offset; each scan has one instance."""
 
-    # Spark scans a source again for every branch of the plan, and asks each scan for its offset once per
-    # round, in a process of its own. All must end every micro-batch at the same place, or a checkpoint would
-    # be at the cut for one branch and elsewhere for another: whoever is asked first in a round plans for all.
+    # Spark scans a source once for every branch of the plan, and asks each scan, in a process of its own, once
+    # per round for its offset. All must end a micro-batch at the same offset, or a checkpoint would be at the
+    # cut in one branch and not in another. So the first scan that is asked in a round plans for all.
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._round = 0
 
     def plan_once(self, start: Offset, plan: Callable[[], Offset]) -> Offset:
-        """Return the offset of this round, planning it if no other scan has."""
+        """Return the offset of this round; call `plan` if no other scan has done it."""
         self._round += 1
         if self._path.exists():
             known: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ class SharedPlan:
                     why=f"one is in round {known['round']}, another in round {self._round}",
                 )
         end = plan()
-        # Where the job began with a savepoint nobody else may have made the folder yet.
+        # After a start from a savepoint the folder may not exist yet.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps({"round": self._round, "start": start, "end": end}), encoding="utf-8")
@@ -227,7 +227,7 @@ def describe_status(state: CutState, view: View, topics: str) -> AlignmentStatus
 
 
 def _describe_waiting(state: CutState, view: View, topics: str) -> str:
-    """Return what is to be said of a source that can do nothing with a checkpoint now."""
+    """Describe why the source cannot take a checkpoint now."""
     gate, cut = state.gate, state.cut
     if any(alignment.phase is not AlignmentPhase.COLLECTING for alignment in gate.pending):
         return _describe_alignment(gate, view)

@@ -1,4 +1,4 @@
-"""From a task's columns to what each partition gets: refused records, routing, hashes."""
+"""Routing of a task's records to partitions: admission, policies for bad records, partitioning, hashes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from flinkish_spark.types.record_time import Int64s, TimeLimits
 
 
 class Reaction(enum.Enum):
-    #: It is done, now or by an earlier request whose answer was lost.
+    #: Done, now or by an earlier request whose answer was lost.
     DONE = "DONE"
-    #: Nothing is done yet; the same again, with the same sequence number.
+    #: Not done; send the same again, with the same sequence number.
     AGAIN = "AGAIN"
-    #: As AGAIN, after asking who leads the partition.
+    #: As AGAIN, after asking for the partition's leader.
     ASK_FOR_LEADER = "ASK_FOR_LEADER"
-    #: The batch is larger than the topic takes; cut it, or refuse the record it holds.
+    #: The batch is too large for the topic; split it, or refuse its single record.
     CUT = "CUT"
     #: The broker refuses the records themselves.
     BAD_RECORD = "BAD_RECORD"
@@ -47,11 +47,11 @@ class Reaction(enum.Enum):
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     #: Another producer has the transactional id, or the coordinator ended the transaction.
     FENCED = "FENCED"
-    #: The attempt fails.
+    #: Fail the attempt.
     FAIL = "FAIL"
 
 
-#: To codes of InitProducerId, AddPartitionsToTxn and Produce.
+#: Reaction -> the errors of InitProducerId, AddPartitionsToTxn and Produce that cause it.
 _REACTIONS = {
     Reaction.DONE: (kafka_errors.NoError, kafka_errors.DuplicateSequenceNumberError),
     Reaction.AGAIN: (
@@ -63,7 +63,7 @@ _REACTIONS = {
         kafka_errors.NotEnoughReplicasError,
         kafka_errors.NotEnoughReplicasAfterAppendError,
         kafka_errors.ConcurrentTransactionsError,
-        # Of a request with several partitions, when another one of them has an error of its own.
+        # In a request with several partitions, if another one has an error of its own.
         kafka_errors.OperationNotAttemptedError,
     ),
     Reaction.ASK_FOR_LEADER: (
@@ -92,19 +92,19 @@ _REACTIONS = {
 _BY_CODE: dict[int, Reaction] = {
     error.errno: reaction for reaction, errors in _REACTIONS.items() for error in errors
 }
-#: Codes of rights, by what they are about.
+#: Error codes of missing rights.
 TOPIC_DENIED: int = kafka_errors.TopicAuthorizationFailedError.errno
 ID_DENIED: int = kafka_errors.TransactionalIdAuthorizationFailedError.errno
 CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
 
 
 def find_reaction(code: int) -> Reaction:
-    """Return what to do about `code`; FAIL for one that is not in the table."""
+    """Return the reaction to an error code; FAIL if it is not in the table."""
     return _BY_CODE.get(code, Reaction.FAIL)
 
 
-# What a task raises reaches the driver as text inside Spark's own error: so two causes open their message
-# with a marker. No message quotes a producer setting's value, and each is one line.
+# A task's error reaches the driver as text inside Spark's own error, so messages of two causes begin with a
+# marker. No message quotes the value of a producer setting, and each is one line.
 BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 
@@ -121,7 +121,7 @@ class StagingError(EnvironmentFault):
 
 
 class StagingOutageError(StagingError):
-    """The brokers do not answer, or gave up the transaction meanwhile: no fault of the job's."""
+    """The brokers did not answer, or ended the transaction; the job itself is not at fault."""
 
     ends_when_repeated = False
 
@@ -174,19 +174,19 @@ def to_one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRecords:
-    """Records as columns of one length, and where they want to go."""
+    """Records as columns of one length, with the topics and partitions they name."""
 
     keys: Any
     values: Any
-    #: As :func:`~.batches.encode_batches` takes them, a column in one piece.
+    #: Headers as in :func:`~.batches.encode_batches`; a column is one chunk.
     headers: Any
-    #: Milliseconds since 1970 of each record.
+    #: Timestamps in milliseconds since 1970.
     timestamps_ms: Int64s
-    #: One topic for all, or a string column; None and null stand for the default topic.
+    #: One topic for all, or a string column; None and null mean the default topic.
     topics: Any = None
-    #: None, or a column of type int64; null leaves the choice to the key.
+    #: None, or an int64 column; with null the key decides.
     partitions: Any = None
-    #: None, or a string column: why a record does not fit its format; null if it does.
+    #: None, or a string column with the reason why a record does not fit its format, or null.
     misfits: Any = None
 
     @classmethod
@@ -200,7 +200,7 @@ class OutgoingRecords:
         timestamps_ms: Int64s | int,
         misfits: Column | None = None,
     ) -> OutgoingRecords:
-        """Return a caller's columns, each in one piece and of the type used here."""
+        """Convert a caller's columns to one chunk each and to the types used here."""
         if topics is not None and not isinstance(topics, str):
             topics = _cast("The topic", topics, pa.string(), pa.types.is_integer)
         if partitions is not None:
@@ -226,7 +226,7 @@ class OutgoingRecords:
 
     @property
     def about_bytes(self) -> int:
-        """Memory of keys and values, which is about what they take on the wire; quick to tell."""
+        """Memory of keys and values, a cheap estimate of their size on the wire."""
         return int(self.keys.nbytes + self.values.nbytes)
 
     @property
@@ -252,7 +252,7 @@ class OutgoingRecords:
         return OutgoingRecords(*taken)
 
     def continues(self, other: OutgoingRecords) -> bool:
-        """Return whether both can be joined: each part is a column in both, or one value in both."""
+        """Return whether both can be concatenated: each part is a column in both, or one value in both."""
         for mine, theirs in zip(self._columns, other._columns, strict=True):
             if is_column(mine) is not is_column(theirs):
                 return False
@@ -264,7 +264,7 @@ class OutgoingRecords:
 
     @classmethod
     def concat(cls, parts: Sequence[OutgoingRecords]) -> OutgoingRecords:
-        """Return the rows of `parts` in their order; each must continue the one before it."""
+        """Concatenate `parts`; each must continue the one before it."""
         if len(parts) == 1:
             return parts[0]
         whole = []
@@ -282,7 +282,7 @@ def is_column(value: Any) -> bool:
 
 
 def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
-    # Arrow would turn numbers into texts and cut fractions off; neither is ever meant.
+    # Arrow would turn numbers into text and cut off fractions; neither is ever intended.
     refused = is_refused(column.type)
     try:
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -295,19 +295,19 @@ def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
     )
 
 
-#: What is kept of a value that is too large, and the most that a header of ours says.
+#: Bytes kept of a value that is too large, and longest header that this package writes.
 _DEAD_LETTER_BYTES = 1_024
-#: How large the record was of which a dead letter is the head: a letter without it is whole.
+#: Header of a truncated letter with the record's size; a letter without it is complete.
 _SIZE = "flinkish-size"
-#: The record's time, in milliseconds since 1970. A letter's own time is that of its writing: by it a topic's
-#: retention goes, which would delete the letter of an old record at once.
+#: Header with the record's timestamp in milliseconds since 1970. The letter's own timestamp is the time of
+#: writing: with the record's, the topic's retention would delete the letter of an old record at once.
 _TIME = "flinkish-timestamp"
-#: How many headers of its own a dead letter had to leave behind.
+#: Header with the number of the record's own headers that did not fit into the letter.
 _LEFT_OUT = "flinkish-headers-left-out"
 
 
 class Reason(enum.Enum):
-    """Why a record is refused; the text is what a dead letter's header ``flinkish-error`` says."""
+    """Reason to refuse a record; the text is the dead letter's header ``flinkish-error``."""
 
     DOES_NOT_FIT = "does-not-fit"
     UNDECLARED_TOPIC = "undeclared-topic"
@@ -319,11 +319,11 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    #: To be written as they are.
+    #: Records to write unchanged.
     admitted: OutgoingRecords
-    #: Dead letters, by their topic.
+    #: Pairs of a dead-letter topic and its letters.
     letters: tuple[tuple[str, OutgoingRecords], ...] = ()
-    #: How many are left out.
+    #: Number of dropped records.
     dropped: int = 0
 
 
@@ -332,7 +332,7 @@ _Letter = tuple[bytes | None, bytes | None, list[dict[str, Any]], int]
 
 
 class Admission:
-    # A record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
+    # Records are checked before they are sent: a refusal by the broker would end the whole transaction.
 
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock
@@ -402,7 +402,7 @@ class Admission:
             if reason is Reason.OVERSIZE:
                 policy, name = (settings.oversize, settings.dead_letter_topic)
             if policy is OnRefusal.DEAD_LETTER and name is not None:
-                # A dead letter itself says already where it comes from.
+                # A record that is itself a dead letter has these headers already.
                 about = (
                     []
                     if topic == name
@@ -460,7 +460,7 @@ class Admission:
         size: int,
         is_cut: bool,
     ) -> _Letter:
-        """Return what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
+        """Make the dead letter of a refused record: complete if its topic takes it, else truncated."""
         key, value = records.keys[index].as_py(), records.values[index].as_py()
         given = records.headers
         if is_column(given):
@@ -483,7 +483,7 @@ def _truncate(text: str) -> bytes:
 
 
 def prepend_headers(common: CommonHeaders, headers: Column) -> Any:
-    """Return a column of headers with `common` in front of each list; null counts as an empty list."""
+    """Prepend `common` to each list of headers; null counts as an empty list."""
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     counts = headers.value_lengths().fill_null(0).to_numpy().astype(np.int64)
@@ -494,7 +494,7 @@ def prepend_headers(common: CommonHeaders, headers: Column) -> Any:
     begins = ends - counts - len(common)
     places = np.arange(int(ends[-1]) if len(ends) else 0)
     within = places - np.repeat(begins, counts + len(common))
-    # Where the entries of a row begin among those of all rows, behind the common ones.
+    # Where a row's entries begin among those of all rows, after the common ones.
     firsts = np.repeat(np.cumsum(counts) - counts, counts + len(common))
     chosen = np.where(within < len(common), within, within + firsts)
     offsets = np.concatenate((np.zeros(1, np.int64), ends)).astype(np.int32)
@@ -508,9 +508,9 @@ _WORD_BYTES = 8
 #: MurmurHash2's constants, with the seed that Kafka chose.
 _SEED = np.uint32(0x9747B28C)
 _FACTOR = np.uint32(0x5BD1E995)
-#: By the number of bytes behind a key's last whole word: which bits of the next word they are.
+#: Number of bytes after a key's last whole word -> mask of these bytes in the next word.
 _TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
-#: The finalizer of MurmurHash3 and the golden ratio, for digests, which are stored: they must not change.
+#: Constants of MurmurHash3's finalizer, and the golden ratio. Digests are stored: never change them.
 _FIRST_FACTOR = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -527,19 +527,19 @@ def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
 
 
 def murmur2(keys: Column) -> UInt32s:
-    """Return the MurmurHash2 of each key as Kafka computes it; that of a null key means nothing."""
+    """Return the MurmurHash2 of each key as Kafka computes it; undefined for a null key."""
     keys = binary(keys)
     begins = extents(keys)
     sizes = np.diff(begins)
-    # Longest first: the keys that still have a word to mix in are then a leading part. Short numbers are
-    # sorted ten times faster.
+    # Longest first, so that the keys with a word left to mix in form a prefix. Numpy sorts 16-bit numbers ten
+    # times faster.
     narrow = np.int16 if sizes.max(initial=0) < 2**15 else np.int64
     order = np.argsort((-sizes).astype(narrow), kind="stable")
     sizes, count = sizes[order], int(begins[-1] - begins[0])
     data = (
         np.frombuffer(keys.buffers()[2], np.uint8, count, int(begins[0])) if count else np.empty(0, np.uint8)
     )
-    # The word that begins at each byte; zeros follow the last one.
+    # The word that begins at each byte, padded with zeros.
     padded = np.concatenate((data, np.zeros(4, np.uint8)))
     words = np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
     at, whole = (begins[:-1] - begins[0])[order], sizes >> 2
@@ -563,8 +563,8 @@ def murmur2(keys: Column) -> UInt32s:
 
 
 def row_hashes(columns: Sequence[Column]) -> UInt64s:
-    """Return a 64-bit hash of each row; the order of columns counts, and the widths of types do not."""
-    # Not zero, so that a row of nothing but empty values and zeros counts in a digest.
+    """Return a 64-bit hash of each row; it depends on the order of columns, not on the width of types."""
+    # Not zero, so that a row of empty values and zeros changes a digest.
     hashes = np.full(len(columns[0]), _STEP, np.uint64)
     for column in columns:
         if len(column) != len(hashes):
@@ -597,7 +597,7 @@ def _column_hashes(column: Any) -> UInt64s:
 
 
 def _words(column: Any) -> tuple[UInt64s, Int64s]:
-    """Return the words of all values of a ``pa.LargeBinaryArray``, and where those of each begin."""
+    """Return the words of all values of a ``pa.LargeBinaryArray``, and where each value's begin."""
     zeros = pa.array([bytes(size) for size in range(_WORD_BYTES)], pa.large_binary())
     missing = -np.maximum(lengths(column), 0) % _WORD_BYTES
     padded = join_bytes(column, zeros.take(pa.array(missing)))
@@ -607,7 +607,7 @@ def _words(column: Any) -> tuple[UInt64s, Int64s]:
 
 
 def _fold(words: UInt64s, begins: Int64s) -> UInt64s:
-    """Hash together the words from each begin to the next; the place of a word counts."""
+    """Hash the words from each begin to the next, depending on their positions."""
     places = np.arange(len(words)) - np.repeat(begins[:-1], np.diff(begins))
     total = np.zeros(len(words) + 1, np.uint64)
     np.cumsum(_mix(words + places.astype(np.uint64) * _STEP), out=total[1:])
@@ -615,7 +615,7 @@ def _fold(words: UInt64s, begins: Int64s) -> UInt64s:
 
 
 def _mix(words: UInt64s) -> UInt64s:
-    """Spread every bit of each word over all of its bits, in place."""
+    """Mix each word in place, so that every bit affects all bits."""
     words ^= words >> np.uint64(33)
     words *= _FIRST_FACTOR
     words ^= words >> np.uint64(33)
@@ -624,10 +624,10 @@ def _mix(words: UInt64s) -> UInt64s:
     return words
 
 
-#: What a record takes beside key and value, about; only the spreading goes by it.
+#: Estimated size of a record without key and value, for the sticky partitioner only.
 _ABOUT_OVERHEAD_BYTES = 16
 _NO_PARTITION = -1
-#: Up to here partition numbers fit 16 bits, which numpy sorts ten times faster.
+#: Below this partition numbers fit 16 bits, which numpy sorts ten times faster.
 _FAST_SORT_PARTITIONS = 2**15
 
 
@@ -653,14 +653,14 @@ def split_by_topic(records: OutgoingRecords, default: str | None) -> Iterator[tu
 
 
 class StickyPartitioner:
-    """Chooses partitions for the records without key, one batch's worth after the other."""
+    """Chooses partitions for records without a key, the same one until a batch is full."""
 
     def __init__(self, run_bytes: int, start: Callable[[int], int] = random.randrange) -> None:
         self._run_bytes, self._start = run_bytes, start
         self._positions: dict[str, tuple[int, int]] = {}
 
     def choose_partitions(self, topic: str, sizes: Int64s, partitions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return one of `partitions` for each record, given the bytes each takes."""
+        """Return one of `partitions` for each record, given the records' sizes."""
         position, filled = self._positions.get(topic) or (self._start(len(partitions)), 0)
         ends = filled + np.cumsum(sizes)
         runs = (ends - sizes) // self._run_bytes
@@ -673,7 +673,7 @@ class StickyPartitioner:
 def split_by_partition(
     topic: str, records: OutgoingRecords, layout: TopicLayout, spreader: StickyPartitioner
 ) -> Mapping[int, OutgoingRecords]:
-    # As Kafka's Java producer: an explicit partition wins, then the key decides; records without one spread.
+    # As in Kafka's Java producer: an explicit partition wins, then the key decides, then stickiness.
     rows, count = replace(records, topics=None, partitions=None, misfits=None), len(layout.leaders)
     chosen: Int64s = np.full(len(rows), _NO_PARTITION, np.int64)
     if records.partitions is not None:
@@ -703,7 +703,7 @@ def _group(rows: OutgoingRecords, chosen: Int64s, count: int) -> Mapping[int, Ou
     if len(used) == 1:
         return {int(used[0]): rows}
     narrow = np.int16 if count <= _FAST_SORT_PARTITIONS else np.int64
-    # Stable: the records of a partition keep their order.
+    # Stable sort: the records of a partition keep their order.
     ordered = rows.take(np.argsort(chosen.astype(narrow), kind="stable"))
     begins = np.concatenate(([0], np.cumsum(sizes)))
     return {int(p): ordered.slice(int(begins[p]), int(sizes[p])) for p in used}

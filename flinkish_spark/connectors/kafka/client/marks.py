@@ -1,11 +1,11 @@
-"""Marks of a job in Kafka: which of its checkpoints has been committed, as offsets of a consumer group.
+"""Marks in Kafka of a job's newest committed checkpoint, stored as offsets of a consumer group.
 
-A topic says nothing about the checkpoint that a transaction was committed with, and transactions of a
-process that is gone are forgotten. What Kafka keeps for anybody, by name, are the offsets of groups with a
-note beside each: here the offset is the checkpoint's id, and the note is the mark.
+A topic does not show with which checkpoint a transaction was committed, and Kafka forgets the transactions of
+a dead process. It keeps the offsets of groups, each with a note: here the offset is the checkpoint's id, and
+the note is the mark.
 
-Brokers forget it when it is older than ``offsets.retention.minutes`` (seven days). Who may not use the group
-is told once, and works without.
+Brokers delete a mark older than ``offsets.retention.minutes`` (seven days). A job that may not use the group
+logs a warning once, and works without marks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the brokers have now, and what is missing: the policy for lost data."""
+"""Offsets that the brokers have now, and the policy for lost data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flinkish_spark.protocol.ids import Place
 
 
 class OffsetFinder:
-    """Turns options into offsets by asking the brokers; one per reader, on the driver."""
+    """Resolves options to offsets by asking the brokers; one per reader, on the driver."""
 
     def __init__(self, admin: KafkaAdmin, options: SourceOptions) -> None:
         self._admin, self._options = admin, options
@@ -56,7 +56,7 @@ class OffsetFinder:
         return self._admin.beginning_offsets(places)
 
     def latest(self, places: Iterable[Place], isolation: Isolation | None = None) -> dict[Place, int]:
-        """Return last offsets; under the source's isolation unless another one is named."""
+        """Return end offsets, with the source's isolation level unless another one is given."""
         return self._admin.end_offsets(places, isolation or self._options.reader.isolation)
 
     def starting(self) -> dict[Place, int]:
@@ -85,7 +85,7 @@ class OffsetFinder:
     def _find_by_time(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
         if side == "ending" or self._options.when_no_offset is not NoOffsetStrategy.ERROR:
             return first_at_least_as_late(wanted, self._ask_by_time, self.latest)
-        # As in Spark: an end that nothing reaches is the end, a start that nothing reaches an error.
+        # As in Spark: if no record is as late, a start is an error and an end is the end of the log.
         found: dict[Place, int] = {}
         for place, offset in sorted(self._ask_by_time(wanted).items()):
             if offset is not None:
@@ -121,13 +121,13 @@ def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], opt
 
 
 LOG = logging.getLogger(__name__)
-#: How often partitions that were added, or topics that match a pattern, are looked for.
+#: How often to look for added partitions and matching topics.
 _LOOK_FOR_PARTITIONS_S = 5.0
 _CLOCK = SystemClock()
 
 
 class TopicWatch:
-    """Answers the same questions every few milliseconds; one per reader, on the driver."""
+    """Watches the ends of partitions, and detects lost data; one per reader, on the driver."""
 
     def __init__(self, finder: OffsetFinder, fails_on_loss: bool) -> None:
         self._finder, self._fails_on_loss = finder, fails_on_loss
@@ -143,11 +143,11 @@ class TopicWatch:
         return {place: max(end, begin.get(place, 0)) for place, end in ends.items()}
 
     def look_again(self) -> None:
-        """Look for partitions at the next call: somebody knows of some that are not known here."""
+        """Look for partitions at the next call; called when a barrier counts more than are known."""
         self._looked_at = float("-inf")
 
     def add_new_partitions(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
-        """Return `begin` with the first offsets of the partitions that only `end` has."""
+        """Add the first offsets of partitions that only `end` has to `begin`."""
         added = sorted(end.keys() - begin.keys())
         if not added:
             return dict(begin)
@@ -164,7 +164,7 @@ class TopicWatch:
         try:
             ends = self._finder.latest(places)
         except InputLostError:
-            # Deleted since the last look.
+            # A topic was deleted since the last look.
             self.look_again()
             ends = self._finder.latest(self._find_places(self._finder.existing_places))
         hidden = self._find_hidden(begin, ends)
@@ -172,12 +172,12 @@ class TopicWatch:
         return {place: begin[place] if place in hidden else end for place, end in ends.items()}
 
     def _look(self, begin: Mapping[Place, int]) -> tuple[Mapping[Place, int], tuple[str, ...]]:
-        """Return the ends, and what is missing."""
+        """Return the ends and the losses."""
         try:
             ends: Mapping[Place, int] = self._finder.latest(self._find_places(self._finder.places))
             losses = self._find_missing(begin, ends, self._find_hidden(begin, ends))
         except (GraphError, InputLostError) as error:
-            # A topic or a partition of the last look does not exist any more.
+            # A known topic or partition does not exist any more.
             ends, losses = begin, (str(error),)
         if losses:
             self.look_again()
@@ -190,7 +190,7 @@ class TopicWatch:
         return self._places
 
     def _find_hidden(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> frozenset[Place]:
-        """Return the partitions whose end is before what was read only because a transaction is open."""
+        """Return the partitions whose end is before their position only because a transaction is open."""
         behind = [place for place, end in ends.items() if end < begin.get(place, 0)]
         marks = self._finder.latest(behind, Isolation.READ_UNCOMMITTED) if behind else {}
         return frozenset(place for place, mark in marks.items() if mark >= begin[place])

@@ -28,7 +28,7 @@ from flinkish_spark.protocol.ids import Place
 
 _KAFKA = "kafka."
 
-#: Of Spark's Kafka source.
+#: Options of Spark's Kafka source.
 READ = (
     *("assign", "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp"),
     *("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss"),
@@ -36,11 +36,11 @@ READ = (
     *("maxRecordsPerPartition", "includeHeaders"),
 )
 READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-#: Ours, for reading.
+#: Further options for reading.
 BARRIER_RECORDS = "flinkish.barrier.records"
 PER_SECOND = "flinkish.max.offsets.per.second"
 READ_OWN = ("flinkish.group.id", BARRIER_RECORDS, PER_SECOND, INCLUDE_LEADER_EPOCH)
-#: Options about consumers that do not exist here: accepted, so that only one word has to change.
+#: Accepted and ignored: options of a Java consumer, so that only the format's name has to change.
 READ_WITHOUT_MEANING = (
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
@@ -49,20 +49,20 @@ READ_WITHOUT_MEANING = (
     "kafka.group.id",
 )
 WRITE = ("topic", "checkpointLocation")
-#: What Spark itself puts among the options of any sink or source.
+#: Options that Spark itself adds to any source or sink.
 _OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__python_data_source_user_schema")
 
-#: Set by this package inside an environment's job; not for users.
+#: Internal, set in an environment's job: the control file.
 CONTROL_PATH = "flinkish.control.path"
-#: The same: Spark gets what is to be read, and a pass of the job's own reads it.
+#: Internal: Spark plans ranges only, and a pass of the job reads them.
 PIECES = "flinkish.pieces"
-#: The same: folder in which a job keeps where its source began.
+#: Internal: folder in which the job keeps its source's starting offsets.
 FIRST_OFFSETS = "flinkish.first.offsets"
-#: The same: uid of the source, and the control file beside which it is told what to hold back.
+#: Internal: uid of the source, and the control file next to which its held partitions are listed.
 HELD_SOURCE, HELD_PATH = "flinkish.held.source", "flinkish.held.path"
-#: The same: the upstream job whose checkpoints the source follows, see `UpstreamJob`.
+#: Internal: the upstream job to which the source aligns, see `UpstreamJob`.
 UPSTREAM = "flinkish.upstream"
-#: The same: the position that a seeded job begins with, and between which cuts that is.
+#: Internal: the starting position of a job that was restored, with its cut.
 UPSTREAM_START = "flinkish.upstream.start"
 
 _REFUSED = {
@@ -78,8 +78,8 @@ _REFUSED = {
 
 
 def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse unknown options but those under ``kafka.``, which are left to the client they are for."""
-    # Spark hands a data source its options with lower-case names.
+    """Refuse unknown options; those with the prefix ``kafka.`` are checked later by their client."""
+    # Spark passes option names in lower case.
     spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
     for name in sorted(options):
         if name.lower() in _REFUSED:
@@ -110,7 +110,7 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
             option="kafka.bootstrap.servers",
         )
     connection = {name: value for name, value in under.items() if is_connection_option(name)}
-    # Both the connection and the client have a say in how long an answer may take.
+    # The request timeout is a setting of both the connection and the client.
     client = {n: v for n, v in under.items() if n not in connection or n == "request.timeout.ms"}
     return servers, connection, client
 
@@ -120,7 +120,7 @@ def _unusable(name: str, text: str, what_to_do: str) -> ConfigError:
 
 
 class OptionReader:
-    """The options as they were given, read by Spark's names in any case."""
+    """Parses options by Spark's names, which are case-insensitive."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
@@ -149,7 +149,7 @@ class OptionReader:
         return int(value)
 
 
-#: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
+#: Spark's numbers for the earliest and the latest offset in JSON.
 EARLIEST, LATEST = -2, -1
 _OF_JOBS = (CONTROL_PATH, PIECES, FIRST_OFFSETS, HELD_SOURCE, HELD_PATH, UPSTREAM, UPSTREAM_START)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -160,7 +160,7 @@ _Choice = TypeVar("_Choice", bound=enum.Enum)
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions are read; exactly one of the three is set."""
+    """The topics or partitions to read; exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -168,27 +168,27 @@ class Subscription:
 
 
 class NoOffsetStrategy(enum.Enum):
-    """What a timestamp means that no record of a partition reaches."""
+    """Policy for a starting timestamp that is later than all records of a partition."""
 
     ERROR = "error"
     LATEST = "latest"
 
 
 class BarrierRecordPolicy(enum.Enum):
-    """What is done with the barrier records of another job that lie among the records."""
+    """Policy for barrier records of another job."""
 
-    #: They are records like any other, as to every other reader.
+    #: Deliver them like any other record.
     DELIVER = "deliver"
     SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRangeLimit:
-    """One end of what is read, before the brokers were asked."""
+    """Starting or ending offsets as the options give them, before the brokers are asked."""
 
     #: EARLIEST or LATEST for all partitions, or None.
     everywhere: int | None = None
-    #: An offset, EARLIEST or LATEST by partition.
+    #: Partition -> an offset, EARLIEST or LATEST.
     offsets: Mapping[Place, int] | None = None
     #: For all partitions, or None.
     timestamp_ms: int | None = None
@@ -212,7 +212,7 @@ class SourceOptions:
     max_per_partition: int | None
     group_id: str
     control_path: str
-    #: Whether Spark gets what is to be read, in place of records.
+    #: Whether Spark gets ranges in place of records.
     gives_pieces: bool
     first_offsets: str
     barrier_records: BarrierRecordPolicy
@@ -236,7 +236,7 @@ def parse_stream(options: Mapping[str, str]) -> SourceOptions:
 
 
 def parse_any(options: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a read of which Spark has not said yet whether it is a stream."""
+    """Parse options while Spark has not yet told whether the read is a batch or a stream."""
     return _parse(options, READ_BATCH_ONLY, otherwise=LATEST)
 
 
@@ -317,7 +317,7 @@ def _parse_assign(text: str) -> tuple[Place, ...]:
 
 
 def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeLimit:
-    """Return one end; as in Spark a timestamp for all wins over timestamps, and these over offsets."""
+    """Parse one side; as in Spark one timestamp wins over timestamps by partition, these over offsets."""
     timestamp = given.text(f"{side}Timestamp")
     if timestamp is not None:
         if not timestamp.isdecimal():
@@ -414,12 +414,12 @@ def _parse_duration_ms(given: OptionReader, name: str, otherwise: int) -> int:
     return int(match[1]) * _UNIT_MS[match[2].lower()]
 
 
-#: How long staged rows may wait for their commit: the rest of the micro-batch, or a restart. Shorter than
-#: the broker's maximum, since what a dead driver left open holds readers back for so long.
+#: How long staged rows may wait for their commit, through the rest of the micro-batch or a restart. Shorter
+#: than the broker's maximum, since a transaction left open by a dead driver holds readers back that long.
 _DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
 
 _TEXT = ("string", "binary")
-#: Columns of the sink and the types they may have, as in Spark's own.
+#: Column of the sink -> its allowed types, as in Spark's own sink.
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "key": _TEXT,
     "value": _TEXT,
@@ -435,9 +435,9 @@ class SinkOptions:
 
     connection: KafkaConnection
     producer: ProducerSettings
-    #: Wins over a column `topic`; None if there is none.
+    #: The option `topic`, which wins over a column `topic`; None if it is not set.
     topic: str | None
-    #: Which of the sink's columns the query has.
+    #: The sink's columns that the query has.
     columns: tuple[str, ...]
     checkpoint_location: Path
     transaction_timeout_ms: int
@@ -498,7 +498,7 @@ def _check_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
 
 
 def checkpoint_path(text: str | None) -> Path:
-    """Return where Python finds a checkpointLocation, which is a path or a ``file:`` URL."""
+    """Convert a checkpointLocation, a path or ``file:`` URL, to a local path."""
     if not text:
         raise ConfigError(
             "the option 'checkpointLocation' is missing",
@@ -508,7 +508,7 @@ def checkpoint_path(text: str | None) -> Path:
             option="checkpointLocation",
         )
     url = urlparse(text)
-    # Hadoop takes a path as it stands: %20 in it are three characters.
+    # Hadoop does not decode a path: %20 in it are three characters.
     path = Path(url.path if url.scheme == "file" else text)
     mounted = Path("/dbfs") / text.removeprefix("dbfs:").lstrip("/")
     if url.scheme == "dbfs" and Path("/dbfs").is_dir():

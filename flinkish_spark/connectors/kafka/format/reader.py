@@ -1,4 +1,4 @@
-"""Reading `format("flinkish-kafka")`: the driver's side of a stream, a batch, and the tasks."""
+"""Readers of `format("flinkish-kafka")`: batch, stream and chained stream, on the driver and in tasks."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ SCHEMA = (
     "timestamp TIMESTAMP, timestampType INT"
 )
 HEADERS = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-#: Ours.
+#: Column of this package.
 LEADER_EPOCH = ", leaderEpoch INT"
 
 
 class KafkaPiece(InputPartition):
-    """The work of a task: a range of a partition, and behind it, in an environment's job, control rows."""
+    """The input of a task: a range of a partition and, in an environment's job, control rows after it."""
 
     def __init__(self, piece: Range | None, rows: Sequence[ControlRow] = ()) -> None:
         super().__init__(None)
@@ -97,13 +97,13 @@ class KafkaPiece(InputPartition):
 
 
 def schema_of(options: SourceOptions) -> str:
-    """Return the columns of records."""
+    """Return the schema of records as DDL."""
     reader = options.reader
     return SCHEMA + HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
 
 
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a range, in a task, the same at each attempt; no batch is empty."""
+    """Yield the records of a range, the same in every task attempt; no batch is empty."""
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
     freeze_modules()
@@ -118,14 +118,14 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
 
 
 def _drop_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out the barrier records of another job."""
+    """Drop the barrier records of other jobs."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     from flinkish_spark.connectors.kafka.client.barriers import BARRIER_KEY, find_mark
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
-    # They have no value, and no key or ours; only of records that look so the headers are read, one by one.
+    # They have no value, and no key or BARRIER_KEY. The headers of such candidates are read one by one.
     if not batch.column("value").null_count:
         return batch
     keys = batch.column("key")
@@ -144,7 +144,7 @@ def _drop_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.R
 
 
 class KafkaBatchReader(DataSourceReader):
-    """Reads from the starting to the ending offsets, as they are when Spark plans the query."""
+    """Reads from the starting to the ending offsets, resolved when Spark plans the query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -159,7 +159,7 @@ class KafkaBatchReader(DataSourceReader):
             min_partitions=self._options.min_partitions,
             max_per_partition=self._options.max_per_partition,
         )
-        # Spark wants at least one piece.
+        # Spark needs at least one partition.
         nothing = Range("", 0, 0, 0)
         return [KafkaPiece(piece) for piece in cut or [nothing]]
 
@@ -170,7 +170,7 @@ class KafkaBatchReader(DataSourceReader):
 
 
 LOG = logging.getLogger(__name__)
-#: After a refusal the next try waits, so that a missing right does not slow every micro-batch down.
+#: Pause after a refusal, so that a missing right does not slow down every micro-batch.
 _BACK_OFF_S = 30.0
 _TIMEOUT_MS = 5_000
 
@@ -185,7 +185,7 @@ class GroupOffsets:
         self._not_before = float("-inf")
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Store the offsets of what Spark has finished, forward only."""
+        """Store the offsets of finished micro-batches, forward only."""
         group = self._options.group_id
         if not group or offsets == self._committed or time.monotonic() < self._not_before:
             return
@@ -204,27 +204,26 @@ class GroupOffsets:
         self._committed = dict(offsets)
 
 
-#: What a plain query goes by, and a job's before its driver has said anything.
+#: The control offset of a plain query, and of a job before its driver has written one.
 NO_CONTROL = ControlOffset()
-#: In the offset that a plain query begins with, and in no offset that Spark logs.
+#: Key of the initial offset of a plain query; Spark never logs it.
 START_KEY = "flinkish:start"
-#: In the end of a first micro-batch that is not empty: the offset at which it begins.
+#: Key in the end offset of a first, non-empty micro-batch: the offset at which it begins.
 BEGAN_KEY = "flinkish:began"
-#: Spark asks every 10 ms while there is nothing to read; the brokers are asked this often.
+#: How often to ask the brokers while there is nothing to read; Spark asks every 10 ms.
 _ASK_EVERY_S = 0.025
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The streaming source; see `docs/drop-in.md`."""
 
-    # Spark logs what `latestOffset` returns before it runs the micro-batch, so everything a re-run must
-    # repeat is in that offset: the end of every partition and, inside an environment's job, what its driver
-    # has said.
+    # Spark logs the result of `latestOffset` before it runs the micro-batch, so this offset holds everything
+    # that a repetition needs: the end of every partition and, in an environment's job, the control offset.
     #
-    # Spark does not log where the first micro-batch begins; it asks again after a crash, when the answer may
-    # be another one. So the first micro-batch of a plain query is empty and ends where the query begins, and
-    # an environment's job keeps its first offsets in its job directory. Where `availableNow` may be one
-    # micro-batch, in Spark 4.1, the first one goes on to its end, and has its beginning in that end.
+    # Spark does not log where the first micro-batch begins; after a crash it asks again, and the answer may
+    # differ. So the first micro-batch of a plain query is empty and ends where the query begins, and an
+    # environment's job keeps its first offsets in its job directory. In Spark 4.1 `availableNow` may run a
+    # single micro-batch; there the first one reads records, and its end offset holds its beginning.
 
     def __init__(self, options: SourceOptions, finder: OffsetFinder | None = None) -> None:
         self._options = options
@@ -239,7 +238,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked_at = self._last_batch_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
-        # A reader is sent to every task; there it needs its options only.
+        # Spark pickles the reader into tasks, which need its options only.
         return {"_options": self._options}
 
     def initialOffset(self) -> dict[str, Any]:
@@ -248,9 +247,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._to_offset(plan.from_json(self._read_first_offsets()["offsets"]), NO_CONTROL)
 
     def _read_first_offsets(self) -> dict[str, Any]:
-        """Return where the job began, recording it at the first start."""
-        # A rewind to before the first micro-batch must begin there, not where the topic ends by then.
-        # A job may have several sources; no two read one topic.
+        """Return the job's first offsets; record them at the first start."""
+        # A rewind to before the first micro-batch must begin there again, not at the later end of the topic.
+        # Key by subscription: no two sources of a job read one topic.
         digest = hashlib.sha256(repr(self._options.subscription).encode()).hexdigest()
         folder, key = self._options.first_offsets, f"first-offsets/{digest[:16]}.json"
         store = StoreSpec.from_text(folder).open()
@@ -312,7 +311,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _hold_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
-        """Return the ends, at the beginning where a partition is too far ahead of others in event time."""
+        """Hold back partitions that are too far ahead of others in event time."""
         held = read_held(self._options.held_path, self._options.held_source)
         if held == NONE_HELD:
             return end
@@ -322,7 +321,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _apply_pace(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
         allowed = self._pace.allowance(time.monotonic())
-        # A query that is to read what there is, and end, takes nothing new for the end.
+        # With `availableNow` an empty micro-batch would end the query, so there is no pace.
         if allowed is None or self._target is not None:
             return end
         paced = plan.apply_limit(begin, end, allowed) if allowed else dict(begin)
@@ -345,7 +344,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**plan.to_json(offsets), **said}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the pieces of a micro-batch; with a barrier behind the last one of each partition."""
+        """Return the input of a micro-batch's tasks; the last range of each partition carries its barrier."""
         if START_KEY in start:
             if BEGAN_KEY not in end:
                 return []
@@ -376,7 +375,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*pieces, KafkaPiece(None, wakes)] if wakes else pieces
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the records of a piece; within a job one row, the piece itself."""
+        """Yield the records of a range; in an environment's job one row with the range itself."""
         assert isinstance(partition, KafkaPiece)
         if self._options.gives_pieces:
             return iter([(partition.to_text(),)])
@@ -388,13 +387,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def parse_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
-    """Return positions and checkpoint of an offset, without what else is in it."""
+    """Return the positions and the checkpoint in an offset."""
     topics = {topic: value for topic, value in offset.items() if not topic.startswith(OWN_KEYS)}
     return plan.from_json(topics), int(offset.get(OFFSET_KEY, 0))
 
 
 _CLOCK = SystemClock()
-#: How long an offered checkpoint may wait for its cut before that is worth a warning.
+#: How long an offered checkpoint may wait for its cut before a warning.
 _PATIENCE_MS = 30_000
 
 
@@ -414,7 +413,7 @@ class AlignedStreamReader(KafkaStreamReader):
         self._look = BarrierFinder(_keep_barriers_of(scan, self._upstream.wanted))
         self._shared = SharedPlan(Path(options.control_path).with_suffix(".rounds"))
         self._first_offsets: dict[Place, int] = {}
-        #: Whether the channel state that the first start offset has is still being replayed.
+        #: Whether channel state of the first start offset is still being replayed; None at first.
         self._is_replaying: bool | None = None
         self._status: AlignmentStatus | None = None
         self._waiting_for, self._waiting_since_ms = CheckpointId(0), 0
@@ -422,17 +421,17 @@ class AlignedStreamReader(KafkaStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         first = super().initialOffset()
         positions, _ = parse_offset(first)
-        # The channels are those of the seed's position: what was added since waits for its turn.
+        # The channels are those of the restored position; partitions added since wait for their cut.
         state = CutState.from_json(json.loads(self._options.upstream_start or "{}"), self._settings)
         if state is None:
             state = CutState.at_beginning(positions, self._settings)
         elif not {place_of(channel) for channel in state.gate.channels} <= positions.keys():
-            # A topic is read no more, so what was read is no cut of what is read.
+            # A topic was removed, so the restored position is no cut of the remaining ones.
             state = CutState.somewhere(positions, self._settings)
         return {**first, **state.to_json(positions)}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends; `start` if nothing is to be run now."""
+        """Return where the next micro-batch ends; `start` if there should be none now."""
         self._wait_a_little()
         return self._shared.plan_once(start, lambda: self._plan(start, limit))
 
@@ -465,7 +464,7 @@ class AlignedStreamReader(KafkaStreamReader):
         before = TimeOffer.from_json(start)
         time = before.raised_to(TimeOffer.from_json(content))
         if planned is None:
-            # Time goes on where the source stands.
+            # Processing time advances while the source stands still.
             return start if time == before else {**start, **time.to_json()}
         drained = offered_by(content).drained
         drawn = int(planned.drawn)
@@ -475,7 +474,7 @@ class AlignedStreamReader(KafkaStreamReader):
         return {**self._to_offset(planned.end, said), **planned.state.to_json(planned.end)}
 
     def _add_new_partitions(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
-        """Return `begin` with the partitions that were added, which may have to wait for their turn."""
+        """Add new partitions to `begin`; they may have to wait for their cut."""
         known = {**begin, **{p: o for p, o in self._first_offsets.items() if p not in begin and p in ends}}
         found = self._watch.add_new_partitions(known, ends)
         self._first_offsets = {place: offset for place, offset in found.items() if place not in begin}
@@ -487,7 +486,7 @@ class AlignedStreamReader(KafkaStreamReader):
         return self._look.find_ahead(place, begin, end, passed)
 
     def _follow_wanted_job(self, state: CutState, begin: Mapping[Place, int]) -> CutState:
-        """Return the state, or a new one if it is about another job than the user names now."""
+        """Return the state, or a new one if the user now names another upstream job."""
         wanted = self._upstream.wanted
         if wanted is None or state.job in (None, wanted):
             return state
