@@ -119,9 +119,9 @@ class _KnownRange:
 class BarrierFinder:
     """Finds the barriers ahead of one reader; remembers what it has scanned."""
 
-    # It scans backward from the end of the log first: the upstream job writes a barrier right after the records
-    # of a checkpoint, and each barrier names the one before it. Only if that leaves a gap it scans all
-    # records, a portion at a time.
+    # It scans backward from the end of the log first: the upstream job writes a barrier right after the
+    # records of a checkpoint, and each barrier names the one before it. Only if that leaves a gap it scans
+    # all records, a portion at a time.
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
@@ -185,9 +185,9 @@ Offset = dict[str, Any]
 class SharedPlan:
     """Lets all scans of a query end each micro-batch at the same offset; each scan has one instance."""
 
-    # Spark scans a source once for every branch of the plan, and asks each scan, in a process of its own, once
-    # per round for its offset. All must end a micro-batch at the same offset, or a checkpoint would be at the
-    # cut in one branch and not in another. So the first scan that is asked in a round plans for all.
+    # Spark scans a source once for every branch of the plan, and asks each scan, in a process of its own,
+    # once per round for its offset. All must end a micro-batch at the same offset, or a checkpoint would be
+    # at the cut in one branch and not in another. So the first scan that is asked in a round plans for all.
 
     def __init__(self, path: Path) -> None:
         self._path = path

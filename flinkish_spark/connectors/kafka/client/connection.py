@@ -1,7 +1,7 @@
-"""One description of how to reach Kafka, for Spark, for Java and for Python, and opening it.
+"""Connection settings for Kafka, usable by Spark, Java and Python, and opening a connection.
 
-No ``repr``, message or log line of this module holds the value of a secret option; a private key is never in
-a file that has a name. What Java refuses is refused here as well, so that one set of options serves both.
+No ``repr``, message or log line of this module contains the value of a secret option, and a private key is
+never in a named file. Options that Java refuses are refused here, too, so one set of options serves both.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([^-:]*)-----END \1-----")
 
 
 def take_tls(left: dict[str, str]) -> ssl.SSLContext | None:
-    """Move the TLS options out of `left` and translate them to a context, PEM only."""
+    """Take the TLS options out of `left` and make an SSL context of them; PEM only."""
     options = {name: left.pop(name) for name in _OPTIONS & left.keys()}
     if not options:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # As in Java, whatever is in the truststore is trusted, also an intermediate authority alone.
+    # As in Java, trust everything in the truststore, even an intermediate authority alone.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    # Kafka's way to say "do not check the host name" is an empty string.
+    # In Kafka an empty string turns the check of the host name off.
     context.check_hostname = options.get("ssl.endpoint.identification.algorithm", "https") != ""
     for store, inline in (("truststore", ("certificates",)), ("keystore", ("key", "certificate.chain"))):
         _check_store(store, [f"ssl.{store}.{name}" for name in inline], options)
@@ -69,8 +69,8 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
         raise unusable(
             f"ssl.{store}.location",
             f"its type is {kind}, and Python reads PEM only",
-            f"run `{_to_pem_command(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, "
-            f"then set ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
+            f"run `{_to_pem_command(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, then "
+            f"set ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
         )
     if (given or location is not None) and kind != "PEM":
         raise unusable(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
@@ -90,8 +90,8 @@ _GUARD = ", guard the new file, whose key has no password"
 
 
 def _to_pem_command(store: str, kind: str, location: str) -> str:
-    """Return the command line that makes PEM of a Java store; it asks for the passwords."""
-    # The key in clear: Java 17 cannot read the encryption that openssl uses (PBES2).
+    """Return a command line that converts a Java store to PEM; it asks for the passwords."""
+    # It writes the key unencrypted: Java 17 cannot read openssl's encryption (PBES2).
     source, pem, p12 = (shlex.quote(f"{location}{suffix}") for suffix in ("", ".pem", ".p12"))
     if store == "truststore":
         return f"keytool -list -rfc -keystore {source} > {pem}"
@@ -120,7 +120,7 @@ def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
     if location is None and key is None:
         return
     name = "ssl.keystore.key" if location is None else "ssl.keystore.location"
-    # Without a password OpenSSL would ask for one at the terminal, and the driver would hang there.
+    # Never None: OpenSSL would ask for a password at the terminal, and the driver would hang.
     password = options.get("ssl.key.password", "")
     try:
         if location is not None:
@@ -142,7 +142,7 @@ def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
 
 
 def _normalize_pem(text: str) -> str:
-    """Return the PEM blocks of `text` with their line breaks, which properties files lose."""
+    """Return the PEM blocks of `text` with line breaks, which properties files lose."""
     blocks = [(kind, "".join(body.split())) for kind, body in _PEM_BLOCK.findall(text)]
     if not blocks:
         raise ValueError("it holds no PEM block")
@@ -154,7 +154,7 @@ def _normalize_pem(text: str) -> str:
 
 @contextmanager
 def _nameless_file(text: str) -> Iterator[str]:
-    """Yield a path to `text` that no other process can open: OpenSSL takes keys from files only."""
+    """Yield a path to `text` that no other process can open; OpenSSL reads keys only from files."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.flush()
@@ -170,17 +170,17 @@ def _describe_error(error: OSError | ValueError, location: str | None) -> str:
 _PREFIX = "kafka."
 _SERVER = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _SECRET = re.compile(r"password|jaas|secret|token|key", re.IGNORECASE)
-#: Hidden although the pattern matches only by accident; a file's place is no secret.
+#: Names that the pattern matches by accident; a file's path is no secret.
 _NOT_SECRET = frozenset({"ssl.keystore.location", "ssl.keystore.type"})
-#: Here a file: is a URL from which tokens come.
+#: Here ``file:`` begins a URL of tokens, not the place of a secret.
 _NO_PLACE = frozenset({"sasl.oauthbearer.token.endpoint.url"})
 _HIDDEN = "<hidden>"
 
-#: One entry of a JAAS configuration, as Kafka's Java client splits it: module, flag, options.
+#: An entry of a JAAS configuration, parsed as in Kafka's Java client: module, flag, options.
 _JAAS_WORD = r"[\w.$-]++"
 _JAAS_OPTION = rf"""\s*({_JAAS_WORD})\s*=\s*("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|{_JAAS_WORD})"""
 _JAAS = re.compile(rf"\s*({_JAAS_WORD})\s+\w++((?:{_JAAS_OPTION})*+)\s*;\s*", re.DOTALL)
-#: A secret in such an entry that is elsewhere.
+#: A reference to a secret in such an entry.
 _JAAS_SECRET = re.compile(
     r"""(\b(?:password|clientSecret)\s*=\s*)("(?:env|file):[^"\\]*"|'(?:env|file):[^'\\]*')"""
 )
@@ -205,7 +205,7 @@ _MILLISECONDS = {
     "retry.backoff.ms": "retry_backoff_ms",
 }
 _CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
-#: Options of the Java client that have a meaning there only; harmless to leave out here.
+#: Options of the Java client without a meaning here; ignored.
 _JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider"})
 
 
@@ -231,7 +231,7 @@ def is_secret(option: str) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KafkaConnection:
-    """Where Kafka is and how to log in: a plain value, safe to print, checked on construction."""
+    """Servers and login of Kafka; a plain value, checked on construction and safe to print."""
 
     #: ``"host:port"``, several separated by commas, or a list of them.
     bootstrap_servers: str | list[str] | tuple[str, ...]
@@ -246,8 +246,8 @@ class KafkaConnection:
         object.__setattr__(self, "options", MappingProxyType(_check_options(self.options)))
 
     def __reduce__(self) -> tuple[Callable[..., KafkaConnection], tuple[str, dict[str, str]]]:
-        # The read-only view of the options cannot be pickled, and a Spark task needs this value. It gets the
-        # secrets themselves: their places are the driver's.
+        # The read-only view of the options cannot be pickled, but Spark tasks need this value. They get the
+        # secrets themselves, since references to them are valid on the driver only.
         return (_rebuild_connection, (self.servers, self._resolve_secrets()))
 
     def __hash__(self) -> int:
@@ -272,13 +272,13 @@ class KafkaConnection:
         return {name: _read(name, value) for name, value in self.options.items()}
 
     def to_client_arguments(self) -> dict[str, object]:
-        """Return the keyword arguments of a kafka-python client, secrets in clear; not to be pickled."""
-        # Before every connect: it reads the files that are named. At level DEBUG kafka-python's own logger
-        # prints what it sends, and PLAIN sends the password, OAUTHBEARER the token; SCRAM sends neither.
+        """Return the arguments of a kafka-python client, with secrets in clear; never pickle them."""
+        # Called before every connect, since it reads files. At level DEBUG kafka-python logs what it sends:
+        # with PLAIN the password, with OAUTHBEARER the token, with SCRAM neither.
         assert isinstance(self.bootstrap_servers, tuple)
         servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
         arguments: dict[str, object] = {"bootstrap_servers": servers}
-        # Kafka's Java client trims all values as well.
+        # Kafka's Java client trims all values, too.
         left = {name: value.strip() for name, value in self._resolve_secrets().items()}
         if "client.id" in left:
             arguments["client_id"] = left.pop("client.id")
@@ -304,7 +304,7 @@ class KafkaConnection:
 
 
 def _rebuild_connection(servers: str, options: dict[str, str]) -> KafkaConnection:
-    """Return the connection of a task, whose secrets stand for themselves."""
+    """Return a task's connection, whose secrets are already resolved."""
     connection = object.__new__(KafkaConnection)
     object.__setattr__(connection, "bootstrap_servers", _check_servers(servers))
     object.__setattr__(
@@ -314,7 +314,7 @@ def _rebuild_connection(servers: str, options: dict[str, str]) -> KafkaConnectio
 
 
 class _ResolvedValue(str):
-    """A value that says no place, whatever it begins with: it was read already."""
+    """A resolved value, which is no reference to a secret even if it begins like one."""
 
     __slots__ = ()
 
@@ -382,7 +382,7 @@ def _check_options(options: Mapping[str, object]) -> dict[str, str]:
                 "into a source's reader_options=",
             )
         if _is_place(bare):
-            secret_of(value.strip(), bare)  # Raises if it begins like a place, and is none.
+            secret_of(value.strip(), bare)  # Raises if it is an invalid reference.
         if checked.setdefault(bare, value) != value:
             what_to_do = f"keep one of {bare!r} and {_PREFIX + bare!r}"
             raise unusable(bare, "it is given twice with different values", what_to_do)
@@ -390,7 +390,7 @@ def _check_options(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object]:
-    """Move the SASL options out of `left` and translate them."""
+    """Take the SASL options out of `left` and translate them for kafka-python."""
     mechanism, jaas = left.pop("sasl.mechanism", None), left.pop("sasl.jaas.config", None)
     wanted = security_protocol.startswith("SASL_")
     what_to_do = f"use one of {', '.join(_SASL_MODULES)}"
@@ -407,7 +407,7 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
         return {"sasl_mechanism": mechanism, **source}
     user, password = _jaas_login(jaas, mechanism)
     if mechanism != "PLAIN":
-        # In SCRAM both separate fields (RFC 5802); kafka-python leaves that to its caller.
+        # Both are separators in SCRAM (RFC 5802), which kafka-python does not escape.
         user = user.replace("=", "=3D").replace(",", "=2C")
     return {
         "sasl_mechanism": mechanism,
@@ -417,16 +417,16 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
 
 
 def _jaas_options(jaas: str | None, mechanism: str) -> dict[str, str] | None:
-    """Return the options of the one entry; None if it is none of the mechanism's."""
+    """Return the options of the JAAS entry; None if it is not the mechanism's."""
     entry = _JAAS.fullmatch(jaas or "")
-    # Some distributions move Kafka's classes to a package of their own.
+    # Some distributions move Kafka's classes to another package.
     if entry is None or entry[1].rpartition(".")[2] != _SASL_MODULES[mechanism].rpartition(".")[2]:
         return None
     return {name: _unquote(value) for name, value in re.findall(_JAAS_OPTION, entry[2])}
 
 
 def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
-    """Return name and password; the error never holds a part of `jaas`."""
+    """Return name and password; the error never contains a part of `jaas`."""
     fields = _jaas_options(jaas, mechanism) or {}
     module = _SASL_MODULES[mechanism]
     token = fields.get("tokenauth", "").lower() == "true"
@@ -463,12 +463,12 @@ _LOGIN_REFUSALS = (
     kafka_errors.SaslAuthenticationFailedError,
     kafka_errors.UnsupportedSaslMechanismError,
 )
-#: A broker that dies during a handshake; another attempt may succeed.
+#: The broker died during the handshake; another attempt may succeed.
 _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 #: OpenSSL's codes for a certificate of another host name or address.
 _OTHER_NAME = (62, 64)
 _THROTTLE_POLL_S = 0.005
-#: A connection is made, and a login done, within a third of a request's time, and at least this.
+#: Least time to connect and log in; otherwise a third of the request timeout.
 _LEAST_SETUP_MS = 3_000
 
 
@@ -484,13 +484,13 @@ def connect_admin(arguments: Mapping[str, object], servers: str, within_ms: int)
         return made[-1][0]
 
     if isinstance(tokens := arguments.get("sasl_oauth_token_provider"), Tokens):
-        # Here it is heard what the endpoint says; a login would only be one that failed.
+        # Fetch a token now: this error says what the endpoint answered, a failed login would not.
         tokens.token()
     try:
         admin = KafkaAdminClient(**arguments, bootstrap_timeout_ms=max(1, within_ms), kafka_client=make)
     except (kafka_errors.KafkaError, OSError) as failed:
-        # The constructor leaves its thread and sockets behind when it raises: hours of a broker being
-        # down would otherwise pile them up.
+        # A failed constructor leaves its thread and sockets behind; they would pile up while a broker is
+        # down.
         reason: BaseException = failed
         for client, manager in made:
             reason = manager.failure or reason
@@ -512,12 +512,12 @@ def connect_admin(arguments: Mapping[str, object], servers: str, within_ms: int)
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """While opening, remembers the last failure, and gives up when asking again cannot help."""
+    """Remembers the last failure while opening, and gives up if another attempt cannot help."""
 
-    # Where a broker throttles this client, requests wait for their turn. kafka-python refuses them, which
-    # looks like a lost connection: it would be closed, and whatever else was under way on it be lost.
+    # While a broker throttles this client, requests wait here. kafka-python would refuse them, which looks
+    # like a lost connection: the client would close it and lose all other requests on it.
 
-    #: Later on a closed manager would leave the requests of others without an answer.
+    #: False after opening: closing the manager then would leave other requests without an answer.
     opening = True
     failure: BaseException | None = None
 
@@ -526,7 +526,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         self._waiting: dict[Any, deque[tuple[Any, int | None, Future]]] = {}
 
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: int | None = None) -> Future:
-        """Send a request, behind those that wait for the same broker; any broker if none is named."""
+        """Send a request after those that wait for the same broker; to any broker without `node_id`."""
         try:
             connection = self.get_connection(self.least_loaded_node() if node_id is None else node_id)
         except kafka_errors.NodeNotReadyError as unknown:
@@ -559,7 +559,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
 
     def get_connection(self, node_id: Any, timeout_ms: float | None = None, **how: Any) -> Any:
         if timeout_ms is not None and len(self.cluster.bootstrap_brokers()) > 1:
-            # kafka-python would give all of the time allowed to the first one that it tries, which may hang.
+            # kafka-python would spend the whole timeout on the first broker that it tries, which may hang.
             timeout_ms = min(timeout_ms, self.config["socket_connection_setup_timeout_ms"])
         connection = super().get_connection(node_id, timeout_ms, **how)
         if self.opening:
@@ -568,16 +568,16 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
 
     def _on_failure(self, error: BaseException) -> None:
         if self.closed or not self.opening:
-            return  # closed by us: the reason for that is the one that counts
-        # A mechanism's own checks raise what they like.
+            return  # closed by us; the first reason counts
+        # A SASL mechanism may raise any type.
         ours = isinstance(error, kafka_errors.KafkaError | OSError)
         self.failure = error if ours else kafka_errors.KafkaConnectionError(error)
-        # kafka-python would ask again until its time is over, which can lock an account.
+        # kafka-python would retry until its timeout, which can lock an account.
         if isinstance(error, _LOGIN_REFUSALS) or _final_tls_error(error) is not None:
             self._net.call_soon(self.close)
 
     async def _build_transport(self, *args: Any, **how: Any) -> Any:
-        # kafka-python drops what arrives together with the end of the stream, and that is how a broker says
+        # kafka-python drops data that arrives together with the end of the stream, such as a broker's answer
         # that the password is wrong.
         transport = await super()._build_transport(*args, **how)
         receive = transport._sock_recv
@@ -586,7 +586,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         def receive_all_before_the_end() -> tuple[bytes, Any]:
             data, error = (b"", ended.pop()) if ended else receive()
             if data and error is not None:
-                ended.append(error)  # the next call, which comes at once, tells
+                ended.append(error)  # returned by the next call, which follows at once
                 error = None
             return data, error
 
@@ -598,12 +598,12 @@ def _send_request(connection: Any, request: Any, request_timeout_ms: int | None)
     try:
         return connection.send_request(request, request_timeout_ms=request_timeout_ms)
     except RuntimeError as closed:
-        # kafka-python's way to say that the socket closed under its feet.
+        # kafka-python raises this if the socket was closed meanwhile.
         return Future().failure(kafka_errors.KafkaConnectionError(str(closed)))
 
 
 def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
-    # kafka-python keeps the error as context or as argument of its own.
+    # kafka-python keeps the error as context or as an argument.
     for candidate in (error, error.__context__, *error.args):
         if isinstance(candidate, ssl.SSLError) and not isinstance(candidate, _TLS_CUT_SHORT):
             return candidate
@@ -611,7 +611,7 @@ def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
 
 
 class TlsError(EnvironmentFault):
-    """There is no TLS connection to Kafka; certificates that are being renewed fit again in a moment."""
+    """A failed TLS handshake with Kafka; it may pass, since certificates may be being renewed."""
 
     restartable = True
     ends_when_repeated = True

@@ -1,4 +1,4 @@
-"""Writing the Kafka records of a task in Python, in a transaction that another process ends."""
+"""Producer of a task's Kafka records, in a transaction that another process ends."""
 
 from __future__ import annotations
 
@@ -68,43 +68,43 @@ from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import Int64s
 
 _T = TypeVar("_T")
-#: Partitions can be added to a topic: this old, what we know is asked for again.
+#: Age at which cached partitions are asked for again, since partitions can be added.
 _LAYOUT_MAX_AGE_MS = 300_000
 _UNKNOWN: int = kafka_errors.UnknownTopicOrPartitionError.errno
 _INVALID: int = kafka_errors.InvalidTopicError.errno
 
-#: What this process knows about topics, and since when on the monotonic clock. Plain values, so a
-#: forked worker may use what its parent knew.
+#: Cached topic layouts of this process, with their time on the monotonic clock. Plain values, so that a
+#: forked worker can use its parent's.
 _known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The producer of an attempt, by its task's ticket id: every attempt gets another one, in order."""
+    """Producer id and epoch that an attempt got for its task's ticket id; increases with each attempt."""
 
     producer_id: int
     producer_epoch: int
 
     def follows(self, other: Ticket | None) -> bool:
-        """Return whether nobody has taken one in between; None stands for an id that nobody has used."""
+        """Return whether no ticket was taken in between; None means that the id was never used."""
         if other is not None and other.producer_epoch < _LAST_EPOCH:
             return self == Ticket(other.producer_id, other.producer_epoch + 1)
-        # A new id, or one whose epochs are used up.
+        # A new producer id, or the next one after its epochs are used up.
         return self.producer_epoch == 0 and (other is None or self.producer_id != other.producer_id)
 
 
-#: Behind it Kafka gives a transactional id another producer id; it keeps one epoch more to fence with.
+#: After this epoch Kafka assigns another producer id; it reserves one more epoch for fencing.
 _LAST_EPOCH = 32_766
 
 
 class ProducerSession:
-    """Topics and their partitions, and who writes into them: here nobody in particular."""
+    """Topic metadata and the producer's identity; this one writes without a producer id."""
 
-    #: What every batch is, as bits of its attributes.
+    #: Attribute bits of every batch.
     batch_attributes = 0
-    #: Whether something may have to be aborted, once it is begun.
+    #: Whether a begun session may have a transaction to abort.
     is_transactional = False
-    #: Of an attempt that writes into the transaction of all tasks, once it is begun.
+    #: Ticket of a begun attempt that writes into a shared transaction.
     ticket: Ticket | None = None
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
@@ -122,7 +122,7 @@ class ProducerSession:
         self.is_begun = True
 
     def join(self, places: Iterable[Place]) -> None:
-        """Make partitions part of what is written, unless they are; raises as :meth:`begin`."""
+        """Prepare writing to partitions; may raise the errors of :meth:`begin`."""
 
     def first_sequence(self, place: Place) -> int:
         return 0
@@ -150,7 +150,7 @@ class ProducerSession:
         return leaders[place[1]] if place[1] < len(leaders) else -1
 
     def refresh(self, topics: Iterable[str]) -> None:
-        """Ask for partitions and leaders now; see :meth:`layout`."""
+        """Ask for partitions and leaders of topics now."""
         wanted = sorted(set(topics))
         for topic in wanted:
             self._layouts.pop(topic, None)
@@ -188,7 +188,7 @@ class ProducerSession:
     def ask_brokers(
         self, what: str, right: str, ask: Callable[[int], _T], why_ask_again: Callable[[_T], str]
     ) -> _T:
-        """Ask until `why_ask_again` has nothing to say about the answer; it raises on a refusal."""
+        """Ask until `why_ask_again` returns "" for the answer; it raises on a refusal."""
         budget_ms = self.settings.producer.delivery_timeout_ms
         last = ""
         for left_ms in tries(budget_ms, self.wire.clock):
@@ -211,7 +211,7 @@ class ProducerSession:
         raise faults.make_unanswered_error(what, budget_ms, last)
 
     def why_ask_again(self, what: str, codes: Iterable[int]) -> str:
-        """Return why to ask again, if so; raise if that cannot help."""
+        """Return the reason to ask again, or ""; raise if another attempt cannot help."""
         last = ""
         for code in codes:
             match find_reaction(code):
@@ -246,7 +246,7 @@ class ProducerSession:
 
 
 class IdempotentSession(ProducerSession):
-    """A producer id of its own: a batch that is sent again is written once."""
+    """Idempotent producer: a batch that is sent again is written once."""
 
     def begin(self) -> None:
         right = faults.describe_missing_right(faults.CLUSTER_DENIED, (), None)
@@ -256,7 +256,7 @@ class IdempotentSession(ProducerSession):
 
 
 class TransactionSession(ProducerSession):
-    """One producer id and epoch, and the partitions of its transaction; for one transaction."""
+    """Transactional producer: one producer id and epoch, and the partitions of its transaction."""
 
     batch_attributes = TRANSACTIONAL_BIT
     is_transactional = True
@@ -272,11 +272,11 @@ class TransactionSession(ProducerSession):
         return Handle(self._name, self.producer_id, self.producer_epoch)
 
     def begin(self) -> None:
-        """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
-        # This order matters: without a new epoch for every transaction a handle would name two of them, and
-        # committing the older one would commit the newer data.
+        """Take a new epoch of the transactional id, which fences its producers and aborts what is open."""
+        # This order matters: without a new epoch for every transaction a handle would name two of them, and a
+        # commit of the older one would commit the newer data.
         if (attempt := self.settings.attempt) is not None:
-            # Here and not earlier: nobody else is to take the id between the question and its use.
+            # Choose the id as late as possible, so that no other attempt takes it before its use.
             self._name = free_transactional_id(self.wire, self._name, attempt)
             self.settings = replace(self.settings, transactional_id=self._name, attempt=None)
         self._take_epoch(self._name)
@@ -291,7 +291,7 @@ class TransactionSession(ProducerSession):
         self._take(f"initialise transactional id {name}", right, ask)
 
     def join(self, places: Iterable[Place]) -> None:
-        """Make partitions part of the transaction, unless they are."""
+        """Add partitions to the transaction, unless they are in it."""
         new = sorted(set(places) - self._joined)
         if not new:
             return
@@ -304,7 +304,7 @@ class TransactionSession(ProducerSession):
         def why_ask_again(codes: dict[Place, int]) -> str:
             self.check_topics_allowed((topic, code) for (topic, _), code in codes.items())
             if any(find_reaction(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
-                # Raises if the topic is gone; the coordinator may also just not know it yet.
+                # Raises if the topic was deleted; otherwise the coordinator may not know it yet.
                 self.refresh({topic for topic, _ in new})
             return self.why_ask_again(what, codes.values())
 
@@ -337,7 +337,7 @@ class TransactionSession(ProducerSession):
         )
 
     def commit(self) -> None:
-        """Make everything of the transaction visible; the next one may begin, under the same epoch."""
+        """Commit the transaction; the next one may begin, under the same epoch."""
         what = f"commit the transaction of {self._name}"
         right = faults.describe_missing_right(faults.ID_DENIED, (), self._name)
         self.ask_brokers(
@@ -352,14 +352,14 @@ class TransactionSession(ProducerSession):
 
 
 class SharedSession(TransactionSession):
-    """Writes partitions of a transaction that the driver began and will end."""
+    """Producer of a task in a shared transaction, which the driver begins and ends."""
 
-    # Spark may run a task again while an earlier attempt of it still writes, and brokers cannot tell the two
-    # apart: a batch that has the sequence numbers of an earlier one is acknowledged and dropped. So an
-    # attempt takes a ticket, and then looks whether somebody has written already. Two attempts that looked at
-    # the same time both have a ticket, and the driver gives the transaction up.
+    # Spark may run a task again while an earlier attempt still writes, and brokers cannot distinguish the
+    # two: they acknowledge and drop a batch with the sequence numbers of an earlier one. So an attempt takes
+    # a ticket first, and then checks whether another attempt has written. If two attempts check at the same
+    # time, both have a ticket, and the driver gives the transaction up.
 
-    #: Nothing is for a task to abort.
+    #: The driver aborts, not the task.
     is_transactional = False
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
@@ -368,13 +368,13 @@ class SharedSession(TransactionSession):
         self._shared = settings.shared
 
     def begin(self) -> None:
-        # This order matters: the ticket tells the driver about this attempt for good, before it writes.
+        # This order matters: before the attempt writes, its ticket lets the driver know about it.
         self._take_epoch(self._shared.ticket)
         self.ticket = Ticket(self.producer_id, self.producer_epoch)
         self.producer_id, self.producer_epoch = self._shared.producer_id, self._shared.producer_epoch
 
     def join(self, places: Iterable[Place]) -> None:
-        """Look whether partitions are as the driver has left them."""
+        """Check that partitions have only the records that the driver knows of."""
         new = sorted(set(places) - self._joined)
         if not new:
             return
@@ -391,7 +391,7 @@ class SharedSession(TransactionSession):
                     f"partition {place[1]} of topic {place[0]} is not in the checkpoint's transaction",
                     why="it was added to the topic since the checkpoint began",
                 )
-            # Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
+            # Sequence numbers wrap after 2**31 - 1 records; a transaction has fewer.
             if last != (wanted - 1 if wanted else None):
                 raise faults.StagingError(
                     f"partition {place[1]} of topic {place[0]} is not as it was when the micro-batch began",
@@ -414,27 +414,27 @@ _SESSIONS = {
 }
 
 
-#: More than this is not held back in memory by a task: the caller waits for acknowledgements.
+#: Above this many unacknowledged bytes the caller waits for acknowledgements.
 _MOST_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 _LEAST_UNACKNOWLEDGED_BYTES = 1024 * 1024
-#: The client ends a request by itself; this much later its thread must be dead.
+#: Grace time after a request's timeout; after it the client's thread is taken for dead.
 _THREAD_DEAD_MS = 10_000
 _NO_ANSWER = BatchAnswer(-1, -1, "the answer does not name the partition")
 
 
 @dataclass(slots=True)
 class _PendingBatch:
-    """A batch that is not acknowledged yet, and its records, in case it has to be cut."""
+    """An unacknowledged batch, with its records in case it must be split."""
 
     batch: EncodedBatch
     rows: OutgoingRecords
-    #: Set at the first sending, in the outbox's attended time.
+    #: In the outbox's active time; set when the batch is first sent.
     deadline_ms: int | None = None
 
 
 @dataclass(slots=True)
 class _PartitionQueue:
-    """The batches of one partition, in the order of their sequence numbers."""
+    """Pending batches of one partition in the order of their sequence numbers."""
 
     place: Place
     parcels: deque[_PendingBatch] = field(default_factory=deque)
@@ -446,36 +446,36 @@ class _PartitionQueue:
 
 
 class Outbox:
-    """All records of one transaction between their encoding and their acknowledgement."""
+    """Sends the records of one transaction and tracks their acknowledgement."""
 
-    # The order of a partition's batches is the correctness argument (KIP-98: a broker accepts the next
-    # sequence number or refuses). A batch leaves its lane only when it is acknowledged; until then it is sent
-    # again as it is, with the same producer id, epoch and sequence number: a broker that has it already says
-    # so. One batch of a lane is under way at a time, and one request to a leader.
+    # Correctness depends on the order of a partition's batches (KIP-98: a broker accepts only the next
+    # sequence number). A batch leaves its queue only when it is acknowledged; until then it is sent again
+    # unchanged, with the same producer id, epoch and sequence number, and a broker recognises a repeat. One
+    # batch of a queue is under way at a time, and one request to a leader.
 
     def __init__(self, session: ProducerSession) -> None:
         self._session, self._settings = session, session.settings.producer
         self._clock = session.wire.clock
         self._lanes: dict[Place, _PartitionQueue] = {}
-        #: By leader, what is under way, and when the client's thread must be dead without an answer.
+        #: Leader -> its request under way, and when without an answer the client's thread is taken for dead.
         self._flights: dict[int, tuple[ProduceInFlight, int]] = {}
         self._answered = threading.Event()
         self._unacknowledged_bytes = 0
         self._most_bytes = max(
             _LEAST_UNACKNOWLEDGED_BYTES, _MOST_UNACKNOWLEDGED_BYTES // session.settings.transactions_of_task
         )
-        #: How long the caller has done something else, and since when.
+        #: Total time outside the outbox, and since when the caller is outside.
         self._away_ms, self._left_at_ms = 0, self._clock.monotonic_ms()
         self._stale_topics: set[str] = set()
-        #: Topic -> what its batches may take since the broker refused a larger one.
+        #: Topic -> lower batch size limit since the broker refused a larger batch.
         self._lowered_limits: dict[str, int] = {}
         self.acknowledged = 0
         self.evidence: Evidence | None = None
 
     def post(self, parts: Mapping[Place, OutgoingRecords]) -> None:
-        """Encode records and send them as far as possible; waits only while too much is under way."""
+        """Encode records and send them if possible; wait only while too many bytes are unacknowledged."""
         with self._exclude_idle_time():
-            # In turn, so that a request has a batch for each of a leader's partitions.
+            # Interleaved, so that a request has a batch for each of a leader's partitions.
             for turn in _interleave([self._parcels(place, rows) for place, rows in parts.items()]):
                 for place, parcel in turn:
                     self._lanes[place].parcels.append(parcel)
@@ -492,7 +492,7 @@ class Outbox:
         return {place: lane.acknowledged for place, lane in self._lanes.items()}
 
     def wait_for_pending(self, within_ms: int) -> bool:
-        """Wait for what is under way without sending more; return whether nothing is any more."""
+        """Wait for requests under way without sending more; return whether none is left."""
         end_ms = self._clock.monotonic_ms() + within_ms
         while any(not request.is_done for request, _ in self._flights.values()):
             left_ms = end_ms - self._clock.monotonic_ms()
@@ -504,7 +504,7 @@ class Outbox:
 
     @contextmanager
     def _exclude_idle_time(self) -> Iterator[None]:
-        """Begin with the time in which nobody looked left out of what deliveries took."""
+        """Exclude the time since the last call from the delivery timeouts."""
         self._away_ms += self._clock.monotonic_ms() - self._left_at_ms
         try:
             yield
@@ -544,11 +544,11 @@ class Outbox:
             start += batch.records
 
     def _cut(self, lane: _PartitionQueue) -> None:
-        """Put two batches in the place of the first one, which its topic does not take."""
+        """Replace the first batch, which is too large for its topic, by two halves."""
         topic, parcel = lane.place[0], lane.parcels.popleft()
         size, records = len(parcel.batch.data), parcel.batch.records
         if size <= self._lowered_limits.get(topic, size):
-            # Otherwise it was encoded before the limit was lowered, and tells nothing about the new one.
+            # A larger one was encoded before the limit was lowered, and says nothing about the new limit.
             self._lowered_limits[topic] = size // 2
         half, sequence = records // 2, parcel.batch.base_sequence
         halves = [
@@ -559,7 +559,7 @@ class Outbox:
         self._unacknowledged_bytes += sum(len(one.batch.data) for one in halves) - size
 
     def _advance(self) -> None:
-        """Take in what is answered and send what can be sent; does not wait."""
+        """Process answers and send what can be sent, without waiting."""
         self._answered.clear()
         self._collect()
         if self._stale_topics:
@@ -661,7 +661,7 @@ class Outbox:
                     "raise the topic's max.message.bytes or lower max_record_bytes",
                 )
             case Reaction.BAD_RECORD:
-                # What the broker checks beside sizes: keys of a compacted topic, timestamps.
+                # The broker checks keys of compacted topics and timestamps.
                 said = faults.to_one_line(f"{describe_code(answer.code)}, {answer.detail}").rstrip(", ")
                 raise faults.make_bad_record_error(
                     f"the broker refuses a record for topic {topic}, partition {partition} ({said})", topic
@@ -680,20 +680,20 @@ class Outbox:
             self.evidence = Evidence(*lane.place, base_offset)
 
     def _forget_requests(self, lost: BrokerUnavailableError | AuthorizationError) -> None:
-        """Forget every request: the connection is closed, for all leaders."""
-        # It says nothing about what was appended: the batches under way are still first in their lanes.
+        """Forget all requests after the connection to all leaders was closed."""
+        # The broker may have appended their batches or not, so they stay first in their queues.
         if isinstance(lost, AuthorizationError):
             raise faults.mark_authorization_error(lost, "a right to write") from None
         self._flights.clear()
         for lane in self._lanes.values():
             if lane.is_under_way:
                 lane.is_under_way = False
-                # Leaders move when a broker goes.
+                # Leaders move if a broker fails.
                 self._stale_topics.add(lane.place[0])
                 self._postpone(lane, lost.why)
 
     def _postpone(self, lane: _PartitionQueue, why: str) -> None:
-        """Let a lane wait before its first batch is sent again; raise if its time is over."""
+        """Let a queue pause before its first batch is sent again; raise if the delivery timeout is over."""
         parcel, attended_ms = lane.parcels[0], self._read_active_ms()
         if parcel.deadline_ms is None:
             parcel.deadline_ms = attended_ms + self._settings.delivery_timeout_ms
@@ -706,7 +706,7 @@ class Outbox:
 
 
 def _interleave(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
-    """Yield the first of each stream, then the second of each, until all are at their end."""
+    """Yield the first elements of all streams, then the second ones, until all are exhausted."""
     while streams:
         turn = []
         for stream in tuple(streams):
@@ -718,22 +718,22 @@ def _interleave(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
 
 
 _LOG = logging.getLogger(__name__)
-#: A task collects records until there are about this many bytes, then they are encoded while the ones before
-#: travel. Less means more and smaller batches, more means that the broker waits for the first ones.
+#: A task collects about this many bytes of records and encodes them while the previous ones are under way.
+#: A lower value makes smaller batches; with a higher one the broker waits longer for the first.
 _PORTION_BYTES = 4 * 1024 * 1024
 _LEAST_PORTION_BYTES = 256 * 1024
-#: How long an abort may take that nobody's data depends on: whoever leased the id aborts it again.
+#: Time limit of an abort that may fail: the owner of the lease aborts again.
 ABORT_BOUND_MS = 3_000
 
 
 @dataclass(slots=True)
 class StagedCounts:
-    #: Records that went out, dead letters included.
+    #: Number of records sent, dead letters included.
     sent: int = 0
-    #: Of their keys and values.
+    #: Size of their keys and values.
     bytes: int = 0
     dropped: int = 0
-    #: Made a dead letter by ``OnRefusal.DEAD_LETTER``.
+    #: Number of dead letters.
     dead_lettered: int = 0
 
 
@@ -745,11 +745,11 @@ class _Phase(enum.Enum):
 
 
 class StagedTransaction:
-    """The output of one task attempt; left without :meth:`prepare`, it abandons itself. Not thread safe."""
+    """Transaction of one task attempt; abandoned on exit unless it is prepared. Not thread safe."""
 
-    # It begins when the first records are sent, so a task without records leaves nothing behind at the
-    # broker. A crash leaves at most an open transaction under `settings.transactional_id`, which whoever
-    # leased the id, or its timeout, aborts. After any error the only way on is to abandon.
+    # It begins when the first records are sent, so a task without records leaves nothing at the broker. A
+    # crash leaves at most an open transaction under `settings.transactional_id`, which the owner of the
+    # lease, or the timeout, aborts. After any error the caller can only abandon it.
 
     def __init__(
         self, settings: StagingSettings, *, pool: WirePool = WIRES, common_headers: CommonHeaders = ()
@@ -797,7 +797,7 @@ class StagedTransaction:
         timestamps_ms: Int64s | int | None = None,
         misfits: Column | None = None,
     ) -> None:
-        """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`."""
+        """Add records; they are sent once there are enough of them, at the latest by :meth:`prepare`."""
         self._require_writing()
         if not len(values):
             return
@@ -813,7 +813,7 @@ class StagedTransaction:
                 self._send_collected()
 
     def prepare(self) -> KafkaCommittable | None:
-        """Make all durable and invisible; return the handle that ends it, None without a transaction."""
+        """Make all records durable but not visible; return the handle, or None without a transaction."""
         self._require_writing()
         with self._failing():
             self._send_collected()
@@ -824,17 +824,17 @@ class StagedTransaction:
         return committable
 
     def abandon(self, within_ms: int = ABORT_BOUND_MS) -> None:
-        """Abort what was begun, in about the time that is given; never raises, may be repeated."""
+        """Abort the transaction in about `within_ms`; never raises, may be repeated."""
         if self._phase in (_Phase.PREPARED, _Phase.ABANDONED):
             return
         failed_before, self._phase = self._phase is _Phase.FAILED, _Phase.ABANDONED
         self._collected.clear()
         try:
-            # What is under way should arrive before the abort; a broker would refuse it later, but
-            # only since Kafka 3.6 (KIP-890).
+            # Requests under way should arrive before the abort. Only since Kafka 3.6 (KIP-890) do brokers
+            # refuse them after it.
             quiet = self._outbox.wait_for_pending(within_ms // 3)
             if (failed_before or not quiet) and self._wire is not None:
-                # The next task gets this wire, and it may be what failed.
+                # The next task would get this wire, which may be broken.
                 self._wire.close()
             if within_ms > 0 and self._session.is_begun and self._session.is_transactional:
                 self._abort(within_ms // 2)
@@ -869,7 +869,7 @@ class StagedTransaction:
         layout = self._session.layout_with(topic, records.highest_partition)
         parts = split_by_partition(topic, records, layout, self._spreader)
         places = {(topic, partition): rows for partition, rows in parts.items()}
-        # This order matters: a broker refuses records of a partition that is not in the transaction.
+        # This order matters: brokers refuse records of a partition outside the transaction.
         if not self._session.is_begun:
             self._session.begin()
         self._session.join(places)
@@ -898,7 +898,7 @@ class StagedTransaction:
 
     def _abort(self, within_ms: int) -> None:
         assert isinstance(self._session, TransactionSession)
-        # Its own connection with short time limits: the borrowed one may be what fails.
+        # Use a new connection with short timeouts: the borrowed one may be broken.
         wire = KafkaWire(self._settings.connection, timeout_ms=within_ms, clock=self._clock)
         try:
             left = abort_own(wire, self._session.handle, within_ms)
@@ -928,24 +928,24 @@ class StagedTransaction:
 
 
 def abandon_all(transactions: Iterable[StagedTransaction]) -> None:
-    """Abandon what a task has begun, one behind the other, in the time that one of them may take."""
+    """Abandon a task's transactions one after the other, all within the time limit of one."""
     clock = SystemClock()
     end_ms = clock.monotonic_ms() + ABORT_BOUND_MS
     for transaction in transactions:
         transaction.abandon(max(0, end_ms - clock.monotonic_ms()))
 
 
-#: Spark's attempt numbers begin anew with every attempt of a stage; each of those has so many ids.
+#: Transactional ids of a task per stage attempt; Spark restarts task attempt numbers in each of these.
 _ATTEMPTS_PER_STAGE_ATTEMPT = 16
 MAX_ATTEMPT_INDEX = 64
 _ONGOING = "Ongoing"
 
 
 def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) -> str:
-    """Return an id ``<prefix>-<partition>-<index>`` under which nothing is open."""
-    # When executors are lost Spark runs a stage again while old tasks of it may still write, and numbers
-    # their attempts from 0 again; PySpark does not tell which attempt of the stage it is. Taking the id of a
-    # task whose result Spark has accepted would abort its transaction, so the coordinator is asked first.
+    """Return an id ``<prefix>-<partition>-<index>`` without an open transaction."""
+    # When executors are lost Spark runs a stage again while old tasks may still write, and numbers task
+    # attempts from 0 again; PySpark does not tell the stage attempt. Taking the id of a task whose result
+    # Spark has accepted would abort its transaction, so the coordinator is asked first.
     indexes = range(attempt.number, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
     names = [f"{prefix}-{attempt.partition}-{index}" for index in indexes]
     if attempt.number < _ATTEMPTS_PER_STAGE_ATTEMPT:

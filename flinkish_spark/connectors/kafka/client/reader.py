@@ -1,4 +1,4 @@
-"""Ranges of Kafka partitions as Arrow record batches, with the columns of Spark's Kafka source."""
+"""Reader of offset ranges as Arrow record batches, with the columns of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.types.record_time import check_times
 
-#: What a record is taken for before the first answer tells; and the least that a Fetch asks for.
+#: Assumed record size before the first answer; smallest size of a Fetch.
 _GUESSED_RECORD_BYTES, _LEAST_BYTES = 1024, 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The records of a partition from offset `start` on, before offset `end`."""
+    """Offsets of a partition from `start` to before `end`."""
 
     topic: str
     partition: int
@@ -73,7 +73,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """A part of a range that Kafka no longer has, and why that is believed."""
+    """A part of a range that Kafka no longer has, with the evidence."""
 
     range: OffsetRange
     why: str
@@ -81,20 +81,20 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """The whole batches of one answer, at least one."""
+    """The complete batches of one answer, at least one."""
 
     batches: list[RawBatch]
     aborted: tuple[tuple[int, int], ...]
-    #: The offset that was asked for; the first batch may begin before it.
+    #: The requested offset; the first batch may begin before it.
     start: int
 
 
 class RangeFetches:
-    """Takes the batches of one range, answer by answer; used once, by one thread."""
+    """Fetches the batches of one range, answer by answer; used once, by one thread."""
 
-    # The next Fetch is sent as soon as the end of this answer is known, before it is decoded. A broker that
-    # has just started may not know a topic, or the end of its log, for a moment: a loss counts only when it
-    # shows again and again for two seconds.
+    # It sends the next Fetch as soon as it knows where the answer ends, before the answer is decoded. A
+    # broker that has just started may not know a topic, or the end of its log, for a moment, so a loss is
+    # confirmed only after it has lasted for two seconds.
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RangeFetches:
         self._bytes_per_offset = float(_GUESSED_RECORD_BYTES)
         self._is_waiting = False
         self._ahead: PendingFetch | None = None
-        #: How long the loss is that shows, and since when it has been showing without anything against it.
+        #: Number of offsets that seem lost, and since when.
         self._doubt: tuple[int, int] | None = None
         self.losses: list[LostRange] = []
 
@@ -145,13 +145,13 @@ class RangeFetches:
     def _send(self, left_ms: int) -> PendingFetch:
         settings = self._settings
         limits = settings.waiting_limits() if self._is_waiting else settings.fetch_limits()
-        # A small range in the middle of a log is not worth a whole answer of what follows it.
+        # A small range needs only a part of the largest answer.
         guessed = max(_LEAST_BYTES, int((self._end - self._position) * self._bytes_per_offset))
         limits = replace(limits, partition_max_bytes=min(limits.partition_max_bytes, guessed))
         return self._client.send({self._place: self._position}, limits, connect_within_ms=left_ms)
 
     def _whole_batches(self, seen: RawSlice, left_ms: int) -> FetchedBatches | None:
-        """Return what the answer holds, go on behind it and send the next Fetch."""
+        """Return the batches of an answer, move on behind them and send the next Fetch."""
         if seen.code:
             return None
         found = list(batches(seen.records))
@@ -169,7 +169,7 @@ class RangeFetches:
         return FetchedBatches(found, seen.aborted, asked)
 
     def _handle_no_batches(self, seen: RawSlice | None) -> str:
-        """Act on an answer that brought no batch; return what to say if it stays like that."""
+        """Handle an answer without a batch; return the reason to report if this goes on."""
         if seen is None:
             return "the broker throttles this client"
         error = kafka_errors.for_code(seen.code)
@@ -200,7 +200,7 @@ class RangeFetches:
         committed = self._settings.isolation is Isolation.READ_COMMITTED
         visible = seen.last_stable_offset if committed else seen.high_watermark
         if visible >= self._end and not seen.records:
-            # Markers and records at the end of the range can be compacted away.
+            # Compaction can remove markers and records at the end of the range.
             self._position = self._end
             return "nothing is left"
         self._is_waiting = True
@@ -229,10 +229,10 @@ class RangeFetches:
         return self._handle_loss(self._position, self._end, "Kafka does not know the topic or the partition")
 
     def _handle_loss(self, start: int, end: int, why: str) -> str:
-        """Skip or report the loss of the offsets from `start` to before `end` once it is believed."""
+        """Skip or report the loss of offsets from `start` to before `end` once it is confirmed."""
         now_ms = self._clock.monotonic_ms()
         if self._doubt is None or end - start < self._doubt[0]:
-            # What was missing comes back: a log that is still being opened.
+            # Missing offsets came back: the broker is still opening the log.
             self._doubt = (end - start, now_ms)
         if now_ms - self._doubt[1] < DOUBT_MS:
             return why
@@ -267,9 +267,9 @@ _COLUMNS = (
     ("timestamp", _TIMESTAMP),
     ("timestampType", pa.int32()),
 )
-#: So much is decoded at once: enough to make numpy's calls cheap, little beside a worker's memory.
+#: Bytes decoded at once: enough to make numpy's calls cheap, little compared with a worker's memory.
 _DECODED_BYTES = 8 * 1024 * 1024
-#: What compressed records may grow by on average before the above is no bound any more.
+#: Assumed compression ratio for this limit.
 _EXPECTED_RATIO = 8
 _NO_PRODUCER = -1
 
@@ -286,7 +286,7 @@ def visible(
     isolation: Isolation,
     marker_of: Callable[[RawBatch], Marker | None] = control_type,
 ) -> Iterator[RawBatch]:
-    """Yield the batches of one answer whose records a reader sees; never a control batch."""
+    """Yield the batches of one answer that are visible to a reader; no control batches."""
     # As Kafka's own consumer (`CompletedFetch`): an aborted transaction hides its producer's transactional
     # batches from its first offset on, up to that producer's next ABORT marker.
     committed = isolation is Isolation.READ_COMMITTED
@@ -307,7 +307,7 @@ def visible(
 
 
 class RangeReader:
-    """Reads ranges one after the other; made by each task, used by one thread."""
+    """Reads ranges one after the other; one per task, used by one thread."""
 
     def __init__(
         self, connection: KafkaConnection, settings: ReaderSettings, *, pool: WirePool = WIRES
@@ -320,7 +320,7 @@ class RangeReader:
         self.losses: list[LostRange] = []
 
     def read(self, wanted: OffsetRange) -> Iterator[Any]:
-        """Yield the visible records of a range as ``pa.RecordBatch``, none empty, in the log's order."""
+        """Yield the visible records of a range in order, as non-empty ``pa.RecordBatch``."""
         if wanted.start == wanted.end:
             return
         with self._pool.wire(self._connection) as wire:
@@ -330,7 +330,7 @@ class RangeReader:
             try:
                 while (fetched := fetches.take()) is not None:
                     yield from self._decode(wanted, fetched)
-                    # Not the next answer beside this one and the one that is then on its way.
+                    # Free this answer before taking the next one: a third is already under way.
                     del fetched
             except (CorruptBatch, UnsupportedFormat, UnreadableCompression) as broken:
                 broken.add_note(f"The batch was read from {wanted.topic}-{wanted.partition}.")
@@ -344,7 +344,7 @@ class RangeReader:
         seen = visible(checked, fetched.aborted, self._settings.isolation)
         for group in _groups(raw for raw in seen if raw.header.records):
             records = decode(*group, with_headers=self._settings.include_headers)
-            # The range may begin and end inside a batch.
+            # A range may begin and end inside a batch.
             bounds = (max(wanted.start, fetched.start), wanted.end)
             first, end = np.searchsorted(records.offsets, bounds).tolist()
             columns = self._columns(wanted, records, group[0].header)
@@ -372,7 +372,7 @@ class RangeReader:
 
 
 def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
-    """Cut a run of batches into lists that are decoded at once, alike in what each says for its records."""
+    """Group batches to decode at once; those of a group share timestamp type and leader epoch."""
     group: list[RawBatch] = []
     size = 0
     for raw in batches:

@@ -2,10 +2,10 @@
 
 These conditions make it safe:
 
-- **A new epoch for every transaction.** InitProducerId comes first, so that producer id and epoch identify the
-  transaction, and sequence numbers begin at 0.
-- **The driver adds all partitions** before any task runs. Brokers refuse records for any other partition, so a
-  task that outlives its transaction can neither write into it nor open another one.
+- **A new epoch for every transaction.** InitProducerId comes first, so that producer id and epoch identify
+  the transaction, and sequence numbers begin at 0.
+- **The driver adds all partitions** before any task runs. Brokers refuse records for any other partition, so
+  a task that outlives its transaction can neither write into it nor open another one.
 - **One owner for each partition and micro-batch.** Rows are shuffled by their Kafka partition. A task
   continues with the sequence numbers at which the previous micro-batch ended; the driver passes them on.
 - **One attempt of each task.** An attempt takes a ticket before it writes. If any other ticket than those of
@@ -41,7 +41,7 @@ class TaskOutcome:
     task: int
     #: Kafka partition -> number of the task's records that the brokers have acknowledged.
     written: Mapping[Place, int]
-    #: Ticket of the attempt; None if it wrote nothing.
+    #: Ticket of the attempt; None if it wrote nothing, or if no other attempt can write.
     ticket: Ticket | None
 
 

@@ -1,14 +1,14 @@
-"""Ending prepared transactions from another process, and what the log says became of one.
+"""Commit and abort of transactions prepared by another process, and their outcome by the log.
 
-Code 0 is the only answer that is believed as it stands. A coordinator's "fenced" or "unknown id" says nothing
-about the data: the transaction may have been committed before. So a committable names one record of its own,
-and its place in the log is read before anything is concluded:
+Only code 0 is conclusive. A coordinator's "fenced" or "unknown id" says nothing about the data, since the
+transaction may have been committed before. So a committable names one of its records, and the log is read at
+its offset before anything is concluded:
 
-- The batch there must carry the committable's producer id and epoch; a topic that was created again, or a log
-  that was truncated, puts somebody else's record there.
-- Where the last stable offset is beyond it, the broker's list of aborted transactions decides.
-- Where it is not, or where compaction took the record, the first marker of that producer id after it decides.
-- Nobody answers, or no marker yet: undecided, which is RETRY. The broker may have acted.
+- The batch there must have the committable's producer id and epoch. If the topic was created again or the log
+  was truncated, it has another producer's record.
+- If the last stable offset is beyond it, the broker's list of aborted transactions decides.
+- If not, or if compaction removed the record, the first later marker of that producer id decides.
+- Without an answer or a marker the outcome is undecided, which is RETRY: the broker may have acted.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from flinkish_spark.protocol.codec import Stored, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 
-#: Enough for the one batch at the place; Kafka sends a whole batch even if it is larger.
+#: Enough for one batch; Kafka sends a whole batch even if it is larger.
 _PEEK_BYTES = 64 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
-#: How long a scan goes on where nobody waits for an open transaction: about 100 MB.
+#: Least duration of a scan for a marker: about 100 MB.
 _LEAST_SCAN_MS = 1_000
 
 
 class Fate(enum.Enum):
-    """What the log says about a transaction."""
+    """Outcome of a transaction by the log."""
 
     COMMITTED = "COMMITTED"
     ABORTED = "ABORTED"
     #: Still open, its markers are not written yet, or the log could not be read.
     UNDECIDED = "UNDECIDED"
-    #: The place no longer holds the record and no marker tells why.
+    #: The record is no longer there, and no marker tells why.
     GONE = "GONE"
 
 
@@ -72,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence(Stored):
-    """The place of one record that a transaction wrote."""
+    """Topic, partition and offset of one record of a transaction."""
 
     IS_CLOSED: ClassVar = True
 
@@ -89,7 +89,7 @@ class Evidence(Stored):
 
 
 def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int) -> Finding | None:
-    """Judge a read_committed slice that starts at `place`; None if only a marker can tell."""
+    """Find the outcome in a read_committed slice that starts at `place`; None if it needs a marker."""
     if seen.last_stable_offset <= place.offset:
         return None
     batch = _find_batch_at(seen, place.offset)
@@ -109,9 +109,9 @@ def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epo
 def judge_markers(
     seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int, is_record_there: bool
 ) -> Finding | None:
-    """Judge by the first marker of `producer_id` in `seen`; None if there is none."""
-    # A marker of another epoch counts only while the record is still there: without it the producer's next
-    # transaction may be meant, and compaction may have taken our own marker.
+    """Find the outcome by the first marker of `producer_id` in `seen`; None if there is none."""
+    # A marker of another epoch counts only while the record is still there. Otherwise it may end the
+    # producer's next transaction, if compaction removed our own marker.
     for batch in seen.batches:
         if batch.marker is None or batch.producer_id != producer_id or batch.last_offset <= place.offset:
             continue
@@ -129,16 +129,16 @@ def _find_batch_at(seen: LogSlice, offset: int) -> Batch | None:
 
 
 class EvidenceReader:
-    """Reads places in the log over a shared connection."""
+    """Finds the outcome of transactions in the log, over a shared connection."""
 
     def __init__(self, wire: KafkaWire, *, patience_ms: int = 2_000) -> None:
         self._wire = wire
         self._patience_ms = patience_ms
-        #: How far a scan that took too long has come, and whether the record is there.
+        #: Progress of scans that took too long: the next offset, and whether the record is there.
         self._scanned: dict[tuple[Evidence, int, int], tuple[int, bool]] = {}
 
     def read(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        """Return what became of a transaction at `place`; waits a little for its markers."""
+        """Return the outcome of the transaction with a record at `place`; wait a little for its markers."""
         finding, doubt = Finding(Fate.UNDECIDED, f"{place} was not read"), ConfirmationCounter()
         for _left_ms in tries(self._patience_ms, self._wire.clock):
             seen = self._fetch(place, place.offset, Isolation.READ_COMMITTED, _PEEK_BYTES)
@@ -187,7 +187,7 @@ class EvidenceReader:
         )
 
     def _scan(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        """Look for the end of the transaction from `place` on, for a while if it is far away."""
+        """Scan for the end of the transaction from `place` on, within a time limit."""
         clock = self._wire.clock
         end_ms = clock.monotonic_ms() + max(self._patience_ms, _LEAST_SCAN_MS)
         asked = (place, producer_id, producer_epoch)
@@ -210,7 +210,7 @@ class EvidenceReader:
             if not seen.batches or next_offset >= seen.high_watermark:
                 break
             if clock.monotonic_ms() > end_ms:
-                # It goes on from here when it is asked again: begun anew it would never come further.
+                # The next call continues from here; starting over it would never get further.
                 self._scanned[asked] = next_offset, is_record_there
                 return Finding(
                     Fate.UNDECIDED, f"{place}: no end of the transaction up to offset {next_offset}"
@@ -222,25 +222,25 @@ class EvidenceReader:
 
 _ONGOING = "Ongoing"
 _OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
-#: The time limit is that of the next transaction, and this client never begins one; small
-#: enough for any broker's maximum.
+#: Transaction timeout for fencing, small enough for any broker's maximum; this client never begins a
+#: transaction.
 _FENCING_TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaCommittable(Stored):
-    """A prepared transaction: what any process needs to commit or abort it."""
+    """Handle of a prepared transaction, by which any process can commit or abort it."""
 
     IS_CLOSED: ClassVar = True
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    #: The place of any one record of this transaction.
+    #: Place of one record of this transaction.
     evidence: Evidence
-    #: How many records it holds, at least one; an empty transaction is no committable.
+    #: Number of records, at least one; an empty transaction is no committable.
     records: int
-    #: The EndTxn version the handle was prepared for.
+    #: Version of EndTxn for this handle.
     protocol_version: int = END_TXN_VERSION
 
     def __post_init__(self) -> None:
@@ -268,7 +268,7 @@ class Liveness:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that still holds back read_committed readers."""
+    """An open transaction, which holds back read_committed readers."""
 
     transactional_id: TransactionalId
     producer_id: int
@@ -278,7 +278,7 @@ class OpenTransaction:
 def why_not_counted(
     wire: KafkaWire, next_sequences: Mapping[str, Sequence[int]], producer_id: int, producer_epoch: int
 ) -> str:
-    """Return the first difference between a transaction's expected contents and the leaders', or ""."""
+    """Compare a transaction's expected contents with the leaders'; return the first difference, or ""."""
     places = [(topic, p) for topic, known in next_sequences.items() for p in range(len(known))]
     seen = wire.last_sequences(places, producer_id, producer_epoch)
     for topic, partition in places:
@@ -293,8 +293,8 @@ def why_not_counted(
 
 
 def abort_own(wire: KafkaWire, handle: Handle, within_ms: int) -> str:
-    """Abort the transaction that this process has open; return why it may still be open, or ""."""
-    # Whatever the coordinator answers once it is settled, nothing of this epoch is open any more.
+    """Abort this process's open transaction; return why it may still be open, or ""."""
+    # Once the coordinator is settled, nothing of this epoch is open, whatever it answered.
     code, lost = ask_until_settled(
         wire,
         within_ms,
@@ -319,7 +319,7 @@ class TransactionClient(WireClient):
         return self._end(committable, EndAction.ABORT)
 
     def is_alive(self, committables: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
-        """Tell for each committable whether its transaction is still open, right before a decision."""
+        """Check for each committable whether its transaction is still open, right before a decision."""
         wanted = list(committables)
         views = self.describe(sorted({one.transactional_id for one in wanted}))
         return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
@@ -328,18 +328,18 @@ class TransactionClient(WireClient):
         return why_not_counted(self._wire, next_sequences, one.producer_id, one.producer_epoch)
 
     def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
-        """Return the open transactions of `job`, by exact parsing of their ids."""
+        """Return the open transactions of `job`, found by parsing transactional ids."""
         found: list[OpenTransaction] = []
         for row in self._wire.list_transactions(_OPEN_STATES):
             parsed = TransactionalId.parse(row.transactional_id)
-            # Leading zeros parse to the same numbers; only the spelling we write is ours.
+            # Ids with leading zeros parse, too, but are not written by this package.
             if parsed is not None and parsed.job == job and str(parsed) == row.transactional_id:
                 found.append(OpenTransaction(parsed, row.producer_id, row.state.value))
         return sorted(found, key=lambda one: one.transactional_id)
 
     def abort_open(self, transactional_id: TransactionalId) -> CommitAnswer:
-        """Abort whatever is open under a leftover id, and fence its producers."""
-        # By a new epoch: a task that is still writing would otherwise open the next one under the same id.
+        """Abort the open transaction of a leftover id, and fence its producers."""
+        # A new epoch does both: after a plain abort a task that still writes could open the next transaction.
         name = str(transactional_id)
         try:
             view = self.describe([name])[name]
@@ -384,7 +384,7 @@ class TransactionClient(WireClient):
         return _conclude(action, finding, f"{one.transactional_id}: Kafka answered {describe_code(code)}")
 
     def _ask_until_settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
-        """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
+        """Ask until the coordinator is settled; return the last code, and the error if nobody answered."""
         code, lost = ask_until_settled(self._wire, self._wire.timeout_ms, ask)
         if code in UNAUTHORIZED:
             raise AuthorizationError(
@@ -395,7 +395,7 @@ class TransactionClient(WireClient):
         return code, str(lost or "")
 
     def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
-        """Return what the coordinators say about each id, once they can say it."""
+        """Describe the transactions of the ids, waiting until the coordinators can answer."""
         views: dict[str, TransactionView] = {}
         waiting = list(transactional_ids)
         for _left_ms in tries(self._wire.timeout_ms, self._wire.clock):
