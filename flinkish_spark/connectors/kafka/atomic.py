@@ -65,29 +65,27 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
     if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
         raise ConfigError(
             f"the sink '{uid}' is atomic, and the job's checkpoints have CheckpointingMode.AT_LEAST_ONCE",
-            why="then a branch may stage records of a checkpoint behind the end of its transaction, "
-            "and such a checkpoint is given up",
+            why="in this mode records of a checkpoint can arrive after the end of its transaction, and then "
+            "the checkpoint is given up",
             what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave atomic out",
         )
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise ConfigError(
             f"the sink '{uid}' is atomic, and spark.speculation is on",
-            why="a copy of a task would write the same partitions, and such a checkpoint is given up",
+            why="a copy of a task would write the same partitions, and then the checkpoint is given up",
             what_to_do="set spark.speculation=false, or leave atomic out",
         )
     if not wire.verifies_partitions():
         raise ConfigError(
-            f"the sink '{uid}' is atomic, and its brokers are older than Kafka 3.7, or of another make",
-            why="by the requests that they know they do not refuse records of a task that has outlived its "
-            "transaction, behind the transaction's end",
+            f"the sink '{uid}' is atomic, and its brokers are older than Kafka 3.7, or not Apache Kafka",
+            why="such brokers may accept records of a task after the end of its transaction",
             what_to_do="use Kafka 3.7 or later, or leave atomic out",
         )
     unverified = KafkaAdmin.from_wire(wire).brokers_that_verify_no_partitions()
     if unverified:
         raise ConfigError(
             f"the sink '{uid}' is atomic, and {VERIFICATION}=false at the broker {unverified[0]}",
-            why="it takes records of a task that has outlived its transaction, behind the transaction's end, "
-            "and readers wait for ever",
+            why="it accepts records of a task after the end of its transaction, and readers wait for ever",
             what_to_do=f"set {VERIFICATION}=true, Kafka's default, or leave atomic out",
             setting=VERIFICATION,
         )
@@ -97,7 +95,7 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
         except AuthorizationError as denied:
             raise AuthorizationError(
                 f"Kafka refuses this principal READ on the topic '{topic}' of the atomic sink '{uid}'",
-                why="before a checkpoint is decided DescribeProducers tells what its transaction holds",
+                why="before a checkpoint is decided the sink checks its transaction with DescribeProducers",
                 what_to_do="add an ACL that allows READ on it, or leave atomic out",
                 topic=topic,
             ) from denied

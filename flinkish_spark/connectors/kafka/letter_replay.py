@@ -156,9 +156,9 @@ class LetterReplay:
         done = max(admin.committed_offsets(self._group, stable).get(place, 0), begin)
         if done > end:
             raise EnvironmentFault(
-                f"the group {self._group} has seen letters of {place[0]}-{place[1]} up to offset {done}, "
+                f"the group {self._group} has read letters of {place[0]}-{place[1]} up to offset {done}, "
                 f"and they end at {end}",
-                why="the topic was made again, or a broker has lost what it had",
+                why="the topic was deleted and created again, or a broker has lost records",
                 what_to_do="run the command again in a minute; if it stays so, give another --group",
             )
         earlier = _parse_note(admin.find_committed_notes(self._group, stable).get(place, ""))
@@ -214,9 +214,9 @@ class LetterReplay:
         note = _format_note(left)
         if len(note) > _NOTE_BYTES:
             raise UserError(
-                f"the letters of {place[0]}-{place[1]} that are left behind are in too many pieces",
-                what_to_do="choose more with the filter, or use another group for what is left, "
-                "with a filter that chooses none of what was put back",
+                f"the skipped letters of {place[0]}-{place[1]} are in too many pieces to be remembered",
+                what_to_do="choose more letters with the filter, or use another group for the skipped ones, "
+                "with a filter that chooses none of the replayed ones",
             )
         if out is None:
             return
@@ -229,10 +229,10 @@ class LetterReplay:
             out.commit(self._group, {place: done}, note)
         except BadRecordError as refused:
             raise EnvironmentFault(
-                f"a letter of {place[0]}-{place[1]} is not taken by the topic that it is for",
+                f"the target topic of a letter of {place[0]}-{place[1]} refuses it",
                 why=f"{refused.what}".rstrip("."),
                 what_to_do="change the topic (max.message.bytes, cleanup.policy, message.timestamp...), "
-                "or leave such letters behind with --where",
+                "or skip such letters with --where",
             ) from refused
 
     def _to_outgoing(self, topic: str, letters: Sequence[_Letter]) -> OutgoingRecords:

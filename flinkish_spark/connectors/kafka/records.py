@@ -77,7 +77,7 @@ class Decoding:
         if self.key is None and self.tombstones is OnTombstone.DELETE:
             raise ConfigError(
                 "tombstones is OnTombstone.DELETE, and the source has no key",
-                why="a tombstone says by its key which row is deleted",
+                why="the key of a tombstone identifies the row to delete",
                 what_to_do='name the key\'s fields: key=Json("id LONG")',
             )
         if self.key is None and self.key_fields_prefix:
@@ -91,7 +91,7 @@ class Decoding:
         if isinstance(self.value, Changes) and self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
             raise ConfigError(
                 f"tombstones is OnTombstone.{self.tombstones.name}, and the value is a format of changes",
-                why="a deletion is a record of its own there; the tombstone behind it is for compaction",
+                why="a deletion is a record with a value; the tombstone after it is for compaction only",
                 what_to_do="leave it out, or use OnTombstone.REFUSE",
             )
         is_upsert = isinstance(self.value, Changes) and self.value.mode is ChangelogMode.UPSERT
@@ -105,7 +105,7 @@ class Decoding:
             raise ConfigError(
                 f"metadata asks for '{OF_VALUE}{self._of_value[0]}', "
                 f"and the value is {type(self.value).__name__}",
-                what_to_do="leave it out: only formats of changes know such things",
+                what_to_do="leave it out: only formats of changes have such metadata",
             )
         key = None if self.key is None else stated_part(self.key, "key")
         self._check_fields(key, *self._value(lambda form: stated_part(form, "value")))
@@ -170,7 +170,7 @@ class Decoding:
         is_changelog = self.tombstones is OnTombstone.DELETE or isinstance(self.value, Changes)
         if is_changelog and ROW_KIND in {*taken, *(one.name.lower() for one in keys)}:
             raise SchemaError(
-                f"the records have a field '{ROW_KIND}', in which a changelog has the kinds of its rows",
+                f"the records have a field '{ROW_KIND}', which is the column of a changelog's row kinds",
                 what_to_do="leave it out",
             )
 

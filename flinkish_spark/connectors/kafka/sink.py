@@ -180,7 +180,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
             raise ConfigError(
                 f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
                 "CheckpointingMode.AT_LEAST_ONCE",
-                why="then a branch may stage records of a checkpoint behind the barrier record of it",
+                why="in this mode records of a checkpoint can follow its barrier record",
                 what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
             )
         least = given.interval_ms + given.restart_budget_ms

@@ -133,7 +133,7 @@ class KafkaSinkSettings:
             (
                 self.row_kind and self.key_format is None,
                 "row_kind is given, and the Kafka sink has no key",
-                "a tombstone says by its key which row is gone",
+                "the key of a tombstone identifies the deleted row",
                 'name the key: key=Json("id LONG")',
             ),
             (

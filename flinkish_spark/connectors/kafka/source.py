@@ -300,7 +300,7 @@ def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
     if upstream is not None and place.job_dir is not None:
         raise GraphError(
             "a source with aligned_with is not the only source of its job",
-            why="each source would draw a checkpoint at a place of its own, and no cut would be one",
+            why="each source would take a checkpoint at another cut, so that it would not be consistent",
             what_to_do="read all topics of the upstream job with one source, or leave aligned_with out",
         )
 
@@ -315,8 +315,8 @@ def check_policies(upstream: UpstreamJob | None, connection: KafkaConnection, to
     if compacted is not None:
         raise ConfigError(
             f"the topic '{compacted}' is compacted, and its source has AlignmentMode.{upstream.mode.name}",
-            why="compaction may remove a barrier record after the checkpoint was drawn ahead of it, which "
-            "then names a cut that is none",
+            why="an unaligned checkpoint is taken before its last barrier records are read, which compaction "
+            "may remove",
             what_to_do="use AlignmentMode.ALIGNED, or a topic with cleanup.policy=delete",
             topic=compacted,
         )
@@ -485,7 +485,7 @@ class KafkaSource(KafkaInput):
             (
                 "ending",
                 self.ending is not None,
-                "its last checkpoint would wait for a barrier of that job's, which may lie behind the end",
+                "the last checkpoint would wait for a barrier of that job, which may be after the end",
                 "leave out ending or aligned_with",
             ),
             (
@@ -729,7 +729,7 @@ class KafkaSource(KafkaInput):
         if self.aligned_with is not None:
             raise GraphError(
                 f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
-                why="a partition that is held back would never come to the barrier for which the others wait",
+                why="a partition that is held back would never reach the barrier for which the others wait",
                 what_to_do="leave out with_watermark_alignment() or aligned_with",
                 uid=uid,
             )

@@ -525,7 +525,7 @@ class KafkaCommitter(Committer):
 def _to_block_key(one: KafkaSinkCommittable) -> tuple[object, ...]:
     """Return a key of the micro-batch: until the receipt no other has its block."""
     name = TransactionalId.parse(one.handle.transactional_id)
-    # An id of another form is a group of its own.
+    # An id of another form is a key of its own.
     return (one.handle,) if name is None else (name.owner_epoch, name.block)
 
 

@@ -140,7 +140,7 @@ def test_what_such_brokers_do_with_a_transaction(spark: Any, as_redpanda: str) -
 
 def test_an_atomic_sink_is_refused_there(spark: Any, as_redpanda: str) -> None:
     """By the versions that they know nobody can tell that they refuse what comes too late."""
-    with pytest.raises(ConfigError, match=r"older than Kafka 3\.7, or of another make"):
+    with pytest.raises(ConfigError, match=r"older than Kafka 3\.7, or not Apache Kafka"):
         Rig(spark, as_redpanda, created(as_redpanda), atomic=True)
 
 

@@ -134,7 +134,7 @@ class RangeFetches:
                 self._doubt = None
                 trouble = lost.why or lost.what
         raise BrokerUnavailableError(
-            f"Reading {self._wanted} did not get on at offset {self._position} for {allowed_ms} ms",
+            f"Reading {self._wanted} made no progress at offset {self._position} for {allowed_ms} ms",
             why=trouble,
             what_to_do="look at the broker that leads the partition; the task can be tried again",
             topic=self._wanted.topic,

@@ -152,7 +152,7 @@ class MicroBatchCommits:
         if self._dir.recorded(_GIVEN_UP) is not None:
             raise FencedError(
                 "this checkpoint was given up by a full refresh of its flow",
-                why="a newer checkpoint of the flow is beside it, and has ended what was open here",
+                why="the flow has a newer checkpoint, which has ended the open transactions of this one",
                 what_to_do="let the pipeline use the newest one; if that was deleted, refresh the flow fully",
             )
         attempt = self._newest().next()
@@ -282,9 +282,9 @@ class MicroBatchCommits:
         if self._dir.create_restaged(restaged) is CreateResult.EXISTS:
             raise FencedError(
                 f"batch {decided.batch} was staged again by another driver at the same time",
-                what_to_do="let this one end; nothing of it is visible",
+                what_to_do="let this driver end; none of its data is visible",
             )
-        reason = f"it stands for what attempt {decided.checkpoint} has lost"
+        reason = f"it replaces what attempt {decided.checkpoint} has lost"
         self._seal(ownership.epoch, staged.attempt, reason)
         return restaged.apply(decided)
 
@@ -441,7 +441,7 @@ def _make_timeline_error(found: object, newest: CheckpointId) -> AnotherTimeline
         f"its newest is {newest if newest.value else 'none'}",
         why="the checkpoint is an older copy of itself, or a copy of it runs elsewhere",
         what_to_do="put the newest checkpoint back, or stop the other query. To go on from this one "
-        "all the same, delete the folder flinkish-kafka in it: what was written behind it is written again",
+        "all the same, delete the folder flinkish-kafka in it: newer records are then written again",
         participant="the topic",
         found=found,
     )

@@ -68,7 +68,7 @@ class FlinkishKafka(DataSource):
         """Refuse: without a checkpoint the repetition of a batch query could not be recognised."""
         raise ConfigError(
             f"format('{FORMAT_NAME}') writes streams only",
-            why="a batch query that is run again cannot be told from a new one",
+            why="the repetition of a batch query cannot be distinguished from a new query",
             what_to_do="use writeStream with trigger(availableNow=True), or format('kafka')",
         )
 

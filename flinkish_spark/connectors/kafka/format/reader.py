@@ -550,7 +550,7 @@ def _check_writers(
             raise ConfigError(
                 f"the topic '{place[0]}' has two barrier records of checkpoint {passed}, "
                 f"the second one by the sink '{mark.sink}'",
-                why="behind the first one there may be records that belong to the checkpoint",
+                why="records of the checkpoint may follow the first one",
                 what_to_do="let only the last of the upstream job's sinks that write the topic have "
                 "barriers=BarrierRecords.EACH_CHECKPOINT",
                 topic=place[0],
