@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
+from flinkish_spark.connectors.kafka.client.admission import StagingError, partitions_for_keys
 from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
 from flinkish_spark.connectors.kafka.client.producer import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
@@ -46,18 +46,11 @@ from flinkish_spark.connectors.kafka.writer import (
 )
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.config import CheckpointingMode
-from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
+from flinkish_spark.core.errors import AuthorizationError, ConfigError
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.routing import spark_hash_int
-
-
-class DoubtfulTransaction(EnvironmentFault):
-    """The contents of a checkpoint's transaction are unknown; the job gives it up and stages it again."""
-
-    restartable = True
-    ends_when_repeated = True
 
 
 def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
@@ -216,7 +209,7 @@ class AtomicWriter(SinkWriter):
         # This order matters: an attempt that takes its ticket after this sees the written records and stops.
         why = why_other_attempts(before, transaction.tickets(names), given)
         if why:
-            raise DoubtfulTransaction(
+            raise StagingError(
                 f"{transaction.transactional_id} may hold records of two attempts of a task",
                 why=why,
                 what_to_do="none: the job goes back to its last checkpoint",

@@ -67,10 +67,6 @@ def require_codec(codec: Codec) -> None:
         )
 
 
-class UnreadableCompression(EnvironmentFault):
-    """Compressed data that is truncated or invalid."""
-
-
 def compress(codec: Codec, data: bytes | memoryview) -> bytes:
     """Compress `data` in the framing of Kafka's Java client; incompressible data gets a little larger."""
     match codec:
@@ -100,7 +96,7 @@ def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
                     return bytes(stream.read())
     except (OSError, ValueError) as broken:
         what = f"{len(data)} bytes are not {codec.name} data"
-        raise UnreadableCompression(
+        raise EnvironmentFault(
             what,
             why=str(broken),
             what_to_do="look whether the topic's segment is damaged, with kafka-dump-log",
@@ -839,7 +835,7 @@ def _decompress_records(raw: RawBatch) -> bytes | memoryview:
     header = raw.header
     try:
         body = raw.body if header.codec is Codec.NONE else decompress(header.codec, raw.body)
-    except UnreadableCompression as broken:
+    except EnvironmentFault as broken:
         raise _make_corrupt_error(header.base_offset, broken.what) from broken
     if not 0 <= header.records <= len(body) // LEAST_RECORD_BYTES:
         raise _make_corrupt_error(

@@ -20,7 +20,6 @@ from flinkish_spark.connectors.kafka.client.batches import (
     DecodedRecords,
     RawBatch,
     TimestampType,
-    UnreadableCompression,
     UnsupportedFormat,
     batches,
     control_type,
@@ -332,7 +331,7 @@ class RangeReader:
                     yield from self._decode(wanted, fetched)
                     # Free this answer before taking the next one: a third is already under way.
                     del fetched
-            except (CorruptBatch, UnsupportedFormat, UnreadableCompression) as broken:
+            except (CorruptBatch, UnsupportedFormat) as broken:
                 broken.add_note(f"The batch was read from {wanted.topic}-{wanted.partition}.")
                 raise
             finally:
