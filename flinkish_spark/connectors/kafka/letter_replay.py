@@ -94,10 +94,10 @@ class _Letter(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        named = self.says(_TIME)
+        named = self.read_header(_TIME)
         return int(named) if named.isdecimal() else self.timestamp_ms
 
-    def says(self, header: str) -> str:
+    def read_header(self, header: str) -> str:
         return (dict(self.headers).get(header) or b"").decode(errors="replace")
 
 
@@ -190,7 +190,7 @@ class LetterReplay:
         if not self._wanted.chooses(letter.headers):
             self._counts.not_chosen += 1
             return False
-        is_other = letter.says(_ERROR) == _OTHER_FORM and not self._target
+        is_other = letter.read_header(_ERROR) == _OTHER_FORM and not self._target
         target = self._target_of(letter)
         if is_other or any(name in _CUT for name, _ in letter.headers) or not target:
             self._counts.not_whole += 1
@@ -200,7 +200,7 @@ class LetterReplay:
         return True
 
     def _target_of(self, letter: _Letter) -> str:
-        return self._target or letter.says(_TOPIC)
+        return self._target or letter.read_header(_TOPIC)
 
     def _commit(
         self,
@@ -240,7 +240,7 @@ class LetterReplay:
             [{"key": name, "value": value} for name, value in one.headers if not name.startswith(_OURS)]
             for one in letters
         ]
-        numbers = [one.says(_PARTITION) for one in letters]
+        numbers = [one.read_header(_PARTITION) for one in letters]
         # Keep the partition if the topic has it.
         known = range(0 if self._target else self._partitions[topic])
         partitions = [int(one) if one.isdecimal() and int(one) in known else None for one in numbers]

@@ -40,7 +40,7 @@ def clear_missing_times(times: pa.Array) -> pa.Array:
     return pc.if_else(without, pa.scalar(None, times.type), times)
 
 
-def milliseconds_of(records: pa.RecordBatch) -> pa.Array:
+def to_milliseconds(records: pa.RecordBatch) -> pa.Array:
     """Return the times of records in milliseconds since 1970."""
     return pc.divide(clear_missing_times(records.column("timestamp")).view(pa.int64()), 1_000)
 
@@ -119,7 +119,7 @@ def metadata_fields(metadata: Sequence[str]) -> list[T.StructField]:
 def metadata_arrays(metadata: Sequence[str], records: pa.RecordBatch) -> list[pa.Array]:
     """Compute the metadata columns from a reader's columns."""
     own = [name for name in metadata if not is_of_value(name)]
-    return [milliseconds_of(records) if name == OWN_TIME else _PARTS[name].column(records) for name in own]
+    return [to_milliseconds(records) if name == OWN_TIME else _PARTS[name].column(records) for name in own]
 
 
 def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
@@ -141,6 +141,6 @@ def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
             )
 
 
-def options_for(metadata: Sequence[str]) -> dict[str, str]:
+def to_reader_options(metadata: Sequence[str]) -> dict[str, str]:
     options = {"includeHeaders": "true"} if _WITH_HEADERS & set(metadata) else {}
     return {**options, **({INCLUDE_LEADER_EPOCH: "true"} if "leader-epoch" in metadata else {})}

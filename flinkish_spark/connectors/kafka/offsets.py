@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 _GROUP_PATIENCE_MS = 30_000
 
 
-def places_in(
+def select_partitions(
     counts: Mapping[str, int], partitions: Mapping[str, tuple[int, ...]], to_correct: str
 ) -> list[Place]:
     """Return the partitions to read; raise GraphError if a topic lacks one of them."""
@@ -85,7 +85,7 @@ class TopicSelection:
 
     def places(self, admin: KafkaAdmin, clock: Clock) -> list[Place]:
         if self.pattern:
-            return list_places(admin.matching(TopicPattern(self.pattern)))
+            return list_places(admin.find_matching_topics(TopicPattern(self.pattern)))
         found = poll_until_confirmed(
             lambda: admin.partition_counts(self.topics), lambda one: len(one) < len(self.topics), clock
         )
@@ -145,7 +145,7 @@ class _TimestampBoundary:
             checked_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        return first_at_least_as_late(
+        return find_offsets_by_time(
             dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
         )
 
@@ -240,7 +240,7 @@ def _check_offsets(which: str, given: object, to_do: str) -> None:
                 checked_whole(f"the {which} of {topic}-{partition}", offset, least=0)
 
 
-def first_at_least_as_late(
+def find_offsets_by_time(
     timestamps_ms: Mapping[Place, int],
     offsets_at: Callable[[Mapping[Place, int]], Mapping[Place, int | None]],
     end_offsets: Callable[[Iterable[Place]], Mapping[Place, int]],
@@ -383,7 +383,7 @@ class GroupPatience:
         self._failing_since_ms: int | None = None
         self.given_up = 0
 
-    def tries(self, group: str, store: Callable[[], None]) -> bool:
+    def try_store(self, group: str, store: Callable[[], None]) -> bool:
         """Call `store`; return True if it succeeded, raise if the caller should try again."""
         try:
             store()

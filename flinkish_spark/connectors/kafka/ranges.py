@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.format.options import SourceOptions
-from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, read_range, schema_of
+from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, make_schema, read_range
 from flinkish_spark.connectors.kafka.metadata import clear_missing_times, metadata_arrays, metadata_fields
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.transport import columns as C
@@ -42,7 +42,7 @@ class ReadRanges:
 
     @property
     def columns(self) -> T.StructType:
-        known = parse_ddl(schema_of(self.options))
+        known = parse_ddl(make_schema(self.options))
         assert isinstance(known, T.StructType)
         own = [known[name] for name in (*KAFKA_COLUMNS, *self.beside)]
         control = _CONTROL if self.options.control_path else []

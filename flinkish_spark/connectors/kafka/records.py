@@ -108,7 +108,7 @@ class Decoding:
                 what_to_do="leave it out: only formats of changes have such metadata",
             )
         key = None if self.key is None else stated_part(self.key, "key")
-        self._check_fields(key, *self._value(lambda form: stated_part(form, "value")))
+        self._check_fields(key, *self._make_value_part(lambda form: stated_part(form, "value")))
 
     @property
     def policy(self) -> BadRecordPolicy:
@@ -125,12 +125,12 @@ class Decoding:
     def deserializer(self, uid: str, place: JobPlace, topics: Sequence[str]) -> Deserializer:
         """Make the deserializer; this asks a schema registry if it defines the columns."""
         key = None if self.key is None else part_of(self.key, "key", uid, place, topics)
-        value, changelog = self._value(lambda form: part_of(form, "value", uid, place, topics))
+        value, changelog = self._make_value_part(lambda form: part_of(form, "value", uid, place, topics))
         assert value is not None
         self._check_fields(key, value, changelog)
         return Deserializer(self, key, value, changelog)
 
-    def _value(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
+    def _make_value_part(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
         """Return the part that reads values, and their changelog; None for a part that is not known yet."""
         if isinstance(self.value, DebeziumAvro):
             envelope = part(self.value.envelope)
@@ -227,7 +227,7 @@ class Deserializer:
 
     def rows(self, raw: DataFrame, counted_as: Sequence[str], kept: Sequence[str]) -> DataFrame:
         """Return the fields of each good record and the columns `kept`; control rows have null fields."""
-        policy, parts = self.decoding.policy, self._parts(raw)
+        policy, parts = self.decoding.policy, self._make_parts(raw)
         if self.changelog is None:
             decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
             made = C.as_records(C.map_in_arrow(raw, decode, decode.columns))
@@ -247,14 +247,14 @@ class Deserializer:
 
     def bad(self, raw: DataFrame) -> DataFrame:
         """Return the records that cannot be decoded, with the cause in the column `REASON`."""
-        parts = self._parts(raw)
+        parts = self._make_parts(raw)
         if self.changelog is None:
             find = FindBadRecords(parts, raw.schema)
             return C.map_in_arrow(raw, find, find.columns)
         read, reason = self._add_misfit(self.changelog, self._read_parts(raw, parts, fails=False))
         return read.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
 
-    def _parts(self, raw: DataFrame) -> RecordParts:
+    def _make_parts(self, raw: DataFrame) -> RecordParts:
         tombstones = self.decoding.tombstones
         kind = [T.StructField(ROW_KIND, T.StringType())] if tombstones is OnTombstone.DELETE else []
         return RecordParts(

@@ -40,7 +40,7 @@ from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS, De
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
 from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
-from flinkish_spark.connectors.kafka.metadata import OWN_TIME, check_metadata, names_of, options_for
+from flinkish_spark.connectors.kafka.metadata import OWN_TIME, check_metadata, names_of, to_reader_options
 from flinkish_spark.connectors.kafka.offsets import (
     GroupPatience,
     KafkaEnd,
@@ -49,7 +49,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     TopicSelection,
     check_ending,
     check_starting_offsets,
-    places_in,
+    select_partitions,
     store_offsets,
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
@@ -173,7 +173,7 @@ class KafkaInput(Source):
             return self.wanted.topics
         # A connection belongs to one thread, so each call opens its own.
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            return sorted(admin.matching(TopicPattern(self.wanted.pattern)))
+            return sorted(admin.find_matching_topics(TopicPattern(self.wanted.pattern)))
 
     def topics_at(self, position: LoggedOffsets | None) -> Sequence[str]:
         """Return :meth:`topics_now`; for a pattern, also topics of `position` that may be deleted."""
@@ -198,7 +198,7 @@ class KafkaInput(Source):
                 raise make_unknown_topic_error(missing[0], self.connection.servers, of=who)
             check_dead_letter_topics(found, [letters], who)
             counts = {name: one.partitions for name, one in found.items()}
-            places_in(counts, self.wanted.partitions, "the source's partitions")
+            select_partitions(counts, self.wanted.partitions, "the source's partitions")
             self.check_end(admin)
 
     def check_end(self, admin: KafkaAdmin) -> None:
@@ -234,7 +234,7 @@ class KafkaInput(Source):
         direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
     ) -> bool:
         """Store the group's offsets with a note; return True if they were stored."""
-        return bool(self.group_id) and self._group_patience.tries(
+        return bool(self.group_id) and self._group_patience.try_store(
             self.group_id, lambda: store_offsets(self._admin, self.group_id, offsets, direction, note)
         )
 
@@ -554,7 +554,7 @@ class KafkaSource(KafkaInput):
     def places(self, admin: KafkaAdmin) -> list[Place]:
         """Return the existing partitions to read; raise GraphError if a named one does not exist."""
         counts = admin.partition_counts(self.topics_now())
-        return places_in(counts, self.wanted.partitions, "the source's partitions")
+        return select_partitions(counts, self.wanted.partitions, "the source's partitions")
 
     def starting_option(self, place: JobPlace) -> str:
         """Return the option `startingOffsets`, in which Spark wants every partition."""
@@ -696,7 +696,7 @@ class KafkaSource(KafkaInput):
             **held,
             **pace,
             **SKIP,
-            **options_for(self.metadata),
+            **to_reader_options(self.metadata),
             **(self.reader_options or {}),
             **to_subscription_options(self.wanted),
             "startingOffsets": self.starting_option(place),

@@ -26,8 +26,8 @@ from flinkish_spark.connectors.kafka.metadata import (
     clear_missing_times,
     metadata_arrays,
     metadata_fields,
-    milliseconds_of,
     names_of,
+    to_milliseconds,
 )
 from flinkish_spark.connectors.kafka.offsets import (
     KafkaEnd,
@@ -36,7 +36,7 @@ from flinkish_spark.connectors.kafka.offsets import (
     TopicSelection,
     check_ending,
     check_starting_offsets,
-    first_at_least_as_late,
+    find_offsets_by_time,
 )
 from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.kafka.source import KafkaInput
@@ -225,7 +225,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         place = _parse_split(split)
         if self._from_ms:
             admin = self._planning_admin
-            return first_at_least_as_late({place: self._from_ms}, admin.offsets_at, admin.end_offsets)[place]
+            return find_offsets_by_time({place: self._from_ms}, admin.offsets_at, admin.end_offsets)[place]
         # Partitions added after the first start, or after the savepoint, are read from their beginning.
         is_first = self._begin is not StartingOffsets.EARLIEST and self._fs_start is None
         at = self._starts.get(split) if is_first else None
@@ -285,7 +285,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             own = {name: batch.column(name) for name in names}
             if "timestamp" in own:
                 own["timestamp"] = clear_missing_times(own["timestamp"])
-            time = [milliseconds_of(batch)] if self._has_own_time else []
+            time = [to_milliseconds(batch)] if self._has_own_time else []
             columns = [*own.values(), *metadata_arrays(self._metadata, batch), *time]
             yield pa.RecordBatch.from_arrays(columns, names=self.record_type.names)
 

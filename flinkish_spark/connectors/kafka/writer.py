@@ -166,7 +166,7 @@ class KafkaSinkCommittable:
         barrier_of, sequences = fields.pop(_BARRIER, None), fields.pop(_SEQUENCES, None)
         try:
             checkpoint = None if barrier_of is None else CheckpointId(barrier_of)
-            known = None if sequences is None else _sequences(sequences)
+            known = None if sequences is None else _parse_sequences(sequences)
         except ValueError as wrong:
             raise CorruptObjectError("a stored Kafka committable cannot be read", why=str(wrong)) from wrong
         return cls(KafkaCommittable.from_json(fields), checkpoint, known)
@@ -176,7 +176,7 @@ class KafkaSinkCommittable:
         return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
 
 
-def _sequences(stored: Any) -> dict[str, tuple[int, ...]]:
+def _parse_sequences(stored: Any) -> dict[str, tuple[int, ...]]:
     for known in stored.values() if isinstance(stored, Mapping) else [None]:
         if not isinstance(known, list) or any(type(one) is not int or one < 0 for one in known):
             raise ValueError(f"{_SEQUENCES} is {stored!r}")

@@ -199,7 +199,7 @@ class KafkaAdmin(WireClient):
 
         return self._wire.call("describe topics", describe) if wanted else []
 
-    def matching(self, pattern: TopicPattern) -> dict[str, int]:
+    def find_matching_topics(self, pattern: TopicPattern) -> dict[str, int]:
         """Return the partition counts of matching topics, without internal and hidden ones."""
         rows = self._wire.call("list topics", lambda admin: admin.describe_topics(None))
         return {

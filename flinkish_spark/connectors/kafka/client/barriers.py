@@ -25,8 +25,8 @@ from flinkish_spark.connectors.kafka.client.reader import (
     FetchedBatches,
     OffsetRange,
     RangeFetches,
-    bounds_of,
-    visible,
+    find_bounds,
+    select_visible,
 )
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
@@ -130,7 +130,7 @@ class BarrierScanner:
         wanted = OffsetRange(*place, start, end)
         with WIRES.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
+                FetchClient(wire), lambda: find_bounds(wire, wanted), wanted, self._settings, _CLOCK
             )
             return find_barriers(wanted, iter(fetches.take, None))
 
@@ -139,7 +139,7 @@ def find_barriers(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Bar
     behind, barriers = wanted.start, []
     for fetched in answers:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
-        for batch in visible(inside, fetched.aborted, Isolation.READ_COMMITTED):
+        for batch in select_visible(inside, fetched.aborted, Isolation.READ_COMMITTED):
             # Compaction may have emptied a batch, or all its records are before the range.
             if not batch.header.records or batch.header.last_offset < wanted.start:
                 continue

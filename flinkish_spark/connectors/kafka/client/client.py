@@ -283,7 +283,7 @@ class KafkaWire(Connected):
                 within_ms = self.timeout_ms if connect_within_ms is None else connect_within_ms
                 self._admin = connect_admin(arguments, self.connection.servers, within_ms)
             except (kafka_errors.KafkaError, OSError) as failed:
-                raise self._unavailable("connect", failed) from failed
+                raise self._make_unavailable_error("connect", failed) from failed
         try:
             return body(self._admin)
         except _REFUSALS as denied:
@@ -322,13 +322,13 @@ class KafkaWire(Connected):
                         code=answer.errno,
                     ) from answer
                 last = answer
-        raise self._unavailable(what, last) from last
+        raise self._make_unavailable_error(what, last) from last
 
     def _raise_unavailable(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
-        raise self._unavailable(what, cause) from cause
+        raise self._make_unavailable_error(what, cause) from cause
 
-    def _unavailable(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
+    def _make_unavailable_error(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
         servers = self.connection.servers
         return BrokerUnavailableError(
             f"No Kafka broker at {servers} answered the request to {what}",
@@ -1042,7 +1042,7 @@ class ProduceClient:
 
         if request._is_orphan():
             # Another loss on this wire has closed the request's connection.
-            raise self._wire._unavailable("write records", None)
+            raise self._wire._make_unavailable_error("write records", None)
         return self._wire.attempt(
             "write records", finish, refused=lambda code: dict.fromkeys(request.places, BatchAnswer(code))
         )

@@ -24,7 +24,12 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, take_token_source, unusable
+from flinkish_spark.connectors.kafka.client.oauth import (
+    OAUTH_OPTIONS,
+    Tokens,
+    make_option_error,
+    take_token_source,
+)
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
 from flinkish_spark.protocol.choices import closest
@@ -66,20 +71,20 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
     kind, location = options.get(f"ssl.{store}.type", "JKS"), options.get(f"ssl.{store}.location")
     given = [name for name in inline if name in options]
     if location is not None and kind.upper() != "PEM":
-        raise unusable(
+        raise make_option_error(
             f"ssl.{store}.location",
             f"its type is {kind}, and Python reads PEM only",
             f"run `{_to_pem_command(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, then "
             f"set ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
         )
     if (given or location is not None) and kind != "PEM":
-        raise unusable(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
+        raise make_option_error(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
     if given and location is not None:
-        raise unusable(given[0], f"ssl.{store}.location is given as well", "keep one of them")
+        raise make_option_error(given[0], f"ssl.{store}.location is given as well", "keep one of them")
     if given and given != inline:
-        raise unusable(given[0], "the other half is missing", f"give {' and '.join(inline)}")
+        raise make_option_error(given[0], "the other half is missing", f"give {' and '.join(inline)}")
     if f"ssl.{store}.password" in options:
-        raise unusable(
+        raise make_option_error(
             f"ssl.{store}.password",
             f"a {store} in PEM has none",
             "remove it; a key of its own password needs ssl.key.password",
@@ -112,7 +117,9 @@ def _load_trusted(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
             context.load_default_certs()
     except (OSError, ValueError) as unreadable:
         name = "ssl.truststore.certificates" if location is None else "ssl.truststore.location"
-        raise unusable(name, _describe_error(unreadable, location), "give certificates in PEM") from None
+        raise make_option_error(
+            name, _describe_error(unreadable, location), "give certificates in PEM"
+        ) from None
 
 
 def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
@@ -133,7 +140,7 @@ def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
             ):
                 context.load_cert_chain(chain_path, key_path, password=password)
     except (OSError, ValueError) as unreadable:
-        raise unusable(
+        raise make_option_error(
             name,
             _describe_error(unreadable, location),
             "give a private key, its certificate behind it, in PEM, and the key's password, if it has one, "
@@ -286,12 +293,14 @@ class KafkaConnection:
             protocol = left.pop("security.protocol").upper()
             if protocol not in _SECURITY_PROTOCOLS:
                 what_to_do = f"use one of {', '.join(_SECURITY_PROTOCOLS)}"
-                raise unusable("security.protocol", f"it is {protocol!r}", what_to_do)
+                raise make_option_error("security.protocol", f"it is {protocol!r}", what_to_do)
             arguments["security_protocol"] = protocol
         for name in sorted(left.keys() & _MILLISECONDS.keys()):
             text = left.pop(name)
             if not text.isdecimal():
-                raise unusable(name, f"it is {text!r}, and no whole number", "give whole milliseconds")
+                raise make_option_error(
+                    name, f"it is {text!r}, and no whole number", "give whole milliseconds"
+                )
             arguments[_MILLISECONDS[name]] = int(text)
         arguments.update(_take_sasl(left, str(arguments.get("security_protocol", ""))))
         if (context := take_tls(left)) is not None:
@@ -299,7 +308,7 @@ class KafkaConnection:
         unknown = sorted(left.keys() - _JAVA_ONLY)
         if unknown:
             why = "it does not go with the security.protocol and the sasl.mechanism that are given"
-            raise unusable(unknown[0], why, "remove it, or correct these")
+            raise make_option_error(unknown[0], why, "remove it, or correct these")
         return arguments
 
 
@@ -370,11 +379,13 @@ def _check_options(options: Mapping[str, object]) -> dict[str, str]:
         if isinstance(value, EnvironmentSecret | FileSecret):
             value = place_of(value)
         if not isinstance(value, str):
-            raise unusable(bare, f"it must be a string, not {type(value).__name__}", "write it as text")
+            raise make_option_error(
+                bare, f"it must be a string, not {type(value).__name__}", "write it as text"
+            )
         if bare == "bootstrap.servers":
-            raise unusable(bare, "it is given twice", "use bootstrap_servers only")
+            raise make_option_error(bare, "it is given twice", "use bootstrap_servers only")
         if bare not in CONNECTION_OPTIONS:
-            raise unusable(
+            raise make_option_error(
                 bare,
                 "flinkish_spark also talks to Kafka from Python and does not know it there",
                 closest(bare, CONNECTION_OPTIONS)
@@ -385,7 +396,7 @@ def _check_options(options: Mapping[str, object]) -> dict[str, str]:
             secret_of(value.strip(), bare)  # Raises if it is an invalid reference.
         if checked.setdefault(bare, value) != value:
             what_to_do = f"keep one of {bare!r} and {_PREFIX + bare!r}"
-            raise unusable(bare, "it is given twice with different values", what_to_do)
+            raise make_option_error(bare, "it is given twice with different values", what_to_do)
     return checked
 
 
@@ -396,10 +407,12 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
     what_to_do = f"use one of {', '.join(_SASL_MODULES)}"
     if mechanism is None:
         if wanted or jaas is not None:
-            raise unusable("sasl.mechanism", "its default GSSAPI is not supported", what_to_do, missing=True)
+            raise make_option_error(
+                "sasl.mechanism", "its default GSSAPI is not supported", what_to_do, missing=True
+            )
         return {}
     if mechanism not in _SASL_MODULES:
-        raise unusable("sasl.mechanism", f"it is {mechanism!r}", what_to_do)
+        raise make_option_error("sasl.mechanism", f"it is {mechanism!r}", what_to_do)
     if jaas is None and not wanted:
         return {}
     if mechanism == "OAUTHBEARER":
@@ -431,7 +444,7 @@ def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
     module = _SASL_MODULES[mechanism]
     token = fields.get("tokenauth", "").lower() == "true"
     if token or not fields.get("username") or not fields.get("password"):
-        raise unusable(
+        raise make_option_error(
             "sasl.jaas.config",
             "Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
             f'write it as: {module} required username="..." password="...";',
@@ -504,7 +517,7 @@ def connect_admin(arguments: Mapping[str, object], servers: str, within_ms: int)
                 bootstrap_servers=servers,
             ) from reason
         if (broken := _final_tls_error(reason)) is not None:
-            raise _tls_failed(servers, broken) from reason
+            raise _make_tls_error(servers, broken) from reason
         raise reason from None
     for _, manager in made:
         manager.opening = False
@@ -617,7 +630,7 @@ class TlsError(EnvironmentFault):
     ends_when_repeated = True
 
 
-def _tls_failed(servers: str, error: ssl.SSLError) -> TlsError:
+def _make_tls_error(servers: str, error: ssl.SSLError) -> TlsError:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}"

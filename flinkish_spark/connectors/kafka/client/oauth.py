@@ -65,7 +65,7 @@ def take_token_source(
     given = {name: left.pop(name) for name in OAUTH_OPTIONS & left.keys()}
     handler, url = given.get(_HANDLER_OPTION, ""), given.get(_URL, "")
     if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
-        raise unusable(
+        raise make_option_error(
             _HANDLER_OPTION,
             "without one Java's client makes unsecured tokens, which are for nobody but developers"
             if not handler
@@ -75,24 +75,28 @@ def take_token_source(
         )
     kind = urllib.parse.urlsplit(url).scheme.lower()
     if kind not in ("http", "https", "file"):
-        raise unusable(_URL, "it says where tokens come from", "give an https or file URL", missing=not url)
+        raise make_option_error(
+            _URL, "it says where tokens come from", "give an https or file URL", missing=not url
+        )
     if jaas is None or (kind != "file" and not (jaas.get("clientId") and jaas.get("clientSecret"))):
         module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-        raise unusable(
+        raise make_option_error(
             "sasl.jaas.config",
             "OAUTHBEARER needs one of its form",
             f'write it as: {module} required clientId="..." clientSecret="..." scope="...";',
         )
     timeout = given.get(_READ_TIMEOUT, str(_DEFAULT_READ_TIMEOUT_MS))
     if not timeout.isdecimal() or int(timeout) == 0:
-        raise unusable(_READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number")
+        raise make_option_error(
+            _READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number"
+        )
     extensions = {
         name.removeprefix(_EXTENSION): value for name, value in jaas.items() if name.startswith(_EXTENSION)
     }
     for name, value in extensions.items():
         if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
             what_to_do = "use letters for its name"
-            raise unusable("sasl.jaas.config", f"the extension {name!r} cannot be sent", what_to_do)
+            raise make_option_error("sasl.jaas.config", f"the extension {name!r} cannot be sent", what_to_do)
     source = TokenSource(
         url,
         jaas.get("clientId", "").strip(),
@@ -105,8 +109,8 @@ def take_token_source(
     return {"sasl_oauth_token_provider": Tokens(source, extensions, context_of)}
 
 
-def unusable(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
-    """Return the error of an unusable connection option; `why` must not quote a secret."""
+def make_option_error(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
+    """Return the error of an make_option_error connection option; `why` must not quote a secret."""
     return ConfigError(
         f"Kafka option {option!r} {'is missing' if missing else 'cannot be used'}",
         why=why,

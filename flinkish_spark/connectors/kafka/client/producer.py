@@ -220,10 +220,10 @@ class ProducerSession:
                 case Reaction.AGAIN | Reaction.ASK_FOR_LEADER:
                     last = f"Kafka answered {describe_code(code)}"
                 case _:
-                    raise self.fault(what, code)
+                    raise self.make_error(what, code)
         return last
 
-    def fault(self, what: str, code: int, topics: Iterable[str] = (), detail: str = "") -> FlinkishError:
+    def make_error(self, what: str, code: int, topics: Iterable[str] = (), detail: str = "") -> FlinkishError:
         name = self.settings.transactional_id
         match find_reaction(code):
             case Reaction.NOT_AUTHORIZED:
@@ -277,7 +277,7 @@ class TransactionSession(ProducerSession):
         # commit of the older one would commit the newer data.
         if (attempt := self.settings.attempt) is not None:
             # Choose the id as late as possible, so that no other attempt takes it before its use.
-            self._name = free_transactional_id(self.wire, self._name, attempt)
+            self._name = find_free_transactional_id(self.wire, self._name, attempt)
             self.settings = replace(self.settings, transactional_id=self._name, attempt=None)
         self._take_epoch(self._name)
 
@@ -668,7 +668,7 @@ class Outbox:
                 )
             case _:
                 what = f"write to topic {topic}, partition {partition}"
-                raise self._session.fault(what, answer.code, [topic], answer.detail)
+                raise self._session.make_error(what, answer.code, [topic], answer.detail)
 
     def _acknowledge(self, lane: _PartitionQueue, base_offset: int) -> None:
         batch = lane.parcels.popleft().batch
@@ -941,7 +941,7 @@ MAX_ATTEMPT_INDEX = 64
 _ONGOING = "Ongoing"
 
 
-def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) -> str:
+def find_free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) -> str:
     """Return an id ``<prefix>-<partition>-<index>`` without an open transaction."""
     # When executors are lost Spark runs a stage again while old tasks may still write, and numbers task
     # attempts from 0 again; PySpark does not tell the stage attempt. Taking the id of a task whose result

@@ -123,7 +123,7 @@ class RangeFetches:
             try:
                 pending, self._ahead = self._ahead, None
                 seen = (pending or self._send(left_ms)).result().get(self._place)
-                fetched = None if seen is None else self._whole_batches(seen, left_ms)
+                fetched = None if seen is None else self._take_batches(seen, left_ms)
                 if fetched is not None:
                     return fetched
                 trouble = self._handle_no_batches(seen)
@@ -149,7 +149,7 @@ class RangeFetches:
         limits = replace(limits, partition_max_bytes=min(limits.partition_max_bytes, guessed))
         return self._client.send({self._place: self._position}, limits, connect_within_ms=left_ms)
 
-    def _whole_batches(self, seen: RawSlice, left_ms: int) -> FetchedBatches | None:
+    def _take_batches(self, seen: RawSlice, left_ms: int) -> FetchedBatches | None:
         """Return the batches of an answer, move on behind them and send the next Fetch."""
         if seen.code:
             return None
@@ -279,7 +279,7 @@ def record_schema(*, include_headers: bool, include_leader_epoch: bool = False) 
     return pa.schema([*_COLUMNS, *headers, *epoch])
 
 
-def visible(
+def select_visible(
     batches: Iterable[RawBatch],
     aborted: Iterable[tuple[int, int]],
     isolation: Isolation,
@@ -324,7 +324,7 @@ class RangeReader:
             return
         with self._pool.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
+                FetchClient(wire), lambda: find_bounds(wire, wanted), wanted, self._settings, _CLOCK
             )
             try:
                 while (fetched := fetches.take()) is not None:
@@ -340,7 +340,7 @@ class RangeReader:
     def _decode(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
         checked = map(verify, inside) if self._settings.check_crcs else inside
-        seen = visible(checked, fetched.aborted, self._settings.isolation)
+        seen = select_visible(checked, fetched.aborted, self._settings.isolation)
         for group in _groups(raw for raw in seen if raw.header.records):
             records = decode(*group, with_headers=self._settings.include_headers)
             # A range may begin and end inside a batch.
@@ -390,7 +390,7 @@ def _to_group_key(raw: RawBatch) -> tuple[TimestampType, int]:
     return raw.header.timestamp_type, raw.header.partition_leader_epoch
 
 
-def bounds_of(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
+def find_bounds(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
     place = (wanted.topic, wanted.partition)
     admin = KafkaAdmin.from_wire(wire)
     first = admin.beginning_offsets([place])[place]

@@ -127,7 +127,7 @@ _Parse = Callable[[str, str], Any]
 def _parse_whole(least: int) -> _Parse:
     def parse(name: str, text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) < 2**31:
-            raise _unusable(name, f"a whole number of at least {least}")
+            raise _make_setting_error(name, f"a whole number of at least {least}")
         return int(text)
 
     return parse
@@ -138,13 +138,13 @@ def _parse_word(known: Mapping[str, Any]) -> _Parse:
         word = text.strip().lower()
         if word not in known:
             *first, last = known
-            raise _unusable(name, f"{', '.join(first)} or {last}")
+            raise _make_setting_error(name, f"{', '.join(first)} or {last}")
         return known[word]
 
     return parse
 
 
-def _unusable(name: str, wanted: str) -> ConfigError:
+def _make_setting_error(name: str, wanted: str) -> ConfigError:
     return ConfigError(
         f"the Kafka setting '{name}' must be {wanted}",
         what_to_do="give such a value, or leave it out for the default",

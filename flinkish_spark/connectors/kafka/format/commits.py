@@ -72,11 +72,11 @@ _KEPT = 20
 _CLOCK = SystemClock()
 
 
-def sink_dir(checkpoint_location: Path) -> JobDir:
+def open_sink_dir(checkpoint_location: Path) -> JobDir:
     return JobDir(LocalStore(checkpoint_location / FOLDER))
 
 
-def uuid_of(sink: JobDir) -> JobUuid:
+def find_or_create_uuid(sink: JobDir) -> JobUuid:
     """Return the uuid of a sink; create it at the first call."""
     return sink.known_uuid() or sink.read_or_create_job({})[0]
 
@@ -137,7 +137,7 @@ class MicroBatchCommits:
         driver: str,
         marks: KafkaMarks | None = None,
     ) -> None:
-        self._spark_checkpoint, self._dir = checkpoint_location, sink_dir(checkpoint_location)
+        self._spark_checkpoint, self._dir = checkpoint_location, open_sink_dir(checkpoint_location)
         self._client = cast(TransactionClient, _ObservedClient(client, observer))
         self._observer, self._driver, self._marks = observer, driver, marks
 
@@ -164,7 +164,7 @@ class MicroBatchCommits:
                 what_to_do="stop one of them",
             )
         self._observer.after(Step.TRIGGER, str(attempt))
-        return Lease(uuid_of(self._dir), owner, attempt)
+        return Lease(find_or_create_uuid(self._dir), owner, attempt)
 
     def _newest(self) -> CheckpointId:
         return max(self._dir.decided_ids(), default=CheckpointId(0))
@@ -313,7 +313,14 @@ class MicroBatchCommits:
 
     def _committer(self, ownership: Ownership) -> KafkaCommitter:
         folder = StoreSpec(str(self._spark_checkpoint / FOLDER))
-        whose = (uuid_of(self._dir), ownership.epoch, SINK, StructType(), CheckpointConfig(), SINK)
+        whose = (
+            find_or_create_uuid(self._dir),
+            ownership.epoch,
+            SINK,
+            StructType(),
+            CheckpointConfig(),
+            SINK,
+        )
         context = SinkContext(*whose, folder, _CLOCK, ownership.timeline)
         return KafkaCommitter(self._client, context, self._marks)
 

@@ -42,10 +42,10 @@ class FlinkishKafka(DataSource):
         return FORMAT_NAME
 
     def schema(self) -> str:
-        from flinkish_spark.connectors.kafka.format.reader import schema_of
+        from flinkish_spark.connectors.kafka.format.reader import make_schema
 
         options = parse_any(self.options)
-        return f"{C.PIECE} STRING" if options.gives_pieces else schema_of(options)
+        return f"{C.PIECE} STRING" if options.gives_pieces else make_schema(options)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         from flinkish_spark.connectors.kafka.format.reader import KafkaBatchReader

@@ -20,7 +20,7 @@ from flinkish_spark.connectors.kafka.format.options import (
     OffsetRangeLimit,
     SourceOptions,
 )
-from flinkish_spark.connectors.kafka.offsets import first_at_least_as_late, places_in
+from flinkish_spark.connectors.kafka.offsets import find_offsets_by_time, select_partitions
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, GraphError, InputLostError
 from flinkish_spark.protocol.ids import Place
@@ -35,14 +35,14 @@ class OffsetFinder:
     def places(self) -> frozenset[Place]:
         wanted = self._options.subscription
         if wanted.pattern:
-            return frozenset(list_places(self._admin.matching(TopicPattern(wanted.pattern))))
+            return frozenset(list_places(self._admin.find_matching_topics(TopicPattern(wanted.pattern))))
         assigned = _group_by_topic(wanted.assigned)
         names = set(assigned or wanted.topics)
         counts = self._admin.partition_counts(names)
         missing = sorted(names - counts.keys())
         if missing:
             raise make_unknown_topic_error(missing[0], self._options.connection.servers)
-        return frozenset(places_in(counts, assigned, "the option 'assign'"))
+        return frozenset(select_partitions(counts, assigned, "the option 'assign'"))
 
     def existing_places(self) -> frozenset[Place]:
         wanted = self._options.subscription
@@ -84,7 +84,7 @@ class OffsetFinder:
 
     def _find_by_time(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
         if side == "ending" or self._options.when_no_offset is not NoOffsetStrategy.ERROR:
-            return first_at_least_as_late(wanted, self._ask_by_time, self.latest)
+            return find_offsets_by_time(wanted, self._ask_by_time, self.latest)
         # As in Spark: if no record is as late, a start is an error and an end is the end of the log.
         found: dict[Place, int] = {}
         for place, offset in sorted(self._ask_by_time(wanted).items()):

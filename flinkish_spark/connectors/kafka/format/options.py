@@ -115,7 +115,7 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
     return servers, connection, client
 
 
-def _unusable(name: str, text: str, what_to_do: str) -> ConfigError:
+def _make_option_error(name: str, text: str, what_to_do: str) -> ConfigError:
     return ConfigError(f"the option '{name}' is {text!r}", what_to_do=what_to_do, option=name)
 
 
@@ -137,7 +137,7 @@ class OptionReader:
         if value is None:
             return otherwise
         if value.lower() not in ("true", "false"):
-            raise _unusable(name, value, "set it to true or false")
+            raise _make_option_error(name, value, "set it to true or false")
         return value.lower() == "true"
 
     def positive(self, name: str) -> int | None:
@@ -145,7 +145,7 @@ class OptionReader:
         if value is None:
             return None
         if not value.isdecimal() or int(value) == 0:
-            raise _unusable(name, value, "set it to a whole number above 0")
+            raise _make_option_error(name, value, "set it to a whole number above 0")
         return int(value)
 
 
@@ -231,7 +231,7 @@ def parse_stream(options: Mapping[str, str]) -> SourceOptions:
     given = OptionReader(options)
     for name in READ_BATCH_ONLY:
         if (text := given.text(name)) is not None:
-            raise _unusable(name, text, "leave it out: it is for batch reads, a stream has no end")
+            raise _make_option_error(name, text, "leave it out: it is for batch reads, a stream has no end")
     return _parse(options, (), otherwise=LATEST)
 
 
@@ -300,7 +300,7 @@ def _parse_subscription(given: OptionReader) -> Subscription:
             return Subscription(topics=topics)
     else:
         return Subscription(assigned=_parse_assign(text))
-    raise _unusable(chosen[0], text, "name at least one topic")
+    raise _make_option_error(chosen[0], text, "name at least one topic")
 
 
 def _parse_assign(text: str) -> tuple[Place, ...]:
@@ -309,10 +309,10 @@ def _parse_assign(text: str) -> tuple[Place, ...]:
     places = []
     for topic, partitions in found.items():
         if not isinstance(partitions, list) or not all(_is_whole(p) and p >= 0 for p in partitions):
-            raise _unusable("assign", text, f"write it like {example}")
+            raise _make_option_error("assign", text, f"write it like {example}")
         places += [(topic, p) for p in partitions]
     if not places:
-        raise _unusable("assign", text, f"write it like {example}")
+        raise _make_option_error("assign", text, f"write it like {example}")
     return tuple(sorted(set(places)))
 
 
@@ -321,7 +321,7 @@ def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeL
     timestamp = given.text(f"{side}Timestamp")
     if timestamp is not None:
         if not timestamp.isdecimal():
-            raise _unusable(f"{side}Timestamp", timestamp, "give milliseconds since 1970")
+            raise _make_option_error(f"{side}Timestamp", timestamp, "give milliseconds since 1970")
         return OffsetRangeLimit(timestamp_ms=int(timestamp))
     by_timestamp = given.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
@@ -334,7 +334,7 @@ def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeL
     word = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
     if word is not None:
         if side == "ending" and word == EARLIEST:
-            raise _unusable("endingOffsets", text, "use latest or offsets as JSON")
+            raise _make_option_error("endingOffsets", text, "use latest or offsets as JSON")
         return OffsetRangeLimit(everywhere=word)
     return OffsetRangeLimit(
         offsets=_parse_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST)
@@ -346,10 +346,10 @@ def _parse_places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
     found: dict[Place, int] = {}
     for topic, partitions in _parse_json_object(name, text, example).items():
         if not isinstance(partitions, dict):
-            raise _unusable(name, text, f"write it like {example}")
+            raise _make_option_error(name, text, f"write it like {example}")
         for partition, value in partitions.items():
             if not partition.isdecimal() or not _is_whole(value) or value < lowest:
-                raise _unusable(f"{name} for {topic}-{partition}", value, f"write it like {example}")
+                raise _make_option_error(f"{name} for {topic}-{partition}", value, f"write it like {example}")
             found[topic, int(partition)] = value
     return found
 
@@ -360,7 +360,7 @@ def _parse_json_object(name: str, text: str, example: str) -> dict[str, object]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise _unusable(name, text, f"write it like {example}")
+        raise _make_option_error(name, text, f"write it like {example}")
     return found
 
 
@@ -377,7 +377,7 @@ def _parse_choice(given: OptionReader, name: str, otherwise: _Choice) -> _Choice
         return kind(text.lower())
     except ValueError:
         words = " or ".join(choice.value for choice in kind)
-        raise _unusable(name, text, f"use {words}") from None
+        raise _make_option_error(name, text, f"use {words}") from None
 
 
 def _parse_upstream(given: OptionReader) -> UpstreamJob | None:
@@ -401,7 +401,7 @@ def _parse_pace(given: OptionReader) -> RateLimit:
     try:
         return RateLimit(records_per_second=float(text))
     except ValueError:
-        raise _unusable(PER_SECOND, text, "set it to a number above 0") from None
+        raise _make_option_error(PER_SECOND, text, "set it to a number above 0") from None
 
 
 def _parse_duration_ms(given: OptionReader, name: str, otherwise: int) -> int:
@@ -410,7 +410,7 @@ def _parse_duration_ms(given: OptionReader, name: str, otherwise: int) -> int:
         return otherwise
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise _unusable(name, text, "write it like 15m or 30s")
+        raise _make_option_error(name, text, "write it like 15m or 30s")
     return int(match[1]) * _UNIT_MS[match[2].lower()]
 
 
@@ -449,7 +449,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     servers, connection, producer = split_kafka_options(options)
     timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
     if not timeout.isdecimal() or int(timeout) == 0:
-        raise _unusable("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
+        raise _make_option_error("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
     if producer.pop("enable.idempotence", "true").strip().lower() != "true":
         raise ConfigError(
             "the option 'kafka.enable.idempotence' cannot be false",
@@ -457,13 +457,13 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         )
     topic = given.text("topic")
     if topic == "":
-        raise _unusable("topic", topic, "name a topic, or leave it out: an empty one is none")
+        raise _make_option_error("topic", topic, "name a topic, or leave it out: an empty one is none")
     return SinkOptions(
         KafkaConnection(servers, connection),
         ProducerSettings.of(producer),
         topic,
         _check_columns(schema, topic),
-        checkpoint_path(given.text("checkpointLocation")),
+        to_checkpoint_path(given.text("checkpointLocation")),
         int(timeout),
     )
 
@@ -497,7 +497,7 @@ def _check_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def checkpoint_path(text: str | None) -> Path:
+def to_checkpoint_path(text: str | None) -> Path:
     """Convert a checkpointLocation, a path or ``file:`` URL, to a local path."""
     if not text:
         raise ConfigError(

@@ -96,7 +96,7 @@ class KafkaPiece(InputPartition):
         return cls(None if found is None else Range(*found), [tuple(row) for row in rows])
 
 
-def schema_of(options: SourceOptions) -> str:
+def make_schema(options: SourceOptions) -> str:
     """Return the schema of records as DDL."""
     reader = options.reader
     return SCHEMA + HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
@@ -360,10 +360,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             whole, min_partitions=options.min_partitions, max_per_partition=options.max_per_partition
         )
 
-        def barrier_of(number: int, of: int) -> ControlRow:
+        def make_barrier(number: int, of: int) -> ControlRow:
             return int(C.Kind.BARRIER), checkpoint, announced_channel(number, of), 0
 
-        barriers = {(r.topic, r.partition): [barrier_of(i, len(whole))] for i, r in enumerate(whole)}
+        barriers = {(r.topic, r.partition): [make_barrier(i, len(whole))] for i, r in enumerate(whole)}
         pieces: list[InputPartition] = [
             KafkaPiece(p, barriers[p.topic, p.partition] if carries_barrier and p.is_last else ())
             for p in cut
@@ -371,7 +371,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wakes = list(wake_rows(TimeOffer.from_json(start), TimeOffer.from_json(end)))
         if carries_barrier and not whole:
             # No topic matches the pattern yet.
-            wakes.append(barrier_of(0, 1))
+            wakes.append(make_barrier(0, 1))
         return [*pieces, KafkaPiece(None, wakes)] if wakes else pieces
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -35,10 +35,10 @@ from flinkish_spark.connectors.kafka.format.commits import (
     SINK,
     Lease,
     MicroBatchCommits,
-    sink_dir,
-    uuid_of,
+    find_or_create_uuid,
+    open_sink_dir,
 )
-from flinkish_spark.connectors.kafka.format.options import SinkOptions, checkpoint_path
+from flinkish_spark.connectors.kafka.format.options import SinkOptions, to_checkpoint_path
 from flinkish_spark.connectors.kafka.record_encoder import KEY, TOPIC
 from flinkish_spark.connectors.kafka.writer import StageRows, TaskSink
 from flinkish_spark.core.clock import wall_ms
@@ -75,7 +75,7 @@ def settle(checkpoint_location: str, batch: int) -> None:
     Call it by hand while the query is stopped, after it ended with CommittableLostError. The query then
     continues after that micro-batch, and aborts what a repetition of it stages.
     """
-    sink = sink_dir(checkpoint_path(checkpoint_location))
+    sink = open_sink_dir(to_checkpoint_path(checkpoint_location))
     decided = next((one for one in reversed(sink.live_commits()) if one.batch.value == batch), None)
     if decided is None:
         raise ConfigError(
@@ -110,7 +110,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         # the tasks does this code run on the driver.
         if self._lease is None:
             location = self._options.checkpoint_location
-            if not sink_dir(location).decided_ids():
+            if not open_sink_dir(location).decided_ids():
                 for earlier in find_refreshed_checkpoints(location):
                     self._give_up(earlier)
             with self._commits(location) as commits:
@@ -125,10 +125,15 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             marks, topic = None, self._options.topic
             if topic is not None:
                 marks = KafkaMarks(
-                    KafkaAdmin.from_wire(wire), uuid_of(sink_dir(checkpoint_location)), SINK, topic
+                    KafkaAdmin.from_wire(wire),
+                    find_or_create_uuid(open_sink_dir(checkpoint_location)),
+                    SINK,
+                    topic,
                 )
             client = TransactionClient.from_wire(wire)
-            yield MicroBatchCommits(checkpoint_location, client, self._make_observer(), _driver(), marks)
+            yield MicroBatchCommits(
+                checkpoint_location, client, self._make_observer(), _identify_driver(), marks
+            )
 
     def _give_up(self, earlier: Path) -> None:
         try:
@@ -155,10 +160,10 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         )
         names = tuple(dict.fromkeys((*options.columns, KEY, TOPIC)))
         stage = StageRows((TaskSink(settings, (), names),))
-        (found,) = stage(self._elements(batch) for batch in iterator if batch.num_rows)
+        (found,) = stage(self._add_control_columns(batch) for batch in iterator if batch.num_rows)
         return StagedMessage(lease, json.loads(found.column("report")[0].as_py()))
 
-    def _elements(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _add_control_columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Add the control columns and missing record columns that a job's sink expects."""
         import pyarrow as pa
 
@@ -190,7 +195,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             commits.abort(_to_staged_batch(messages, batchId))
 
 
-def _driver() -> str:
+def _identify_driver() -> str:
     """Return an id that all processes of this driver share, and no other driver on any machine."""
     # Planning and committing are different processes, forked by the same daemon of the same JVM. Host and
     # process id do not identify it: a restarted container gives both to the next daemon.

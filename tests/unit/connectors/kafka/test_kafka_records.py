@@ -31,7 +31,7 @@ class Brokers:
         self.asked += 1
         return {n: len(self.there[n]) for n in names if n in self.there}
 
-    def matching(self, pattern):
+    def find_matching_topics(self, pattern):
         self.asked += 1
         return {n: len(of) for n, of in self.there.items() if pattern.matches(n)}
 

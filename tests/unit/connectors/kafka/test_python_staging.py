@@ -608,9 +608,9 @@ class BareWire:
         try:
             return body(self._admin)
         except KafkaConnectionError as error:
-            raise self._unavailable(what, error) from error
+            raise self._make_unavailable_error(what, error) from error
 
-    def _unavailable(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
+    def _make_unavailable_error(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
         return BrokerUnavailableError(what, why=str(cause))
 
 
