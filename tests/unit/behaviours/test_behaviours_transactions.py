@@ -112,7 +112,7 @@ class Transactions:
 def kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Transactions:
     made = Transactions(tmp_path)
     monkeypatch.setattr(
-        "flinkish_spark.connectors.kafka.client.transactions.TransactionClient.over", lambda wire: made
+        "flinkish_spark.connectors.kafka.client.transactions.TransactionClient.from_wire", lambda wire: made
     )
     monkeypatch.setattr("flinkish_spark.connectors.kafka.sink.KafkaMarks", lambda *args: None)
     return made
