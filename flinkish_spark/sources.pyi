@@ -23,7 +23,7 @@ from .connectors.kafka.chaining.upstream import UpstreamJob as UpstreamJob
 from .connectors.kafka.offsets import EndAtLatest as EndAtLatest
 from .connectors.kafka.offsets import EndAtOffsets as EndAtOffsets
 from .connectors.kafka.offsets import EndAtTimestamp as EndAtTimestamp
-from .connectors.kafka.offsets import StartAtCommitted as StartAtCommitted
+from .connectors.kafka.offsets import StartAtCommittedOffsets as StartAtCommittedOffsets
 from .connectors.kafka.offsets import StartAtOffsets as StartAtOffsets
 from .connectors.kafka.offsets import StartAtTimestamp as StartAtTimestamp
 from .connectors.kafka.offsets import StartingOffsets as StartingOffsets

@@ -18,7 +18,7 @@ from flinkish_spark.audit.outputs import (
     without_barriers,
 )
 from flinkish_spark.checkpoint.spark_log import log_of
-from flinkish_spark.connectors.kafka.checks import keeping_of
+from flinkish_spark.connectors.kafka.checks import read_topic_retention
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
@@ -152,7 +152,7 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     missing, examples = _lost(settings.completeness, expected, outputs)
     examples += [f"duplicated in '{o.spec.sink}': {place}" for o in outputs for place in o.named.examples]
     examples += [str(one) for one in partial[:EXAMPLES]]
-    kept = keeping_of(settings.connection, settings.inputs)
+    kept = read_topic_retention(settings.connection, settings.inputs)
     examples += [
         f"'{one.spec.sink}' names {place}, where the input has no record"
         for one in outputs

@@ -31,8 +31,8 @@ from flinkish_spark.audit.counting import (
 )
 from flinkish_spark.audit.decided import BatchName, Decided, Visible
 from flinkish_spark.connectors.delta.table import app_id
-from flinkish_spark.connectors.kafka.checks import keeping_of
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.checks import read_topic_retention
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, make_unknown_topic_error
 from flinkish_spark.connectors.kafka.client.barriers import BARRIER_HEADER
 from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -460,7 +460,7 @@ class OutputReader:
                 counts.notes.append(
                     f"{waiting} offsets of {topic} are behind open transactions, and not visible"
                 )
-        for topic, keeping in keeping_of(connection, topics).items():
+        for topic, keeping in read_topic_retention(connection, topics).items():
             if keeping is not None and keeping.is_compacted:
                 counts.notes.append(f"{topic} is compacted; what is gone counts as lost")
         for wanted in ranges:
@@ -642,7 +642,7 @@ def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[tuple[OffsetR
     with KafkaAdmin(connection) as admin:
         found = admin.topics([topic])
         if topic not in found:
-            raise unknown_topic(topic, connection.servers)
+            raise make_unknown_topic_error(topic, connection.servers)
         places = [(topic, partition) for partition in range(found[topic].partitions)]
         # This order matters: what is appended in between waits for nobody.
         ends = admin.end_offsets(places, Isolation.READ_UNCOMMITTED)

@@ -32,7 +32,7 @@ from flinkish_spark.protocol.ids import TransactionalId
 if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.client.client import ActiveProducer, KafkaWire, TransactionView
     from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
-    from flinkish_spark.connectors.kafka.writer import KafkaStaged
+    from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
     from flinkish_spark.protocol.ids import Place
 
 _COLUMNS = ("partition", "offset", "what", "state", "age s", "whose")
@@ -91,12 +91,12 @@ class TopicRow:
 
 
 def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
-    from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
+    from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, make_unknown_topic_error
 
-    admin = KafkaAdmin.over(wire)
+    admin = KafkaAdmin.from_wire(wire)
     known = admin.topics([topic])
     if topic not in known:
-        raise unknown_topic(topic, wire.connection.servers, of=f"the job '{job.name}'")
+        raise make_unknown_topic_error(topic, wire.connection.servers, of=f"the job '{job.name}'")
     places = [(topic, partition) for partition in range(known[topic].partitions)]
     # This order matters: what is open by now was named before, or is its newest owner's.
     producers = wire.producers(places)
@@ -195,13 +195,13 @@ def _open_rows(
 def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
     """Yield a line for each checkpoint and sink with a record here, or in the same transaction elsewhere."""
     from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
-    from flinkish_spark.connectors.kafka.writer import KafkaStaged
+    from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 
     reader, seen = EvidenceReader(wire, patience_ms=0), set[tuple[object, ...]]()
     for one in names.named:
         if one.checkpoint is None or not isinstance(one.payload.get("evidence"), Mapping):
             continue
-        staged = KafkaStaged.of(one.payload)
+        staged = KafkaSinkCommittable.of(one.payload)
         place: tuple[int, int | None] | None = None
         if staged.handle.evidence.topic == topic:
             place = (staged.handle.evidence.partition, staged.handle.evidence.offset)
@@ -216,13 +216,15 @@ def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire)
         yield _checkpoint_row(one, staged, place, _fate(reader, staged) if is_there else "GONE")
 
 
-def _fate(reader: EvidenceReader, staged: KafkaStaged) -> str:
+def _fate(reader: EvidenceReader, staged: KafkaSinkCommittable) -> str:
     handle = staged.handle
     fate: str = reader.read(handle.evidence, handle.producer_id, handle.producer_epoch).fate.value
     return fate
 
 
-def _checkpoint_row(one: Named, staged: KafkaStaged, place: tuple[int, int | None], fate: str) -> TopicRow:
+def _checkpoint_row(
+    one: Named, staged: KafkaSinkCommittable, place: tuple[int, int | None], fate: str
+) -> TopicRow:
     told = {
         Standing.CONFIRMED: "confirmed",
         Standing.DECIDED: "decided and not confirmed",

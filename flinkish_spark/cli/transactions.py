@@ -151,7 +151,7 @@ def _end(
             with holding(job, lock):
                 again = plan(transactions_of(job, wire, wanted), wanted or chosen)
                 agreed = [one for one in again if str(one.found.name) in chosen or one.refusal]
-                ends = carry_out(job, TransactionClient.over(wire), agreed)
+                ends = carry_out(job, TransactionClient.from_wire(wire), agreed)
     strangers = unknown(wanted, found)
     _report(job, ends, strangers, verb, dry_run, as_json)
     failed = [one for one in ends if one.refusal or not (dry_run or one.is_done)]
@@ -432,7 +432,9 @@ def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = froz
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     # This order matters: a transaction that is named by now was on the brokers before.
-    listed = {one.transactional_id for one in TransactionClient.over(wire).list_of_job(job.uuid)}
+    listed = {
+        one.transactional_id for one in TransactionClient.from_wire(wire).list_open_transactions(job.uuid)
+    }
     listed.update(_parsed(job, also))
     names = Names.of(job.job_dir)
     waiting = (Standing.DECIDED, Standing.STAGED)
@@ -451,7 +453,7 @@ def _parsed(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
 
 
 def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
-    from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, name_of
+    from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, describe_code
     from flinkish_spark.core.clock import tries
     from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError
 
@@ -463,7 +465,7 @@ def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
         if refused:
             raise AuthorizationError(
                 f"Kafka refuses this principal DESCRIBE on transactional id {refused[0]!r} "
-                f"({name_of(views[refused[0]].code)})"
+                f"({describe_code(views[refused[0]].code)})"
             )
         if len(views) == len(names):
             return views

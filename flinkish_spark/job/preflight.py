@@ -77,7 +77,7 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
             )
     for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
         ours, theirs = first.source.topic_pattern, second.source.topic_pattern
-        if TopicPattern(ours).may_match_what(TopicPattern(theirs)):
+        if TopicPattern(ours).may_overlap(TopicPattern(theirs)):
             raise GraphError(
                 f"the patterns of the sources '{first.uid}' and '{second.uid}' may match the same topic",
                 why=f"{ours!r} and {theirs!r} do not begin with different letters, and the offsets of a "

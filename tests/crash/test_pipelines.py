@@ -94,7 +94,9 @@ class Pipeline:
         run = self.start(server)
         deadline = time.monotonic() + _PATIENCE_S
         with TransactionClient(KafkaConnection(self._servers)) as client:
-            while not any(client.list_of_job(sink_uuid(sink)) for sink in self.checkpoints(number)):
+            while not any(
+                client.list_open_transactions(sink_uuid(sink)) for sink in self.checkpoints(number)
+            ):
                 assert run.poll() is None, run.communicate()[0][-3000:]
                 assert time.monotonic() < deadline, "no transaction was opened"
                 time.sleep(0.01)

@@ -14,7 +14,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     OpenTransaction,
 )
-from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaStaged, checkpoint_in
+from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaSinkCommittable, find_checkpoint
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BrokerUnavailableError
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, TransactionalId
@@ -134,7 +134,7 @@ class SimTransactionClient:
         world = self._world
         return world.scheduler.now_us > transaction.safe_until_us and not world.is_decided(transaction)
 
-    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+    def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
         """List open transactions."""
         world = self._world
         world.step("sink list")
@@ -312,7 +312,7 @@ class _SimWriter(SinkWriter):
             frame.job_step("task", f"{self._context.uid} {request.lineage}/{request.batch} task {task}")
             payloads += self._write(request, frame, task, rows)
             acks.append(TaskAck(task, len(rows), digest % (1 << 64), tuple(barriers[task])))
-        payloads += self._close(request, frame, checkpoint_in(acks))
+        payloads += self._close(request, frame, find_checkpoint(acks))
         return StageResult(tuple(acks), tuple(payloads))
 
     def _close(
@@ -350,7 +350,7 @@ class SimKafkaWriter(_SimWriter):
         self._world.in_flight.add(id(staged))
         if self._world.struck(K.SPECULATIVE_LOSER):
             self._attempt(request, frame, task, attempt + 1, rows)
-        return [KafkaStaged(_handle(staged)).to_payload()]
+        return [KafkaSinkCommittable(_handle(staged)).to_payload()]
 
     def _close(
         self, request: StageRequest, frame: SimFrame, checkpoint: CheckpointId | None
@@ -361,7 +361,7 @@ class SimKafkaWriter(_SimWriter):
         staged = self._begin(request, BARRIER_TASK, 0)
         staged.barrier_of = int(checkpoint)
         self._world.in_flight.add(id(staged))
-        return [KafkaStaged(_handle(staged), checkpoint).to_payload()]
+        return [KafkaSinkCommittable(_handle(staged), checkpoint).to_payload()]
 
     def _attempt(
         self, request: StageRequest, frame: SimFrame, task: int, attempt: int, rows: list[Row]

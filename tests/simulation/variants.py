@@ -20,7 +20,7 @@ from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.transactional_ids import BlockPool
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult
@@ -265,7 +265,7 @@ def _zombies_recover_unchecked() -> Sequence[Patch]:
 
 
 def _barrier_records_of_any_checkpoint() -> Sequence[Patch]:
-    return [mock.patch.object(KafkaStaged, "belongs_to", lambda self, checkpoint: True)]
+    return [mock.patch.object(KafkaSinkCommittable, "belongs_to", lambda self, checkpoint: True)]
 
 
 def _every_mark_is_ours() -> Sequence[Patch]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from flinkish_spark.connectors.kafka.chaining import alignment as offset_plan
 from flinkish_spark.connectors.kafka.chaining.alignment import Offer, View, plan_micro_batch
-from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, BarrierScan, SeenBarrier
 from flinkish_spark.core.upstream_cut import (
     CHANNEL_STATE_KEY,
     Cut,
@@ -58,13 +58,13 @@ class Log:
     def places(self) -> list[Place]:
         return [(TOPIC, p) for p in range(len(self.lines))]
 
-    def scan(self, place: Place, start: int, end: int) -> Scanned:
+    def scan(self, place: Place, start: int, end: int) -> BarrierScan:
         line = self.lines[place[1]]
         assert end <= len(line), f"{place} is read up to {end}"
         seen = [(o, line[o]) for o in range(start, end) if line[o] != "."]
         marks = [(offset, barrier_of(token, len(self.lines))) for offset, token in seen]
         barriers = tuple(SeenBarrier(offset, found) for offset, found in marks if found is not None)
-        return Scanned(seen[-1][0] + 1 if seen else start, barriers)
+        return BarrierScan(seen[-1][0] + 1 if seen else start, barriers)
 
     def records(self, partition: int, start: int, end: int) -> list[str]:
         return [token for token in self.lines[partition][start:end] if token != "." and token[0] != "|"]
@@ -200,7 +200,7 @@ class Chained:
         ranges = flat(json.loads(self.offset).get(CHANNEL_STATE_KEY, {}))
         return {p: (start, end) for (_, p), (start, end) in ranges.items()}
 
-    def _ahead(self, place: Place, begin: int) -> Scanned:
+    def _ahead(self, place: Place, begin: int) -> BarrierScan:
         return self.log.scan(place, begin, max(begin, self.log.visible[place[1]]))
 
     @staticmethod

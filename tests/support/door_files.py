@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flinkish_spark.connectors.kafka.format.commits import sink_dir, uuid_of
+from flinkish_spark.connectors.kafka.format.commits import find_or_create_uuid, open_sink_dir
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, JobUuid
 
 
 def sink_uuid(checkpoint: Path) -> JobUuid:
-    return uuid_of(sink_dir(checkpoint))
+    return find_or_create_uuid(open_sink_dir(checkpoint))
 
 
 def decided(checkpoint: Path) -> dict[BatchId, Decision]:
     """The decision of each micro-batch that has one, with what was staged again since."""
-    return {one.batch: one for one in sink_dir(checkpoint).live_commits()}
+    return {one.batch: one for one in open_sink_dir(checkpoint).live_commits()}
 
 
 def confirmed(checkpoint: Path) -> frozenset[BatchId]:
     found = decided(checkpoint).items()
-    return frozenset(b for b, one in found if sink_dir(checkpoint).receipt(one.checkpoint) is not None)
+    return frozenset(b for b, one in found if open_sink_dir(checkpoint).receipt(one.checkpoint) is not None)

@@ -37,14 +37,14 @@ def still_open(client: TransactionClient, job: JobUuid, patience_ms: int = 10_00
     --------
     >>> from flinkish_spark.protocol.ids import JobUuid
     >>> class Quiet:
-    ...     def list_of_job(self, job):
+    ...     def list_open_transactions(self, job):
     ...         return []
     >>> still_open(Quiet(), JobUuid("0" * 32))
     []
     """
     deadline = time.monotonic() + patience_ms / 1000
     while True:
-        found = client.list_of_job(job)
+        found = client.list_open_transactions(job)
         if all(one.state not in _ENDING for one in found) or time.monotonic() >= deadline:
             return found
         time.sleep(0.02)

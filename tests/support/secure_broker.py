@@ -135,4 +135,4 @@ class SecureBroker(LocalBroker):
 
     def _probe_arguments(self) -> dict[str, object]:
         options = self._options(_ITSELF, self._own_password, "PLAIN")
-        return KafkaConnection(self.bootstrap_servers, options).for_python()
+        return KafkaConnection(self.bootstrap_servers, options).to_client_arguments()

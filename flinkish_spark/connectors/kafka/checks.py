@@ -1,4 +1,4 @@
-"""Checks that the input that a job still needs is there, and stays there."""
+"""Checks that Kafka still has the records that a job has to read, and keeps them long enough."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.client import KafkaWire, seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import KafkaWire, poll_until_confirmed
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, InputLostError
@@ -18,12 +18,12 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 
 
-def replaced_topic(
+def find_replaced_topic(
     admin: KafkaAdmin, topics: Sequence[str], job_dir: JobDir, uid: str, position: LoggedOffsets | None
 ) -> InputLostError | None:
-    """Return the error of a topic that is gone or another one than at the job's first start."""
+    """Return an error if a topic was deleted, or created again since the job's first start."""
     found = admin.topics(topics)
-    # What is gone comes first: without it the ids of the others are not recorded.
+    # Report deleted topics before the ids of the others are recorded.
     for topic in sorted(topics, key=lambda one: one in found):
         if topic not in found:
             how, to_do = "deleted", "restore the topic"
@@ -46,10 +46,10 @@ def replaced_topic(
     return None
 
 
-def missing_input(
+def find_missing_input(
     admin: KafkaAdmin, topics: Sequence[str], uid: str, position: LoggedOffsets | None
 ) -> InputLostError | None:
-    """Return the error of records that the job has not read and that no longer exist."""
+    """Return an error if Kafka has deleted records that the job has not read yet."""
     needed = {} if position is None else position.kafka(frozenset(topics))
     wanted = {(topic, p): at for topic, partitions in needed.items() for p, at in partitions.items()}
     try:
@@ -73,8 +73,8 @@ def missing_input(
     )
 
 
-def raise_if_it_stays(loss: Callable[[], InputLostError | None]) -> None:
-    error = seen_to_stay(loss, lambda found: found is not None, SystemClock())
+def raise_if_confirmed(loss: Callable[[], InputLostError | None]) -> None:
+    error = poll_until_confirmed(loss, lambda found: found is not None, SystemClock())
     if error is not None:
         raise error
 
@@ -84,17 +84,17 @@ _SETTINGS = (_POLICY, _RETENTION, _LAG) = "cleanup.policy", "retention.ms", "min
 
 
 @dataclass(frozen=True, slots=True)
-class TopicKeeping:
-    #: Of ``cleanup.policy``; Kafka 4 has topics without any, which keep everything.
+class TopicRetention:
+    #: Values of ``cleanup.policy``; a topic without any (Kafka 4) keeps everything.
     policies: frozenset[str]
-    #: After which the policy ``delete`` removes a record; None for never.
+    #: Age at which the policy ``delete`` removes a record; None for never.
     retention_ms: int | None
-    #: Before which the policy ``compact`` touches no record.
+    #: Age before which the policy ``compact`` removes no record.
     compaction_lag_ms: int
 
     @classmethod
-    def of(cls, settings: Mapping[str, str]) -> TopicKeeping:
-        """Return what a topic's settings say; raise KeyError if one of them is not shown."""
+    def of(cls, settings: Mapping[str, str]) -> TopicRetention:
+        """Parse a topic's settings; raise KeyError if one of them is missing."""
         retention_ms = int(settings[_RETENTION])
         policies = frozenset(filter(None, (one.strip() for one in settings[_POLICY].split(","))))
         return cls(policies, None if retention_ms < 0 else retention_ms, int(settings[_LAG]))
@@ -113,8 +113,8 @@ class TopicKeeping:
 def check_topic_retention(
     connection: KafkaConnection, topics: Sequence[str], uid: str, needed_ms: int
 ) -> None:
-    """Refuse topics that delete records younger than `needed_ms`, warn of those that compact them."""
-    for topic, keeping in keeping_of(connection, topics).items():
+    """Refuse topics that delete records younger than `needed_ms`; warn if a topic compacts them."""
+    for topic, keeping in read_topic_retention(connection, topics).items():
         if keeping is None:
             LOG.warning(
                 "source '%s': the settings of topic '%s' are hidden from this principal (DESCRIBE_CONFIGS); "
@@ -147,8 +147,10 @@ def check_topic_retention(
             )
 
 
-def keeping_of(connection: KafkaConnection, topics: Sequence[str]) -> dict[str, TopicKeeping | None]:
-    """Ask the brokers; None for a topic whose settings they do not show."""
+def read_topic_retention(
+    connection: KafkaConnection, topics: Sequence[str]
+) -> dict[str, TopicRetention | None]:
+    """Read the retention of topics; None for a topic whose settings this principal may not read."""
     resources = [
         ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(_SETTINGS)) for topic in topics
     ]
@@ -162,15 +164,15 @@ def keeping_of(connection: KafkaConnection, topics: Sequence[str]) -> dict[str, 
         found = {}
     finally:
         wire.close()
-    keeping: dict[str, TopicKeeping | None] = dict.fromkeys(topics)
+    keeping: dict[str, TopicRetention | None] = dict.fromkeys(topics)
     for topic in topics:
-        # They may not be shown, or be null.
+        # A setting may be hidden or null.
         with suppress(KeyError, ValueError):
-            keeping[topic] = TopicKeeping.of({name: str(found[topic][name]["value"]) for name in _SETTINGS})
+            keeping[topic] = TopicRetention.of({name: str(found[topic][name]["value"]) for name in _SETTINGS})
     return keeping
 
 
-#: The column of a scan with the headers of records.
+#: Name of the column with a record's headers.
 HEADERS = "headers"
-#: Its type, in Spark's words.
+#: Spark type of that column.
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"

@@ -1,9 +1,9 @@
-"""Putting dead letters back into the topics that they were meant for, each once, chosen by their headers.
+"""Replay of dead letters: writes them back to their topics, each once, chosen by their headers.
 
-What was put back is told by a consumer group on the letters' topic: its offset says how far letters were
-looked at, and a note beside it which of them were left behind, since a filter did not choose them or they
-are no whole records. Records, offset and note are in one transaction. So a run that is cut off has done
-nothing of its last portion, and another filter later finds what an earlier one has left, and nothing else.
+A consumer group on the letters' topic remembers what was replayed. Its offset says how far letters were read,
+and the note stored with the offset lists the skipped letters: those that the filter did not choose, and those
+that are incomplete records. One transaction holds the records, the offset and the note. So an interrupted run
+leaves nothing of its last portion, and a later run with another filter finds exactly the skipped letters.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic, warn_of_old_times
-from flinkish_spark.connectors.kafka.client.admission import Addressed, Spreader, by_partition
+from flinkish_spark.connectors.kafka.client.admin import (
+    KafkaAdmin,
+    make_unknown_topic_error,
+    warn_of_old_times,
+)
+from flinkish_spark.connectors.kafka.client.admission import (
+    OutgoingRecords,
+    StickyPartitioner,
+    split_by_partition,
+)
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -30,31 +38,31 @@ from flinkish_spark.protocol.ids import Place
 
 _OURS = "flinkish-"
 _ERROR, _TOPIC, _PARTITION = "flinkish-error", "flinkish-topic", "flinkish-partition"
-#: Milliseconds since 1970 of the record; the letter's own time is that of its writing.
+#: The record's timestamp in milliseconds since 1970; the letter's own timestamp says when it was written.
 _TIME = "flinkish-timestamp"
-#: Letters with one of these are not all of their record.
+#: A letter with one of these headers is an incomplete record.
 _CUT = ("flinkish-size", "flinkish-headers-left-out")
-#: Its value is the record's fields as JSON, and not what the record would have been.
+#: Error of a letter whose value is the record's fields as JSON instead of the encoded record.
 _OTHER_FORM = "does-not-fit"
-#: Letters of one transaction, and about as many bytes.
+#: Most letters, and about the most bytes, of one transaction.
 _PORTION, _PORTION_BYTES = 500, 16 * 1024 * 1024
 _TIMEOUT_MS = 60_000
-#: The broker of the topic decides what is too large.
+#: No limit here: the broker decides which record is too large.
 _MAX_RECORD_BYTES = 2**31 - 1
-#: Brokers take 4,096 bytes by default (offset.metadata.max.bytes).
+#: Longest note; brokers accept 4,096 bytes by default (offset.metadata.max.bytes).
 _NOTE_BYTES = 4_000
 _NOTE = "left:"
 
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Which letters are put back: those that have one of the values of every header that is named."""
+    """Chooses letters that have, for every named header, one of its values."""
 
     values: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, words: Iterable[str]) -> LetterFilter:
-        """Read ``NAME=VALUE`` words; several of one name are alternatives."""
+        """Parse ``NAME=VALUE`` words; values of the same name are alternatives."""
         found: dict[str, set[str]] = {}
         for word in words:
             name, equals, value = word.partition("=")
@@ -86,19 +94,19 @@ class _Letter(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        named = self.says(_TIME)
+        named = self.read_header(_TIME)
         return int(named) if named.isdecimal() else self.timestamp_ms
 
-    def says(self, header: str) -> str:
+    def read_header(self, header: str) -> str:
         return (dict(self.headers).get(header) or b"").decode(errors="replace")
 
 
 @dataclass
 class ReplayCounts:
     put_back: dict[str, int] = field(default_factory=dict)
-    #: The filter did not choose them; they are left behind.
+    #: Skipped: the filter did not choose them.
     not_chosen: int = 0
-    #: They are no whole records (too large, or in another form) and are left behind.
+    #: Skipped: they are incomplete records (too large, or in another form).
     not_whole: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +123,7 @@ class LetterReplay:
         self._partitions: dict[str, int] = {}
 
     def run(self, *, dry: bool = False) -> ReplayCounts:
-        """Put back what there is now, and return the counts; with `dry` only count. May be repeated."""
+        """Replay the letters that exist now and return the counts; `dry` only counts. May be repeated."""
         if self._target and self._target == self._letters:
             raise ConfigError(
                 f"the letters are in {self._letters!r}", what_to_do="name another topic for them"
@@ -125,7 +133,7 @@ class LetterReplay:
             out = None
             if not dry:
                 out = stack.enter_context(closing(_Transactions(self._connection, self._group)))
-                # This order matters: what an earlier run has left open is aborted before offsets are read.
+                # This order matters: abort the open transaction of an earlier run before offsets are read.
                 out.session.begin()
             for place in places:
                 self._replay(admin, out, place)
@@ -135,7 +143,7 @@ class LetterReplay:
         if topic not in self._partitions:
             known = admin.topics([topic])
             if topic not in known:
-                raise unknown_topic(topic, self._connection.servers, of="dead letters")
+                raise make_unknown_topic_error(topic, self._connection.servers, of="dead letters")
             self._partitions[topic] = known[topic].partitions
             if topic != self._letters:
                 warn_of_old_times(known, [topic], "replay-dead-letters")
@@ -143,19 +151,19 @@ class LetterReplay:
 
     def _replay(self, admin: KafkaAdmin, out: _Transactions | None, place: Place) -> None:
         begin, end = admin.beginning_offsets([place])[place], admin.end_offsets([place])[place]
-        # What this does not show would be replayed once more.
+        # A lower isolation could miss a committed offset, and letters would be replayed twice.
         stable = Isolation.READ_COMMITTED
         done = max(admin.committed_offsets(self._group, stable).get(place, 0), begin)
         if done > end:
             raise EnvironmentFault(
-                f"the group {self._group} has seen letters of {place[0]}-{place[1]} up to offset {done}, "
+                f"the group {self._group} has read letters of {place[0]}-{place[1]} up to offset {done}, "
                 f"and they end at {end}",
-                why="the topic was made again, or a broker has lost what it had",
+                why="the topic was deleted and created again, or a broker has lost records",
                 what_to_do="run the command again in a minute; if it stays so, give another --group",
             )
-        earlier = _read(admin.committed_notes(self._group, stable).get(place, ""))
+        earlier = _parse_note(admin.find_committed_notes(self._group, stable).get(place, ""))
         first = min([done, *(max(begin, left[0]) for left in earlier if left[1] >= begin)])
-        left = _LeftBehind(earlier)
+        left = _SkippedLetters(earlier)
         chosen: list[_Letter] = []
         for letter in self._read_letters(OffsetRange(*place, first, end)):
             was_passed = letter.offset < done and not left.was(letter.offset)
@@ -182,17 +190,17 @@ class LetterReplay:
         if not self._wanted.chooses(letter.headers):
             self._counts.not_chosen += 1
             return False
-        is_other = letter.says(_ERROR) == _OTHER_FORM and not self._target
+        is_other = letter.read_header(_ERROR) == _OTHER_FORM and not self._target
         target = self._target_of(letter)
         if is_other or any(name in _CUT for name, _ in letter.headers) or not target:
             self._counts.not_whole += 1
             return False
-        self._places(admin, target)  # Raises if there is no such topic, before anything of it is sent.
+        self._places(admin, target)  # Raises before anything is sent if the topic does not exist.
         self._counts.put_back[target] = self._counts.put_back.get(target, 0) + 1
         return True
 
     def _target_of(self, letter: _Letter) -> str:
-        return self._target or letter.says(_TOPIC)
+        return self._target or letter.read_header(_TOPIC)
 
     def _commit(
         self,
@@ -202,13 +210,13 @@ class LetterReplay:
         done: int,
         left: Iterable[tuple[int, int]],
     ) -> None:
-        """Put a portion back, and remember it, in one transaction."""
-        note = _written(left)
+        """Write a portion of letters back and store the progress, in one transaction."""
+        note = _format_note(left)
         if len(note) > _NOTE_BYTES:
             raise UserError(
-                f"the letters of {place[0]}-{place[1]} that are left behind are in too many pieces",
-                what_to_do="choose more with the filter, or use another group for what is left, "
-                "with a filter that chooses none of what was put back",
+                f"the skipped letters of {place[0]}-{place[1]} are in too many pieces to be remembered",
+                what_to_do="choose more letters with the filter, or use another group for the skipped ones, "
+                "with a filter that chooses none of the replayed ones",
             )
         if out is None:
             return
@@ -217,26 +225,26 @@ class LetterReplay:
             by_topic.setdefault(self._target_of(letter), []).append(letter)
         try:
             for topic, letters in by_topic.items():
-                out.send(topic, self._addressed(topic, letters))
+                out.send(topic, self._to_outgoing(topic, letters))
             out.commit(self._group, {place: done}, note)
         except BadRecordError as refused:
             raise EnvironmentFault(
-                f"a letter of {place[0]}-{place[1]} is not taken by the topic that it is for",
+                f"the target topic of a letter of {place[0]}-{place[1]} refuses it",
                 why=f"{refused.what}".rstrip("."),
                 what_to_do="change the topic (max.message.bytes, cleanup.policy, message.timestamp...), "
-                "or leave such letters behind with --where",
+                "or skip such letters with --where",
             ) from refused
 
-    def _addressed(self, topic: str, letters: Sequence[_Letter]) -> Addressed:
+    def _to_outgoing(self, topic: str, letters: Sequence[_Letter]) -> OutgoingRecords:
         own = [
             [{"key": name, "value": value} for name, value in one.headers if not name.startswith(_OURS)]
             for one in letters
         ]
-        numbers = [one.says(_PARTITION) for one in letters]
-        # As it was, where the topic has that partition.
+        numbers = [one.read_header(_PARTITION) for one in letters]
+        # Keep the partition if the topic has it.
         known = range(0 if self._target else self._partitions[topic])
         partitions = [int(one) if one.isdecimal() and int(one) in known else None for one in numbers]
-        return Addressed.of(
+        return OutgoingRecords.of(
             pa.array([one.key for one in letters], pa.binary()),
             pa.array([one.value for one in letters], pa.binary()),
             pa.array(own, HEADERS_TYPE),
@@ -247,7 +255,7 @@ class LetterReplay:
 
 
 class _Transactions:
-    """One transaction after the other under the id of a group, by one epoch: a second run takes another."""
+    """Successive transactions under one transactional id and epoch; a second run fences this one."""
 
     def __init__(self, connection: KafkaConnection, group: str) -> None:
         settings = StagingSettings(
@@ -259,39 +267,40 @@ class _Transactions:
         )
         self._wire = KafkaWire(connection)
         self.session = TransactionSession(self._wire, settings)
-        self._outbox, self._spreader = Outbox(self.session), Spreader(settings.producer.batch_bytes)
+        self._outbox, self._spreader = Outbox(self.session), StickyPartitioner(settings.producer.batch_bytes)
         self._is_open = False
 
-    def send(self, topic: str, records: Addressed) -> None:
+    def send(self, topic: str, records: OutgoingRecords) -> None:
         layout = self.session.layout_with(topic, records.highest_partition)
         places = {
-            (topic, at): rows for at, rows in by_partition(topic, records, layout, self._spreader).items()
+            (topic, at): rows
+            for at, rows in split_by_partition(topic, records, layout, self._spreader).items()
         }
         self._is_open = True
         self.session.join(places)
         self._outbox.post(places)
 
     def commit(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
-        """Show what was sent, and the group's offsets."""
+        """Commit the sent records together with the group's offsets."""
         self._outbox.drain()
         self._is_open = True
         self.session.commit_offsets(group, offsets, note)
-        # DECISION POINT: with this the letters are in their topic, and will not be put back again.
+        # DECISION POINT: from here on the letters are in their topics and will not be replayed again.
         self.session.commit()
         self._is_open = False
 
     def close(self) -> None:
-        """Abort what is open, for the readers of its topics; the next run would, or its timeout."""
+        """Abort the open transaction, so that readers need not wait for its timeout or the next run."""
         try:
             if self._is_open:
-                self._outbox.hush(ABORT_BOUND_MS)
+                self._outbox.wait_for_pending(ABORT_BOUND_MS)
                 abort_own(self._wire, self.session.handle, ABORT_BOUND_MS)
         finally:
             self._wire.close()
 
 
-class _LeftBehind:
-    """Which letters of a partition are left behind, as ranges of offsets, while they are read in order."""
+class _SkippedLetters:
+    """Skipped letters of a partition as ranges of offsets, collected while letters are read in order."""
 
     def __init__(self, earlier: Sequence[tuple[int, int]]) -> None:
         self._earlier, self._found = list(earlier), list[tuple[int, int]]()
@@ -303,7 +312,7 @@ class _LeftBehind:
         return bool(self._earlier) and self._earlier[0][0] <= offset
 
     def note(self, offset: int, *, is_left: bool) -> None:
-        # Between two letters of one range there is no other: markers of transactions make no pieces.
+        # A range spans transaction markers: between two of its letters there is no other letter.
         if is_left:
             first = self._found.pop()[0] if self._is_going_on else offset
             self._found.append((first, offset))
@@ -313,21 +322,21 @@ class _LeftBehind:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """What is left behind: of what was read, and of what earlier runs have left and was not read yet."""
+        """Ranges skipped by this run, and those of earlier runs that this one has not read yet."""
         return [*self._found, *(one for one in self._earlier if one[0] <= one[1])]
 
 
-def _written(left: Iterable[tuple[int, int]]) -> str:
-    """Return ranges of offsets as a note.
+def _format_note(left: Iterable[tuple[int, int]]) -> str:
+    """Format ranges of offsets as a note.
 
-    >>> _written([(3, 3), (7, 9)]), _read("left:3,7-9"), _written([])
+    >>> _format_note([(3, 3), (7, 9)]), _parse_note("left:3,7-9"), _format_note([])
     ('left:3,7-9', [(3, 3), (7, 9)], 'left:')
     """
     return _NOTE + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in left)
 
 
-def _read(note: str) -> list[tuple[int, int]]:
-    """Return the ranges of offsets in a note; none if it is somebody else's."""
+def _parse_note(note: str) -> list[tuple[int, int]]:
+    """Parse a note into ranges of offsets; return none if another program wrote it."""
     if not note.startswith(_NOTE):
         return []
     parts = (part.partition("-") for part in note.removeprefix(_NOTE).split(",") if part)

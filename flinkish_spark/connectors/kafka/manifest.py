@@ -1,8 +1,8 @@
 """A manifest in a Kafka topic: one record per checkpoint, exactly once for read_committed readers.
 
-The record is staged like any sink's: in a transaction whose handle is stored in the job directory before it
-is committed, so that a repetition ends the same transaction. One that timed out in between is staged anew,
-with the topic's log as the evidence that it was not visible.
+The writer stages a record as a sink does: in a transaction whose handle it stores in the job directory before
+the commit, so that a repetition ends the same transaction. If the transaction has timed out in between, the
+writer stages the record again, after the topic's log has proven that it was not visible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, unknown_topic
+from flinkish_spark.connectors.kafka.client.admin import (
+    PREFLIGHT_TIMEOUT_MS,
+    KafkaAdmin,
+    make_unknown_topic_error,
+)
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 #: The task number in the transactional id; Spark numbers no partition so high. Block 0 is never leased.
 MANIFEST_TASK = 999_999_998
-#: A record is committed right behind being staged; what a crash leaves open should not hide others for long.
+#: Short, since the commit follows at once: a transaction left open by a crash hides later records.
 _TRANSACTION_TIMEOUT_MS = 60_000
 _FOLDER = "manifest"
 
@@ -49,8 +53,8 @@ _FOLDER = "manifest"
 class KafkaManifest(Manifest):
     """Write a JSON record per confirmed checkpoint to a Kafka topic.
 
-    The key is ``<job uuid>/<checkpoint>``, so a compacted topic keeps one record of each. All records of a
-    job are in one partition, in order. Read it with ``isolation.level=read_committed``.
+    The key is ``<job uuid>/<checkpoint>``, so a compacted topic keeps one record per checkpoint. All records
+    of a job are in one partition, in order. Read it with ``isolation.level=read_committed``.
 
     Parameters
     ----------
@@ -84,7 +88,7 @@ class KafkaManifest(Manifest):
         """Refuse an unknown topic and missing rights."""
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             if self.topic not in admin.topics([self.topic]):
-                raise unknown_topic(self.topic, self.connection.servers, of="the manifest")
+                raise make_unknown_topic_error(self.topic, self.connection.servers, of="the manifest")
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, MANIFEST_TASK, 0)
             admin.probe_transactional_id(str(probe), _TRANSACTION_TIMEOUT_MS)
 
@@ -97,8 +101,8 @@ class _KafkaManifestWriter(ManifestWriter):
         self._manifest, self._context = manifest, context
         self._objects = SealedObjects(context.store, "the job directory")
         wire = KafkaWire(manifest.connection)
-        self._client = TransactionClient.over(wire)
-        self._marks = KafkaMarks(KafkaAdmin.over(wire), context.job, ".manifest", manifest.topic)
+        self._client = TransactionClient.from_wire(wire)
+        self._marks = KafkaMarks(KafkaAdmin.from_wire(wire), context.job, ".manifest", manifest.topic)
 
     def newest_marks(self) -> Sequence[Mark]:
         mark = self._marks.newest()
@@ -118,7 +122,7 @@ class _KafkaManifestWriter(ManifestWriter):
         if found is not None and why:
             raise another_timeline("the manifest", found, record.checkpoint, why)
         if found != ours:
-            # This order matters: a directory of before must not write a record that readers have seen.
+            # This order matters: an older copy of the directory must not repeat a visible record.
             self._marks.leave(ours)
         folder = f"{_FOLDER}/{record.checkpoint}"
         numbers = self._objects.numbers(folder)
@@ -144,9 +148,9 @@ class _KafkaManifestWriter(ManifestWriter):
             self._client.abort(handle)
             return CommitAnswer(Outcome.RETRY, "another owner has staged the same record")
         if max(self._objects.numbers("owners"), default=0) > int(self._context.owner_epoch):
-            # A newer owner may have written the record, confirmed the checkpoint and deleted the name that
-            # this one has just created. One that takes over from here on finds the name, and ends the same
-            # transaction.
+            # A newer owner may have written the record, confirmed the checkpoint and deleted the object that
+            # this one has just created. An owner that takes over after this line finds the object, and ends
+            # the same transaction.
             self._client.abort(handle)
             return CommitAnswer(Outcome.FENCED, "a newer owner writes the manifest")
         answer = self._client.commit(handle)
@@ -161,7 +165,7 @@ class _KafkaManifestWriter(ManifestWriter):
         body = {"job": str(context.job), "job_name": context.job_name, **record.to_json()}
         settings = StagingSettings(
             connection=self._manifest.connection,
-            # One at a time: the record of a checkpoint is staged behind the receipt of the one before.
+            # One id is enough: a record is staged after the receipt of the checkpoint before.
             transactional_id=str(TransactionalId(context.job, context.owner_epoch, 0, MANIFEST_TASK, 0)),
             transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS,
             default_topic=self._manifest.topic,
@@ -170,7 +174,7 @@ class _KafkaManifestWriter(ManifestWriter):
             transaction.write(
                 pa.array([f"{context.job}/{record.checkpoint}".encode()], pa.binary()),
                 pa.array([json.dumps(body).encode()], pa.binary()),
-                # The one that the topic has had since the first record of the job: all are in order.
+                # Partition 0 exists from the start, so that all records of a job are in order.
                 partitions=pa.array([0], pa.int32()),
             )
             committable = transaction.prepare()

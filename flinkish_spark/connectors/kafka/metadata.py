@@ -1,4 +1,4 @@
-"""Columns beside the fields of a Kafka record: its topic, offset, time, headers."""
+"""Metadata columns of Kafka records: topic, partition, offset, timestamp, headers and others."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.record_time import NO_TIME_MS
 
-#: Of a reader of ours, the epoch in which the leader of the partition took the record; -1 if it is not known.
+#: Column with the leader epoch in which the partition's leader appended the record; -1 if unknown.
 LEADER_EPOCH = "leaderEpoch"
-#: By the number that Spark's `timestampType` has: what Kafka calls it, and Flink with it.
+#: Spark's `timestampType` number -> the name in Kafka and Flink.
 _TIMESTAMP_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 
 class _Part(NamedTuple):
     type: str
-    #: From the columns of a reader.
+    #: Computes the column from a reader's columns.
     column: Callable[[pa.RecordBatch], pa.Array]
 
 
-def _named(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
+def _read_column(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
     return lambda records: records.column(name)
 
 
-def known_times(times: pa.Array) -> pa.Array:
-    """Return the times of records: one without a time has -1 in Kafka, and null here."""
+def clear_missing_times(times: pa.Array) -> pa.Array:
+    """Replace the timestamp -1, Kafka's "no timestamp", by null."""
     without = pc.equal(times.view(pa.int64()), NO_TIME_MS * 1_000)
     return pc.if_else(without, pa.scalar(None, times.type), times)
 
 
-def milliseconds_of(records: pa.RecordBatch) -> pa.Array:
+def to_milliseconds(records: pa.RecordBatch) -> pa.Array:
     """Return the times of records in milliseconds since 1970."""
-    return pc.divide(known_times(records.column("timestamp")).view(pa.int64()), 1_000)
+    return pc.divide(clear_missing_times(records.column("timestamp")).view(pa.int64()), 1_000)
 
 
 def _timestamp_type(records: pa.RecordBatch) -> pa.Array:
@@ -51,7 +51,7 @@ def _timestamp_type(records: pa.RecordBatch) -> pa.Array:
 
 
 def _headers(records: pa.RecordBatch) -> pa.Array:
-    # Readers have null where there are none.
+    # A reader gives null for a record without headers.
     headers = records.column(HEADERS)
     if headers.null_count:
         headers = pa.array([one or [] for one in headers.to_pylist()], headers.type)
@@ -74,27 +74,27 @@ def _leader_epoch(records: pa.RecordBatch) -> pa.Array:
 
 
 _PARTS: Mapping[str, _Part] = {
-    "topic": _Part("STRING", _named("topic")),
-    "partition": _Part("INT", _named("partition")),
-    "offset": _Part("LONG", _named("offset")),
-    "timestamp": _Part("TIMESTAMP", lambda records: known_times(records.column("timestamp"))),
+    "topic": _Part("STRING", _read_column("topic")),
+    "partition": _Part("INT", _read_column("partition")),
+    "offset": _Part("LONG", _read_column("offset")),
+    "timestamp": _Part("TIMESTAMP", lambda records: clear_missing_times(records.column("timestamp"))),
     "timestamp-type": _Part("STRING", _timestamp_type),
-    "key": _Part("BINARY", _named("key")),
+    "key": _Part("BINARY", _read_column("key")),
     "headers": _Part(HEADERS_TYPE, _headers),
     "headers-map": _Part("MAP<STRING, ARRAY<BINARY>>", _headers_map),
     "leader-epoch": _Part("INT", _leader_epoch),
 }
-#: What can be asked for; its column has an underscore in front, and underscores for hyphens.
+#: Names for `metadata`; a column is named with a leading underscore and underscores for hyphens.
 METADATA = tuple(_PARTS)
-#: What only the planner asks for: the record's timestamp as event time.
+#: For the planner only: the record's timestamp as event time.
 OWN_TIME = "event time"
-#: In front of what the format of the value knows.
+#: Prefix of metadata that the format of the value provides.
 OF_VALUE = "value."
 _WITH_HEADERS = frozenset({"headers", "headers-map"})
 
 
-def checked_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
-    # A set is no list: columns have an order, the same in every process.
+def check_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
+    # A set is refused: the columns need the same order in every process.
     is_list = isinstance(metadata, Sequence) and not isinstance(metadata, str)
     if not is_list or not all(name in METADATA or is_of_value(name) for name in metadata):
         raise ConfigError(
@@ -110,26 +110,26 @@ def is_of_value(name: object) -> bool:
 
 
 def metadata_fields(metadata: Sequence[str]) -> list[T.StructField]:
-    """Return the columns, without those that the value's format knows."""
+    """Return the fields of the metadata columns, without those that the value's format provides."""
     own = [name for name in metadata if not is_of_value(name)]
     kinds = [T.LongType() if name == OWN_TIME else parse_ddl(_PARTS[name].type) for name in own]
     return [T.StructField(name, kind) for name, kind in zip(names_of(own), kinds, strict=True)]
 
 
 def metadata_arrays(metadata: Sequence[str], records: pa.RecordBatch) -> list[pa.Array]:
-    """Return the columns of records as a reader of Kafka gives them."""
+    """Compute the metadata columns from a reader's columns."""
     own = [name for name in metadata if not is_of_value(name)]
-    return [milliseconds_of(records) if name == OWN_TIME else _PARTS[name].column(records) for name in own]
+    return [to_milliseconds(records) if name == OWN_TIME else _PARTS[name].column(records) for name in own]
 
 
 def names_of(metadata: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the columns, without those that the value's format knows."""
+    """Return the names of the metadata columns, without those that the value's format provides."""
     own = [name for name in metadata if not is_of_value(name)]
     return tuple(C.TIME if name == OWN_TIME else "_" + name.replace("-", "_") for name in own)
 
 
 def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
-    # Spark does not tell names apart by case.
+    # Spark's column names are case-insensitive.
     taken = {name.lower() for name in fields.names}
     for asked in metadata:
         of_value = asked.removeprefix(OF_VALUE)
@@ -141,6 +141,6 @@ def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
             )
 
 
-def options_for(metadata: Sequence[str]) -> dict[str, str]:
+def to_reader_options(metadata: Sequence[str]) -> dict[str, str]:
     options = {"includeHeaders": "true"} if _WITH_HEADERS & set(metadata) else {}
     return {**options, **({INCLUDE_LEADER_EPOCH: "true"} if "leader-epoch" in metadata else {})}

@@ -1,8 +1,8 @@
-"""Where a Kafka source begins, stands and ends: partitions, starts, ends, groups.
+"""Partitions, starting offsets, ending offsets and consumer groups of a Kafka source.
 
-Starts that have to be asked for, and ends, are asked for once, at the first start, and kept in the job
-directory: they are others a moment later. Neither reader can be told to stop at an offset, so records from
-the end on are left out of the stream.
+A source asks the brokers for its starting and ending offsets once, at the first start, and keeps them in the
+job directory, since a later question would have another answer. No reader can stop at an offset, so the
+source drops records from the ending offset on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
     OffsetDirection,
     TopicPattern,
-    places_of,
+    list_places,
 )
-from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
@@ -31,16 +31,16 @@ from flinkish_spark.protocol.ids import Place
 from flinkish_spark.protocol.limits import check_choice, check_whole
 
 LOG = logging.getLogger(__name__)
-#: How long a group's offsets are waited for that could be stored later.
+#: How long checkpoints wait for a group's offsets to be stored after a passing error.
 _GROUP_PATIENCE_MS = 30_000
 
 
-def places_in(
+def select_partitions(
     counts: Mapping[str, int], partitions: Mapping[str, tuple[int, ...]], to_correct: str
 ) -> list[Place]:
-    """Return the partitions that are read; raise GraphError for one that its topic does not have."""
+    """Return the partitions to read; raise GraphError if a topic lacks one of them."""
     if not partitions:
-        return places_of(counts)
+        return list_places(counts)
     for topic, numbers in partitions.items():
         missing = [number for number in numbers if number >= counts.get(topic, number + 1)]
         if missing:
@@ -53,16 +53,16 @@ def places_in(
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a Kafka source reads: topics by name, some of their partitions, or topics by a pattern."""
+class TopicSelection:
+    """The topics and partitions that a source reads: topics by name or pattern, or some partitions."""
 
     topics: tuple[str, ...] = ()
-    #: By topic, the partitions that are read; empty for all of all topics.
+    #: Topic -> the partitions to read; empty for all partitions of all topics.
     partitions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     pattern: str = ""
 
     @classmethod
-    def of(cls, topics: object, pattern: object, partitions: object) -> Wanted:
+    def of(cls, topics: object, pattern: object, partitions: object) -> TopicSelection:
         if pattern:
             if topics or partitions:
                 raise ConfigError(
@@ -76,17 +76,17 @@ class Wanted:
                 f"topics is {topics!r}",
                 what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
             )
-        return cls(tuple(dict.fromkeys(names)), _checked_partitions(partitions, names))
+        return cls(tuple(dict.fromkeys(names)), _check_partitions(partitions, names))
 
-    def among(self, topics: Iterable[str]) -> list[str]:
-        """Return those of some topics that are read."""
+    def filter_topics(self, topics: Iterable[str]) -> list[str]:
+        """Return those of `topics` that the source reads."""
         mine: Collection[str] | TopicPattern = TopicPattern(self.pattern) if self.pattern else self.topics
         return [topic for topic in topics if topic in mine]
 
     def places(self, admin: KafkaAdmin, clock: Clock) -> list[Place]:
         if self.pattern:
-            return places_of(admin.matching(TopicPattern(self.pattern)))
-        found = seen_to_stay(
+            return list_places(admin.find_matching_topics(TopicPattern(self.pattern)))
+        found = poll_until_confirmed(
             lambda: admin.partition_counts(self.topics), lambda one: len(one) < len(self.topics), clock
         )
         missing = [topic for topic in self.topics if topic not in found]
@@ -98,10 +98,10 @@ class Wanted:
             )
         if self.partitions:
             return [(topic, one) for topic, numbers in self.partitions.items() for one in numbers]
-        return places_of(found)
+        return list_places(found)
 
 
-def _checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _check_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
     to_do = 'name partitions of every topic: partitions={"orders": [0, 1]}; or leave it out'
     if partitions is None:
         return {}
@@ -117,7 +117,7 @@ def _checked_partitions(partitions: object, topics: Sequence[str]) -> dict[str, 
 
 
 class StartingOffsets(Choice):
-    """Where a job that has no checkpoint yet begins to read."""
+    """The position at which a job without a checkpoint begins to read."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -129,7 +129,7 @@ class StartingOffsets(Choice):
 
 
 class KafkaStart(ABC):
-    """Says where each partition begins; one of the classes below."""
+    """Starting offsets of the partitions; one of the classes below."""
 
     @abstractmethod
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
@@ -137,7 +137,7 @@ class KafkaStart(ABC):
 
 
 @dataclass(frozen=True)
-class _AtTimestamp:
+class _TimestampBoundary:
     timestamp_ms: int
 
     def __post_init__(self) -> None:
@@ -145,14 +145,14 @@ class _AtTimestamp:
             check_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        return first_at_least_as_late(
+        return find_offsets_by_time(
             dict.fromkeys(places, self.timestamp_ms), admin.offsets_at, admin.end_offsets
         )
 
 
 @dataclass(frozen=True)
-class StartAtTimestamp(_AtTimestamp, KafkaStart):
-    """Begins each partition at its first record that is at least as late; without one, with what comes.
+class StartAtTimestamp(_TimestampBoundary, KafkaStart):
+    """Begins each partition at its first record with this timestamp or a later one, or else at its end.
 
     Parameters
     ----------
@@ -168,9 +168,9 @@ class StartAtOffsets(KafkaStart):
     Parameters
     ----------
     starts
-        Topic -> partition -> the first offset that is read. It must be there, or be the end.
+        Topic -> partition -> the first offset to read, which must exist or be the end.
     otherwise
-        Where the partitions begin that are not named.
+        Where all other partitions begin.
 
     Examples
     --------
@@ -196,19 +196,19 @@ class StartAtOffsets(KafkaStart):
                 f"the source begins at an offset of {topic}-{partition}, which it does not read",
                 what_to_do="correct starting_offsets=StartAtOffsets(...)",
             )
-        return _held(admin, places, given, self.otherwise, "StartAtOffsets names")
+        return _complete_offsets(admin, places, given, self.otherwise, "StartAtOffsets names")
 
 
 @dataclass(frozen=True)
-class StartAtCommitted(KafkaStart):
-    """Begins where a consumer group stands, to take its work over.
+class StartAtCommittedOffsets(KafkaStart):
+    """Begins at the committed offsets of a consumer group, to take over its work.
 
     Parameters
     ----------
     group_id
-        Of the group; empty for the source's own.
+        The group; empty for the source's own.
     otherwise
-        Where the partitions begin for which the group has no offset.
+        Where partitions begin for which the group has no offset.
     """
 
     group_id: str = ""
@@ -223,7 +223,9 @@ class StartAtCommitted(KafkaStart):
         wanted = set(places)
         committed = admin.committed_offsets(self.group_id, Isolation.READ_COMMITTED)
         known = {at: offset for at, offset in committed.items() if at in wanted}
-        return _held(admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at")
+        return _complete_offsets(
+            admin, places, known, self.otherwise, f"the group '{self.group_id}' stands at"
+        )
 
 
 def _check_offsets(which: str, given: object, to_do: str) -> None:
@@ -238,27 +240,27 @@ def _check_offsets(which: str, given: object, to_do: str) -> None:
                 check_whole(f"the {which} of {topic}-{partition}", offset, least=0)
 
 
-def first_at_least_as_late(
+def find_offsets_by_time(
     timestamps_ms: Mapping[Place, int],
     offsets_at: Callable[[Mapping[Place, int]], Mapping[Place, int | None]],
     end_offsets: Callable[[Iterable[Place]], Mapping[Place, int]],
 ) -> dict[Place, int]:
-    """Return the offset of each partition's first record that is at least as late, or else its end."""
-    # This order matters: a record that comes in between is found, and not taken for the end.
+    """Return the offset of each partition's first record at or after its timestamp, or else its end."""
+    # This order matters: a record that is written between the two questions is found.
     ends = end_offsets(timestamps_ms)
     found = offsets_at(timestamps_ms)
     return {place: ends[place] if at is None else at for place, at in found.items()}
 
 
-def checked_start(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
-    """Return what a user gave as `starting_offsets`, or raise ConfigError."""
-    if isinstance(start, StartAtCommitted):
+def check_starting_offsets(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
+    """Check the user's `starting_offsets`; raise ConfigError if they cannot be used."""
+    if isinstance(start, StartAtCommittedOffsets):
         if not start.group_id and not group_id:
             raise ConfigError(
                 "the source begins at the offsets of a consumer group, and no group is named",
-                what_to_do='give the source a group_id, or name one: StartAtCommitted("orders-consumers")',
+                what_to_do='give the source a group_id, or name one: StartAtCommittedOffsets("orders-app")',
             )
-        return StartAtCommitted(start.group_id or group_id, start.otherwise)
+        return StartAtCommittedOffsets(start.group_id or group_id, start.otherwise)
     if isinstance(start, KafkaStart):
         return start
     try:
@@ -269,18 +271,18 @@ def checked_start(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
             start,
             wanted="a place to begin at",
             what_to_do="give StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...), StartAtOffsets(...) "
-            "or StartAtCommitted(...)",
+            "or StartAtCommittedOffsets(...)",
         ) from None
 
 
-def _held(
+def _complete_offsets(
     admin: KafkaAdmin,
     places: Sequence[Place],
     given: Mapping[Place, int],
     otherwise: StartingOffsets,
     who: str,
 ) -> dict[Place, int]:
-    """Return the offsets of all partitions, or raise ConfigError if one of the given ones is not there."""
+    """Add `otherwise` for partitions without an offset; raise ConfigError if an offset does not exist."""
     first, last = admin.beginning_offsets(given), admin.end_offsets(given)
     for (topic, partition), offset in sorted(given.items()):
         place = topic, partition
@@ -296,16 +298,16 @@ def _held(
 
 
 class KafkaEnd(StoredObject, ABC):
-    """Says where each partition ends; one of the classes below."""
+    """Ending offsets of the partitions; one of the classes below."""
 
     @abstractmethod
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
-        """Return the first offset of each partition that is not read. Called at the first start."""
+        """Return each partition's ending offset, the first that is not read. Called at the first start."""
 
 
 @dataclass(frozen=True)
 class EndAtLatest(KafkaEnd):
-    """Reads what there is when the job starts for the first time."""
+    """Ends each partition where it ends when the job starts for the first time."""
 
     TAG: ClassVar = ("end", "latest")
 
@@ -314,10 +316,10 @@ class EndAtLatest(KafkaEnd):
 
 
 @dataclass(frozen=True)
-class EndAtTimestamp(_AtTimestamp, KafkaEnd):
-    """Reads each partition up to its first record that is at least as late.
+class EndAtTimestamp(_TimestampBoundary, KafkaEnd):
+    """Ends each partition before its first record with this timestamp or a later one.
 
-    Where there is none when the job starts for the first time, up to what there is then.
+    A partition without such a record ends where it ends when the job starts for the first time.
 
     Parameters
     ----------
@@ -330,12 +332,12 @@ class EndAtTimestamp(_AtTimestamp, KafkaEnd):
 
 @dataclass(frozen=True)
 class EndAtOffsets(KafkaEnd):
-    """Reads each partition up to an offset, which may lie in the future.
+    """Ends each partition before an offset, which may lie in the future.
 
     Parameters
     ----------
     ends
-        Topic -> partition -> the first offset that is not read. Every partition is named.
+        Topic -> partition -> the first offset that is not read, for every partition.
 
     Examples
     --------
@@ -366,7 +368,7 @@ class EndAtOffsets(KafkaEnd):
         return given
 
 
-def checked_end(ending: object) -> KafkaEnd | None:
+def check_ending(ending: object) -> KafkaEnd | None:
     if ending is None:
         return None
     what_to_do = "give EndAtLatest(), EndAtOffsets({...}) or EndAtTimestamp(...), or leave it out"
@@ -374,22 +376,22 @@ def checked_end(ending: object) -> KafkaEnd | None:
 
 
 class GroupPatience:
-    """Gives up a group's offsets where they would hold back a checkpoint: they are for lag tools."""
+    """Skips storing a group's offsets rather than delay a checkpoint: only lag tools need them."""
 
     def __init__(self, clock: Clock = SystemClock()) -> None:  # noqa: B008 - a value without state
         self._clock = clock
         self._failing_since_ms: int | None = None
         self.given_up = 0
 
-    def tries(self, group: str, store: Callable[[], None]) -> bool:
-        """Store, and return whether that was done; raise what is worth another attempt."""
+    def try_store(self, group: str, store: Callable[[], None]) -> bool:
+        """Call `store`; return True if it succeeded, raise if the caller should try again."""
         try:
             store()
         except EnvironmentFault as fault:
             now_ms = self._clock.monotonic_ms()
             if self._failing_since_ms is None:
                 self._failing_since_ms = now_ms
-            # What comes back by itself is waited for once; any other refusal is not.
+            # Wait once for an error that passes by itself; skip on any other.
             if fault.restartable and now_ms - self._failing_since_ms < _GROUP_PATIENCE_MS:
                 raise
             self.given_up += 1
@@ -415,7 +417,7 @@ class GroupPatience:
 def store_offsets(
     admin: KafkaAdmin, group: str, offsets: Mapping[Place, int], direction: OffsetDirection, note: str
 ) -> None:
-    """Set a group's offsets; may be repeated."""
+    """Set the offsets of a group; repeating it is harmless."""
     try:
         answer = admin.commit_offsets(group, offsets, direction, note)
     except InputLostError:

@@ -1,4 +1,4 @@
-"""Ranges of Kafka partitions in, records and control rows out: the first pass of a task."""
+"""First pass of a task: reads ranges of Kafka partitions and yields records and control rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.format.options import SourceOptions
-from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, read_range, schema_of
-from flinkish_spark.connectors.kafka.metadata import known_times, metadata_arrays, metadata_fields
+from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, make_schema, read_range
+from flinkish_spark.connectors.kafka.metadata import clear_missing_times, metadata_arrays, metadata_fields
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import CONTROL
@@ -22,27 +22,27 @@ from flinkish_spark.worker.daemon import freeze_modules
 
 #: Columns of a record, as Spark's own Kafka source has them.
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
-#: What only an environment's job has, and what every record has, behind its columns.
+#: Control columns of an environment's job only, and those of every record.
 _CONTROL, _PLACE = CONTROL.fields[:2], CONTROL.fields[2:]
 
 
 @dataclass(frozen=True)
 class ReadRanges:
-    """Called by mapInArrow; a task that is run again reads the same."""
+    """Function for mapInArrow; a repeated task reads the same records."""
 
     options: SourceOptions
-    #: By which partitions are numbered as channels; empty for those of a pattern.
+    #: Topics by which partitions are numbered as channels; empty for a pattern.
     topics: tuple[str, ...]
-    #: Where partitions end for good: one that has none here brings nothing. None where none of them ends.
+    #: Ending offsets; a partition without one yields nothing. None if no partition ends.
     ends: Mapping[Place, int] | None
-    #: What stands beside the fields.
+    #: Names of the metadata columns.
     metadata: tuple[str, ...]
-    #: Columns of a record that are kept besides the usual ones.
+    #: Further columns of a record to keep.
     beside: tuple[str, ...] = ()
 
     @property
     def columns(self) -> T.StructType:
-        known = parse_ddl(schema_of(self.options))
+        known = parse_ddl(make_schema(self.options))
         assert isinstance(known, T.StructType)
         own = [known[name] for name in (*KAFKA_COLUMNS, *self.beside)]
         control = _CONTROL if self.options.control_path else []
@@ -69,7 +69,7 @@ class ReadRanges:
         for records in read_range(self.options, wanted):
             count = records.num_rows
             own = {name: records.column(name) for name in (*KAFKA_COLUMNS, *self.beside)}
-            own["timestamp"] = known_times(own["timestamp"])
+            own["timestamp"] = clear_missing_times(own["timestamp"])
             control = [np.zeros(count, np.int32), np.zeros(count, np.int64)]
             place = [np.full(count, channel, np.int64)]
             added = [pa.array(one) for one in (*(control if self.options.control_path else ()), *place)]
@@ -83,7 +83,7 @@ class ReadRanges:
 
 
 def _control_rows(rows: Sequence[Sequence[int]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows without anything of a record: barriers, and calls of key groups."""
+    """Build rows without a record: barriers, and calls of key groups."""
     control = dict(zip(C.CONTROL, zip(*rows, strict=True), strict=True))
     columns = [
         pa.array(control[field.name], field.type)

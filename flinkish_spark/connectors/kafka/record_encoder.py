@@ -1,4 +1,4 @@
-"""From the fields of a stream to the parts of Kafka records, in the pass that stages them."""
+"""Encoding of a stream's rows as Kafka records, in the pass that stages them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import JsonWriter
 from flinkish_spark.types.json_columns import has_intervals, replace_months, without_intervals
 
-#: The columns that every writer gets, before those that not every sink has.
+#: Columns of encoded records that every sink has; the optional ones follow below.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 _LIST_OF_HEADERS = "array<struct<key:string,value:binary>>"
 _MAPS_OF_HEADERS = ("map<string,binary>", "map<string,array<binary>>")
@@ -37,7 +37,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
             for name in named_columns(form):
-                _kind(fields, uid, part, name)
+                _find_type(fields, uid, part, name)
             check_encodable(form, fields, f"the {part} of sink '{uid}'")
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
         ("row kind", sink.row_kind, (T.StringType,), "STRING"),
@@ -46,7 +46,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
     ]
     if isinstance(sink.headers, str):
-        kind = _kind(schema, uid, "list of headers", sink.headers)
+        kind = _find_type(schema, uid, "list of headers", sink.headers)
         if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
             raise SchemaError(
                 f"the list of headers of sink '{uid}' is the column '{sink.headers}' of type "
@@ -59,7 +59,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         bytes_or_text = (T.StringType, T.BinaryType)
         wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
     for role, column, kinds, words in wanted:
-        if column and not isinstance(kind := _kind(schema, uid, role, column), kinds):
+        if column and not isinstance(kind := _find_type(schema, uid, role, column), kinds):
             raise SchemaError(
                 f"the {role} of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
                 why=f"it must be {words}",
@@ -68,7 +68,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
             )
 
 
-def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
+def _find_type(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
     if column not in schema.names:
         raise SchemaError(
             f"the {role} of sink '{uid}' is the column '{column}', which its stream does not have",
@@ -79,7 +79,7 @@ def _kind(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
 
 @dataclass(frozen=True)
 class RecordEncoder:
-    """Makes the parts of records of a sink's rows: key, value and topic, then those that the sink has."""
+    """Encodes a sink's rows as key, value and topic, and the optional parts that the sink has."""
 
     fields: T.StructType
     key: PartEncoder
@@ -89,7 +89,7 @@ class RecordEncoder:
     partition: str
     timestamp: str
     headers: Mapping[str, str] | str = field(hash=False)
-    #: If some record may not have the form of its topic.
+    #: Whether a record can fail to fit its format.
     may_misfit: bool = False
 
     @classmethod
@@ -116,8 +116,8 @@ class RecordEncoder:
         )
 
     def spark_columns(self) -> dict[str, Column]:
-        """Return by name what the pass is given of a row: fields, and what Spark computes of them."""
-        # A record that does not fit is told of with all of its fields.
+        """Return the columns that the encoding pass gets: fields, and columns that Spark computes."""
+        # The dead letter of a record that does not fit has all of its fields.
         of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
         others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
         read = (name for name in (*self.key.names, *self.value.names, *others) if name)
@@ -127,18 +127,18 @@ class RecordEncoder:
 
     @property
     def reads_fields_alone(self) -> bool:
-        """Return whether Spark computes nothing of what the pass is given."""
+        """True if the encoding pass gets fields only, and no column that Spark computes."""
         computed = self.key.spark_columns() or self.value.spark_columns()
         return not computed and not any(has_intervals(one.dataType) for one in self.fields)
 
-    def given(self, names: Iterable[str]) -> T.StructType:
-        """Return the types of what the pass is given."""
+    def find_input_types(self, names: Iterable[str]) -> T.StructType:
+        """Return the types of the encoding pass's input columns."""
         computed = self.key.computed_types() | self.value.computed_types()
         kinds = {one.name: replace_months(one.dataType, T.IntegerType()) for one in self.fields} | computed
         return T.StructType([T.StructField(name, kinds[name]) for name in names])
 
     def schema(self) -> T.StructType:
-        """Return the parts that come out."""
+        """Return the columns of encoded records."""
         kinds: dict[str, T.DataType] = {KEY: T.BinaryType(), VALUE: T.BinaryType(), TOPIC: T.StringType()}
         if self.partition:
             kinds[PARTITION] = T.IntegerType()
@@ -157,13 +157,17 @@ class RecordEncoder:
         if self.row_kind:
             kind = records.column(self.row_kind).cast(pa.string())
             is_retraction = pc.is_in(kind, pa.array(RETRACTIONS, pa.string()))
-            # A retraction has no value that could not fit.
-            data = _unless(is_retraction, data)
-            of_value = None if of_value is None else _unless(is_retraction, of_value)
+            # A retraction is a tombstone: it has no value that might not fit.
+            data = _null_where(is_retraction, data)
+            of_value = None if of_value is None else _null_where(is_retraction, of_value)
             kinds = pa.array([one.value for one in RowKind], pa.string())
-            no_kind = _where(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
+            no_kind = _make_reasons(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
             is_bytes = isinstance(self.key.form, Raw | String)
-            misfits = [no_kind, key.misfit, _where(key.data.is_null(), "it has no key") if is_bytes else None]
+            misfits = [
+                no_kind,
+                key.misfit,
+                _make_reasons(key.data.is_null(), "it has no key") if is_bytes else None,
+            ]
         topics = records.column(self.topic_column).cast(pa.string()) if self.topic_column else None
         made = {TOPIC: pa.nulls(records.num_rows, pa.string()) if topics is None else topics}
         if self.partition:
@@ -176,7 +180,7 @@ class RecordEncoder:
         found = [one for one in (*misfits, of_value) if one is not None and one.null_count < len(one)]
         misfit = pc.coalesce(*found) if found else None
         if misfit is not None:
-            # What a dead letter tells of a record that has not the form of its topic.
+            # The dead letter of a record that does not fit its format has the fields as JSON.
             does_not_fit = misfit.is_valid()
             refused = records.filter(does_not_fit)
             columns = [refused.column(name) for name in self.fields.names]
@@ -190,22 +194,22 @@ class RecordEncoder:
         column = records.column(self.timestamp)
         if not isinstance(self.fields[self.timestamp].dataType, T.TimestampType):
             return column.cast(pa.int64())
-        # Towards the past, as Spark does.
+        # Round down, as Spark does.
         millis = column.view(pa.int64()).fill_null(0).to_numpy() // 1000
         return pa.array(millis, mask=column.is_null().to_numpy(zero_copy_only=False))
 
     def _headers(self, records: pa.RecordBatch) -> tuple[pa.Array, pa.Array | None]:
-        """Return the headers of each record, and why it has wrong ones; these are left out."""
+        """Return each record's valid headers, and the reason if it has invalid ones."""
         if isinstance(self.headers, str):
-            return _listed(records.column(self.headers))
+            return _to_header_lists(records.column(self.headers))
         given = {name: records.column(column).cast(pa.binary()) for name, column in self.headers.items()}
         size, count = records.num_rows, len(given)
-        # Row by row: the values of a row stand behind each other.
+        # Order the values row by row.
         order = np.arange(size * count).reshape(count, size).T.ravel()
         values = pa.concat_arrays([*given.values()]).take(pa.array(order))
         names = pa.array([*given], pa.string()).take(pa.array(np.tile(np.arange(count), size)))
         rows = np.repeat(np.arange(size), count)
-        return _lists(size, rows, names, values, values.is_valid()), None
+        return _make_lists(size, rows, names, values, values.is_valid()), None
 
 
 _HEADERS = T.ArrayType(
@@ -220,32 +224,32 @@ def _may_lack_names(headers: T.StructField) -> bool:
     return kind.containsNull or kind.elementType["key"].nullable
 
 
-def _listed(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-    """Return headers as lists, and why a row has wrong ones."""
-    rows, first, last = _rows_of(column)
+def _to_header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """Return headers as lists, and the reason if a row has invalid ones."""
+    rows, first, last = _find_rows(column)
     if pa.types.is_map(column.type):
         names, values = column.keys.slice(first, last - first), column.items.slice(first, last - first)
         if pa.types.is_list(values.type):
-            at, begin, end = _rows_of(values)
+            at, begin, end = _find_rows(values)
             rows, names, values = rows[at], names.take(pa.array(at)), values.values.slice(begin, end - begin)
     else:
         names, values = column.values.slice(first, last - first).flatten()
     nameless = np.unique(rows[names.is_null().to_numpy(zero_copy_only=False)])
     mask = column.is_null() if column.null_count else None
-    lists = _lists(len(column), rows, names, values, names.is_valid(), mask)
+    lists = _make_lists(len(column), rows, names, values, names.is_valid(), mask)
     if not len(nameless):
         return lists, None
     is_nameless = np.isin(np.arange(len(column)), nameless)
-    return lists, _where(pa.array(is_nameless), "a header of it has no name")
+    return lists, _make_reasons(pa.array(is_nameless), "a header of it has no name")
 
 
-def _rows_of(column: pa.Array) -> tuple[np.ndarray[Any, Any], int, int]:
-    """Return the row of each value of lists or maps, and where the values begin and end."""
+def _find_rows(column: pa.Array) -> tuple[np.ndarray[Any, Any], int, int]:
+    """Return each list or map entry's row, and where the column's entries begin and end."""
     offsets = column.offsets.to_numpy()
     return np.repeat(np.arange(len(column)), np.diff(offsets)), int(offsets[0]), int(offsets[-1])
 
 
-def _lists(
+def _make_lists(
     size: int,
     rows: np.ndarray[Any, Any],
     names: pa.Array,
@@ -253,7 +257,7 @@ def _lists(
     are_kept: pa.Array,
     mask: pa.Array | None = None,
 ) -> pa.Array:
-    """Return a list for each row of the names and values of it that are kept."""
+    """Build each row's list of headers from those of its names and values that are kept."""
     counts = np.bincount(rows[are_kept.to_numpy(zero_copy_only=False)], minlength=size)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     kind = arrow_type(_HEADERS)
@@ -262,31 +266,31 @@ def _lists(
     return pa.ListArray.from_arrays(offsets, entries, type=kind, mask=mask)
 
 
-def _where(condition: pa.Array, reason: str) -> pa.Array:
+def _make_reasons(condition: pa.Array, reason: str) -> pa.Array:
     return pc.if_else(condition, reason, pa.scalar(None, pa.string()))
 
 
-def _unless(condition: pa.Array, column: pa.Array) -> pa.Array:
+def _null_where(condition: pa.Array, column: pa.Array) -> pa.Array:
     return pc.if_else(condition, pa.scalar(None, column.type), column)
 
 
 @dataclass(frozen=True)
 class EncodeRows:
-    """Callable for mapInArrow: control columns, and of records their parts."""
+    """Function for mapInArrow: encodes records, and passes control columns through."""
 
-    #: By the place of a sink among several, which the column `C.SINK` says of a row. The mapping names the
-    #: column of each name that an encoder reads.
+    #: One per sink; the column `C.SINK` of a row is an index into it. The mapping has the input column of
+    #: each name that an encoder reads.
     encoders: tuple[tuple[RecordEncoder, Mapping[str, str]], ...]
 
     def columns(self) -> T.StructType:
-        """Return what comes out; of several sinks a batch has the parts of one."""
+        """Return the output columns; with several sinks each batch belongs to one of them."""
         parts = {one.name: one for encoder, _ in self.encoders for one in encoder.schema()}
         own = [T.StructField(C.SINK, T.IntegerType())] if len(self.encoders) > 1 else []
         return T.StructType([*CONTROL, *own, *parts.values()])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schemas = [arrow_schema(encoder.schema()) for encoder, _ in self.encoders]
-        given = [arrow_schema(encoder.given(columns)) for encoder, columns in self.encoders]
+        given = [arrow_schema(encoder.find_input_types(columns)) for encoder, columns in self.encoders]
         control = [one.name for one in self.columns() if one.name in (*C.SINK_CONTROL, C.SINK)]
         for batch in batches:
             is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
@@ -299,28 +303,28 @@ class EncodeRows:
                         # A batch of another sink may lack the columns.
                         continue
                 own_columns = [own.column(name) for name in columns.values()]
-                # As arrays of the types that encoders know: a session may have large strings.
+                # Cast to the types that encoders know: a session may use large strings.
                 read = as_schema(pa.RecordBatch.from_arrays(own_columns, [*columns]), given[place])
-                yield from _encoded(own.select(control), read, mine, encoder, schemas[place])
+                yield from _encode(own.select(control), read, mine, encoder, schemas[place])
 
 
-def _encoded(
+def _encode(
     control: pa.RecordBatch,
     rows: pa.RecordBatch,
     is_record: pa.Array,
     encoder: RecordEncoder,
     schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the parts of records behind their control columns, and other rows without any."""
+    """Yield encoded records with their control columns, then control rows with null parts."""
     has_others = is_record.true_count < rows.num_rows
     own, records = (one.filter(is_record) if has_others else one for one in (control, rows))
     if records.num_rows:
         parts = encoder.encode(records)
-        yield _beside(own, [parts[one.name] for one in schema], schema)
+        yield _append_columns(own, [parts[one.name] for one in schema], schema)
     if has_others:
         others = control.filter(pc.invert(is_record))
-        yield _beside(others, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
+        yield _append_columns(others, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
 
 
-def _beside(control: pa.RecordBatch, arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+def _append_columns(control: pa.RecordBatch, arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*control.columns, *arrays], [*control.schema.names, *schema.names])

@@ -1,4 +1,4 @@
-"""The parts of a Kafka record as columns: fields of value and key; tombstones; records that are bad."""
+"""Decoding of Kafka records: fields of value and key as columns, tombstones, bad records."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ from flinkish_spark.worker.daemon import freeze_modules
 
 @dataclass(frozen=True)
 class Decoding:
-    """What becomes of the records of a source whose parts are read."""
+    """How a source decodes its records: formats of value and key, metadata, tombstones."""
 
-    #: The format of values, and what is done with bad records.
+    #: The format of values, with the policy for bad records.
     value: Format | Changes
-    #: What stands beside their fields.
+    #: Names of the metadata columns.
     metadata: tuple[str, ...] = ()
-    #: The format of keys; None where these are not read.
+    #: The format of keys; None if keys are not decoded.
     key: Format | None = None
-    #: In front of the name of each of a key's fields.
+    #: Prefix of the names of a key's fields.
     key_fields_prefix: str = ""
-    #: What becomes of records without a value.
+    #: Policy for records without a value.
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
@@ -77,12 +77,12 @@ class Decoding:
         if self.key is None and self.tombstones is OnTombstone.DELETE:
             raise ConfigError(
                 "tombstones is OnTombstone.DELETE, and the source has no key",
-                why="a tombstone says by its key which row is deleted",
+                why="the key of a tombstone identifies the row to delete",
                 what_to_do='name the key\'s fields: key=Json("id LONG")',
             )
         if self.key is None and self.key_fields_prefix:
             raise ConfigError("key_fields_prefix is given, and key is not", what_to_do="leave it out")
-        if _own_policy(self.key) not in (None, OnBadRecord.FAIL, self.policy):
+        if _find_policy(self.key) not in (None, OnBadRecord.FAIL, self.policy):
             raise ConfigError(
                 "the key has a policy for bad records that is not the value's",
                 why="a record is good or bad as a whole",
@@ -91,7 +91,7 @@ class Decoding:
         if isinstance(self.value, Changes) and self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
             raise ConfigError(
                 f"tombstones is OnTombstone.{self.tombstones.name}, and the value is a format of changes",
-                why="a deletion is a record of its own there; the tombstone behind it is for compaction",
+                why="a deletion is a record with a value; the tombstone after it is for compaction only",
                 what_to_do="leave it out, or use OnTombstone.REFUSE",
             )
         is_upsert = isinstance(self.value, Changes) and self.value.mode is ChangelogMode.UPSERT
@@ -105,14 +105,14 @@ class Decoding:
             raise ConfigError(
                 f"metadata asks for '{OF_VALUE}{self._of_value[0]}', "
                 f"and the value is {type(self.value).__name__}",
-                what_to_do="leave it out: only formats of changes know such things",
+                what_to_do="leave it out: only formats of changes have such metadata",
             )
         key = None if self.key is None else stated_part(self.key, "key")
-        self._check_fields(key, *self._value(lambda form: stated_part(form, "value")))
+        self._check_fields(key, *self._make_value_part(lambda form: stated_part(form, "value")))
 
     @property
     def policy(self) -> BadRecordPolicy:
-        return _own_policy(self.value) or _own_policy(self.key) or OnBadRecord.FAIL
+        return _find_policy(self.value) or _find_policy(self.key) or OnBadRecord.FAIL
 
     @property
     def drops_records(self) -> bool:
@@ -123,15 +123,15 @@ class Decoding:
         return self.policy.topic if isinstance(self.policy, DeadLetter) else ""
 
     def deserializer(self, uid: str, place: JobPlace, topics: Sequence[str]) -> Deserializer:
-        """Return what makes rows; a registry is asked where it says what the columns are."""
+        """Make the deserializer; this asks a schema registry if it defines the columns."""
         key = None if self.key is None else part_of(self.key, "key", uid, place, topics)
-        value, changelog = self._value(lambda form: part_of(form, "value", uid, place, topics))
+        value, changelog = self._make_value_part(lambda form: part_of(form, "value", uid, place, topics))
         assert value is not None
         self._check_fields(key, value, changelog)
         return Deserializer(self, key, value, changelog)
 
-    def _value(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
-        """Return how values are read, and what becomes of them; None for what is not known yet."""
+    def _make_value_part(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
+        """Return the part that reads values, and their changelog; None for a part that is not known yet."""
         if isinstance(self.value, DebeziumAvro):
             envelope = part(self.value.envelope)
             if envelope is None:
@@ -143,7 +143,7 @@ class Decoding:
         return part(self.value), None
 
     def fields_of(self, key: Part | None) -> T.StructType:
-        """Return a key's fields as the stream calls them."""
+        """Return a key's fields under their names in the stream."""
         fields, prefix = () if key is None else key.fields, self.key_fields_prefix
         return T.StructType([T.StructField(prefix + one.name, one.dataType) for one in fields])
 
@@ -152,7 +152,7 @@ class Decoding:
         return tuple(one.removeprefix(OF_VALUE) for one in self.metadata if is_of_value(one))
 
     def _check_fields(self, key: Part | None, value: Part | None, changelog: Changelog | None) -> None:
-        """Refuse fields that would be one column; None stands for a part that is not known yet."""
+        """Refuse two fields of one name; None stands for a part that is not known yet."""
         values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
         keys = self.fields_of(key)
         check_field_names(keys, "the key of the records")
@@ -170,23 +170,23 @@ class Decoding:
         is_changelog = self.tombstones is OnTombstone.DELETE or isinstance(self.value, Changes)
         if is_changelog and ROW_KIND in {*taken, *(one.name.lower() for one in keys)}:
             raise SchemaError(
-                f"the records have a field '{ROW_KIND}', in which a changelog has the kinds of its rows",
+                f"the records have a field '{ROW_KIND}', which is the column of a changelog's row kinds",
                 what_to_do="leave it out",
             )
 
 
-def _own_policy(form: Format | Changes | None) -> BadRecordPolicy | None:
+def _find_policy(form: Format | Changes | None) -> BadRecordPolicy | None:
     return None if form is None or isinstance(form, Raw) else form.on_bad_record
 
 
-def decoding_of(
+def make_decoding(
     value: Format | Changes | None,
     metadata: Sequence[str],
     key: Format | None,
     key_fields_prefix: str,
     tombstones: OnTombstone | None,
 ) -> Decoding | None:
-    """Return what a user asked for; None if records come as they are."""
+    """Make the decoding from a source's arguments; None if records are not decoded."""
     is_raw = isinstance(value, Raw)
     if value is None or (is_raw and key is None):
         told = {"key": key, "tombstones": tombstones, "key_fields_prefix": key_fields_prefix or None}
@@ -209,52 +209,52 @@ _KEEPING = (OnTombstone.KEEP, OnTombstone.DELETE)
 
 @dataclass(frozen=True)
 class Deserializer:
-    """Makes rows of records, as a :class:`Decoding` says whose columns are known."""
+    """Decodes records to rows by a :class:`Decoding` whose columns are known."""
 
     decoding: Decoding
-    #: How the parts are read; no key where it is not.
+    #: Reads the key; None if keys are not decoded.
     key: Part | None
     value: Part
-    #: What becomes of the values that have been read; None where they are the row.
+    #: Turns decoded values into changes; None if a value is the row itself.
     changelog: Changelog | None
 
     @property
     def fields(self) -> T.StructType:
-        """Fields of the key alone, then those of the value, as the stream has them."""
+        """Fields of the stream: those that only the key has, then those of the value."""
         values = self.value.fields if self.changelog is None else self.changelog.fields
         keys = self.decoding.fields_of(self.key)
         return T.StructType([*(one for one in keys if one.name not in values.names), *values])
 
     def rows(self, raw: DataFrame, counted_as: Sequence[str], kept: Sequence[str]) -> DataFrame:
-        """Return the fields of each good record and the columns `kept`; control rows have no fields."""
-        policy, parts = self.decoding.policy, self._parts(raw)
+        """Return the fields of each good record and the columns `kept`; control rows have null fields."""
+        policy, parts = self.decoding.policy, self._make_parts(raw)
         if self.changelog is None:
             decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
             made = C.as_records(C.map_in_arrow(raw, decode, decode.columns))
             if policy is OnBadRecord.DROP:
                 made = without_bad(made, policy, counted_as).drop(REASON)
             return with_intervals_of(made, parts.fields)
-        read = self._read_apart(raw, parts, fails=policy is OnBadRecord.FAIL)
+        read = self._read_parts(raw, parts, fails=policy is OnBadRecord.FAIL)
         if policy is not OnBadRecord.FAIL:
-            read, reason = self._with_misfit(self.changelog, read)
+            read, reason = self._add_misfit(self.changelog, read)
             read = without_bad(read.withColumn(REASON, reason), policy, counted_as)
-        # Under FAIL a change that says nothing of rows ends the task here: no other look is taken.
+        # Under FAIL an invalid change ends the task here, so nobody checks for it before.
         beside = [*([] if self.key is None else [self.key.read]), *kept]
         time_zone = session_time_zone(raw.sparkSession)
         passes = F.col("topic").isNull() if C.KIND in raw.columns else None
         found = self.changelog.rows(read, F.col(self.value.read), beside, passes, time_zone)
-        return self._named(found, kept)
+        return self._select_columns(found, kept)
 
     def bad(self, raw: DataFrame) -> DataFrame:
-        """Return the records of which no row can be made, and in the column `REASON` why."""
-        parts = self._parts(raw)
+        """Return the records that cannot be decoded, with the cause in the column `REASON`."""
+        parts = self._make_parts(raw)
         if self.changelog is None:
             find = FindBadRecords(parts, raw.schema)
             return C.map_in_arrow(raw, find, find.columns)
-        read, reason = self._with_misfit(self.changelog, self._read_apart(raw, parts, fails=False))
+        read, reason = self._add_misfit(self.changelog, self._read_parts(raw, parts, fails=False))
         return read.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
 
-    def _parts(self, raw: DataFrame) -> RecordParts:
+    def _make_parts(self, raw: DataFrame) -> RecordParts:
         tombstones = self.decoding.tombstones
         kind = [T.StructField(ROW_KIND, T.StringType())] if tombstones is OnTombstone.DELETE else []
         return RecordParts(
@@ -266,8 +266,8 @@ class Deserializer:
             session_time_zone(raw.sparkSession),
         )
 
-    def _read_apart(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
-        """Add what the parts are read as, for the expressions of a changelog."""
+    def _read_parts(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
+        """Add the decoded parts as columns, for the expressions of a changelog."""
         read = ReadParts(parts, raw.schema, fails)
         frame = C.map_in_arrow(raw, read, read.columns)
         for part in parts.all:
@@ -275,14 +275,14 @@ class Deserializer:
                 frame = frame.withColumn(part.read, with_intervals(F.col(part.read), part.fields))
         return frame
 
-    def _with_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
+    def _add_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
         envelope, time_zone = F.col(self.value.read), session_time_zone(found.sparkSession)
         found, is_misfit = changelog.with_misfit(found, envelope, time_zone)
         misfit = F.when(F.col("topic").isNotNull() & is_misfit, F.lit(changelog.why))
         return found, F.coalesce(F.col(REASON), misfit)
 
-    def _named(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
-        """Return the columns of a changelog: those of the key alone, of the row, the kind, those kept."""
+    def _select_columns(self, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
+        """Select the columns of a changelog: key fields, row, row kind, and the columns `kept`."""
         assert self.changelog is not None
         keys = {}
         if self.key is not None:
@@ -297,13 +297,13 @@ class Deserializer:
 
 @dataclass(frozen=True)
 class RecordParts:
-    """Reads the key and the value of records over Arrow columns; travels in the plan."""
+    """Decodes keys and values of Arrow batches; pickled into the plan."""
 
     key: Part | None
     value: Part
-    #: The key's fields, as the stream calls them.
+    #: The key's fields under their names in the stream.
     key_fields: T.StructType
-    #: Those of the stream; behind them the kind of the row, where tombstones delete.
+    #: The stream's fields, then the row kind if tombstones delete rows.
     fields: T.StructType
     tombstones: OnTombstone
     time_zone: str
@@ -312,28 +312,28 @@ class RecordParts:
     def all(self) -> tuple[Part, ...]:
         return (self.value,) if self.key is None else (self.key, self.value)
 
-    def wanted(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the records that are looked at: a tombstone that is left out is, whatever its key is."""
+    def drop_tombstones(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Drop tombstones, even with a bad key, if the source drops them."""
         values = records.column("value")
         if self.tombstones is not OnTombstone.DROP or not values.null_count:
             return records
         return records.filter(values.is_valid())
 
     def read(self, records: pa.RecordBatch) -> tuple[list[pa.Array], pa.Array]:
-        """Return a struct for each part, and why a record is bad: null where it is not."""
+        """Decode each part to a struct column; also return why a record is bad, or null."""
         found, reasons = [], []
         for part in self.all:
             rows, of_part = read_part(part, records.column(part.name), self.time_zone)
             found.append(rows)
             reasons.append(of_part)
             if part is self.key and self.tombstones is OnTombstone.DELETE:
-                reasons.append(_where(records.column("key").is_null(), "the record has no key"))
+                reasons.append(_make_reasons(records.column("key").is_null(), "the record has no key"))
         if self.tombstones is OnTombstone.REFUSE:
-            reasons.append(_where(records.column("value").is_null(), "the record has no value"))
+            reasons.append(_make_reasons(records.column("value").is_null(), "the record has no value"))
         return found, pc.coalesce(*reasons)
 
     def columns(self, records: pa.RecordBatch, found: list[pa.Array]) -> list[pa.Array]:
-        """Return the columns of `fields`."""
+        """Combine the decoded parts to the columns of `fields`."""
         values = dict(zip(self.value.fields.names, found[-1].flatten(), strict=True))
         keys = {} if self.key is None else dict(zip(self.key_fields.names, found[0].flatten(), strict=True))
         is_tombstone = records.column("value").is_null()
@@ -347,12 +347,12 @@ class RecordParts:
         return [made[name] for name in self.fields.names]
 
 
-def _where(mask: pa.BooleanArray, reason: str) -> pa.Array:
+def _make_reasons(mask: pa.BooleanArray, reason: str) -> pa.Array:
     return pc.if_else(mask, reason, pa.scalar(None, pa.string()))
 
 
-def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return records, and control rows if there are any: these have no topic."""
+def _split_control(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Split a batch into records and control rows (None if it has none), which have no topic."""
     topics = batch.column("topic")
     if C.KIND not in batch.schema.names or not topics.null_count:
         return batch, None
@@ -360,7 +360,7 @@ def _apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None
 
 
 def refuse(records: pa.RecordBatch, reasons: pa.Array) -> None:
-    """Raise the error that names the first bad record and says why it is one."""
+    """Raise an error for the first bad record, if there is one."""
     if reasons.null_count == len(reasons):
         return
     at = reasons.is_valid().index(True).as_py()
@@ -370,16 +370,16 @@ def refuse(records: pa.RecordBatch, reasons: pa.Array) -> None:
 
 @dataclass(frozen=True)
 class DecodeRecords:
-    """Called by mapInArrow: records in, their fields out, under the policy for bad ones."""
+    """Function for mapInArrow: decodes records and applies the policy for bad ones."""
 
     parts: RecordParts
     policy: BadRecordPolicy
-    #: Columns that stay beside the fields.
+    #: Input columns to keep beside the fields.
     kept: tuple[T.StructField, ...]
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out: those of bad records say why, if somebody else is to drop and count them."""
+        """The output columns; under DROP also the reason, so that the caller can drop and count."""
         reason = [_REASON] if self.policy is OnBadRecord.DROP else []
         return T.StructType([*replace_months(self.parts.fields, T.IntegerType()), *self.kept, *reason])
 
@@ -387,9 +387,9 @@ class DecodeRecords:
         freeze_modules()
         schema = arrow_schema(self.columns)
         for batch in batches:
-            records, control = _apart(batch)
+            records, control = _split_control(batch)
             if records.num_rows:
-                yield self._decoded(self.parts.wanted(records), schema)
+                yield self._decode(self.parts.drop_tombstones(records), schema)
             if control is not None:
                 kept = [control.column(field.name) for field in self.kept]
                 nothing = [pa.nulls(control.num_rows, kind) for kind in schema.types]
@@ -397,7 +397,7 @@ class DecodeRecords:
                 nothing[first : first + len(kept)] = kept
                 yield as_schema(pa.RecordBatch.from_arrays(nothing, names=schema.names), schema)
 
-    def _decoded(self, records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    def _decode(self, records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         found, reasons = self.parts.read(records)
         if self.policy is OnBadRecord.FAIL:
             refuse(records, reasons)
@@ -412,7 +412,7 @@ class DecodeRecords:
 
 @dataclass(frozen=True)
 class FindBadRecords:
-    """Called by mapInArrow: keeps the records of which no row can be made, and says why."""
+    """Function for mapInArrow: keeps the records that cannot be decoded, and adds the reason."""
 
     parts: RecordParts
     given: T.StructType
@@ -423,7 +423,7 @@ class FindBadRecords:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            records = self.parts.wanted(batch)
+            records = self.parts.drop_tombstones(batch)
             _, reasons = self.parts.read(records)
             if reasons.null_count < len(reasons):
                 yield records.append_column(REASON, reasons).filter(reasons.is_valid())
@@ -431,7 +431,7 @@ class FindBadRecords:
 
 @dataclass(frozen=True)
 class ReadParts:
-    """Called by mapInArrow: adds what the parts of records are read as, and why they are not."""
+    """Function for mapInArrow: adds the decoded parts of records, and the reason if one is bad."""
 
     parts: RecordParts
     given: T.StructType
@@ -449,8 +449,8 @@ class ReadParts:
         freeze_modules()
         schema = arrow_schema(self.columns)
         for batch in batches:
-            records, control = _apart(batch)
-            records = self.parts.wanted(records)
+            records, control = _split_control(batch)
+            records = self.parts.drop_tombstones(records)
             if records.num_rows:
                 found, reasons = self.parts.read(records)
                 if self.fails:

@@ -1,9 +1,9 @@
 """The Kafka sink: one transaction per task and micro-batch, committed with the checkpoint.
 
-Tasks write in Python and leave the transaction open; the driver ends it later from its handle (transactional
-id, producer id, epoch). Each task attempt has an id of its own,
-InitProducerId comes before every transaction, and an id is used again only after the receipt, so a handle can
-never name somebody else's transaction. Under a weaker `DeliveryGuarantee` there are no transactions.
+Tasks write in Python and leave the transaction open; the driver ends it later by its handle (transactional
+id, producer id, epoch). A handle never names another transaction: each task attempt has an id of its own,
+InitProducerId precedes every transaction, and an id is used again only after the checkpoint's receipt.
+Under a weaker `DeliveryGuarantee` there are no transactions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
-    check_letters_stay,
-    unknown_topic,
+    check_dead_letter_topics,
+    make_unknown_topic_error,
     warn_of_old_times,
 )
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
@@ -42,8 +42,8 @@ from flinkish_spark.protocol.ids import OwnerEpoch, TransactionalId
 _SETTING = "transaction.max.timeout.ms"
 
 
-def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
-    """Return a broker's refusal of a sink's transaction timeout, with what helps."""
+def add_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
+    """Return the error of a transaction timeout that the brokers refuse, with advice for this sink."""
     timeout_ms, maximum_ms = refused.facts.get("timeout_ms"), refused.facts.get("maximum_ms")
     if timeout_ms is None:
         return refused
@@ -69,17 +69,17 @@ def with_advice(refused: ConfigError, uid: str, needed_ms: int) -> ConfigError:
 class KafkaSink(KafkaSinkSettings, Sink):
     """Write to Kafka topics, exactly once for readers with ``isolation.level=read_committed``.
 
-    What a null means in each part of a record is said in `docs/kafka-sink.md`.
+    `docs/kafka-sink.md` explains what a null means in each part of a record.
 
     Parameters
     ----------
     bootstrap_servers
         ``"host:port,host:port"``.
     topic
-        An existing topic; of the records that name no other.
+        An existing topic, for records that name no other.
     key
-        Column that becomes the record key (as its string; BINARY as it is), or a format for the fields that
-        it names, such as ``Json("user STRING")``; empty for no key.
+        Column with the record key (BINARY, or any other type written as text), or a format with the key's
+        fields, such as ``Json("user STRING")``; empty for no key.
     value
         The format, see `docs/formats.md`: ``Json()`` writes all fields as a JSON object, ``Json("user
         STRING")`` those that it names, ``Csv(...)`` a line, ``Avro(schema)`` a record of its schema,
@@ -87,22 +87,21 @@ class KafkaSink(KafkaSinkSettings, Sink):
         ``Raw("column")`` one column.
     transaction_timeout_ms
         How long staged data may wait for its checkpoint, restarts included; at most the broker's
-        transaction.max.timeout.ms, at least interval + restart budget. Of no meaning without
-        transactions.
+        transaction.max.timeout.ms, at least interval + restart budget. Ignored without transactions.
     on_oversize
-        What to do with a record larger than the topic takes; None: as `on_bad_record` says.
+        Policy for a record larger than the topic takes; None: the policy of `on_bad_record`.
     options
         Connection and security options under Kafka's or Spark's names.
     producer
         Further settings of the producer, such as ``{"compression.type": "zstd"}``.
     writer
-        ``"python"``, or None: tasks write in Python, and need no JAR.
+        ``"python"`` or None: tasks write in Python and need no JAR.
     barriers
-        ``BarrierRecords.EACH_CHECKPOINT`` writes one barrier record per partition and checkpoint, which
-        a job chained behind this one can align on (`docs/chained-jobs.md`). Other readers have to
-        skip records without value. Needs EXACTLY_ONCE and a single topic.
+        ``BarrierRecords.EACH_CHECKPOINT`` writes one barrier record per partition and checkpoint, to
+        which a downstream chained job can align (`docs/chained-jobs.md`). Other readers have to skip
+        records without a value. Needs EXACTLY_ONCE and a single topic.
     delivery
-        What is promised about the records; may differ from one start of a job to the next.
+        The guarantee for the records; it may change between two starts of a job.
     headers
         Name of a header -> the column (STRING or BINARY) with its value. Or one column with all headers:
         ``ARRAY<STRUCT<key: STRING, value: BINARY>>``, in their order; or ``MAP<STRING, BINARY>``,
@@ -114,22 +113,22 @@ class KafkaSink(KafkaSinkSettings, Sink):
     topic_column
         Column (STRING) with the record's topic: `topic` or one of `other_topics`.
     other_topics
-        The topics, beside `topic`, that records may name; they exist.
+        Further existing topics that records may name, besides `topic`.
     on_bad_record
-        What to do with a record that names a topic that is not declared or a partition that there is
-        not, has a timestamp before 1970, after 9999 or beyond its topic's limits, does not fit its schema,
-        has a header without a name, has no key where the topic is compacted, or is a change without a row
-        kind or a key.
+        Policy for a record that cannot be written: it names an undeclared topic or a partition that does
+        not exist, its timestamp is before 1970, after 9999 or beyond its topic's limits, it does not fit
+        its schema, a header has no name, it has no key and the topic is compacted, or it is a change
+        without a row kind or a key.
     record_headers
-        Which headers of ours each record carries. `BATCH` tells readers, after a rewind to an older
-        checkpoint, which records are left over from what was given up.
+        The headers that the sink adds to each record. With `BATCH` readers can tell, after a rewind to an
+        older checkpoint, which records the rewind gave up.
     row_kind
-        Of a changelog, the column with the kinds of its rows, ``"_row_kind"``: -D and -U are tombstones, +I
-        and +U records with a value. `key` says which row it is; the column is not written. As Flink's
+        Column with the row kind of a changelog, ``"_row_kind"``: -D and -U become tombstones, +I and +U
+        records with a value. `key` identifies the row; the column itself is not written. Like Flink's
         `upsert-kafka`, for topics that are compacted by key.
     atomic
-        Whether a checkpoint is one transaction, with the offsets of the sources' groups in it: readers of
-        all partitions see it whole or not at all. Wants EXACTLY_ONCE, no dead letters, no barrier records,
+        Whether a checkpoint is one transaction, including the offsets of the sources' groups: readers of
+        all partitions see it whole or not at all. Needs EXACTLY_ONCE, no dead letters, no barrier records,
         Kafka 3.7 or later and the right to READ the topics (`docs/kafka-sink.md`).
     """
 
@@ -137,7 +136,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
         return Dataset.of_topics(self.connection.servers, self.data_topics)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Refuse columns, formats, settings, topics, rights and timeouts that cannot work."""
+        """Check columns, formats, settings, topics, rights and timeouts before the start."""
         who = f"sink '{context.uid}'"
         check_columns(self, context.schema, context.uid)
         for part, form in self.formats:
@@ -146,16 +145,18 @@ class KafkaSink(KafkaSinkSettings, Sink):
         self._check_checkpoints(context)
         require_codec(ProducerSettings.of(self.producer, self.delivery).codec)
         wire = KafkaWire(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
-        with KafkaAdmin.over(wire) as admin:
+        with KafkaAdmin.from_wire(wire) as admin:
             found = admin.topics(self.topics)
             for topic in self.topics:
                 if topic not in found:
-                    raise unknown_topic(topic, self.connection.servers, of=who)
-            check_letters_stay(found, self.dead_letter_topics, who)
+                    raise make_unknown_topic_error(topic, self.connection.servers, of=who)
+            check_dead_letter_topics(found, self.dead_letter_topics, who)
             if self.timestamp:
                 warn_of_old_times(found, self.data_topics, who)
             client = ProduceClient(wire)
-            denied = wire.call("ask for rights on topics", lambda _admin: client.unwritable(self.topics))
+            denied = wire.call(
+                "ask for rights on topics", lambda _admin: client.find_unwritable_topics(self.topics)
+            )
             if denied:
                 raise AuthorizationError(
                     f"Kafka refuses this principal WRITE on the topic '{denied[0]}' of {who}",
@@ -165,13 +166,13 @@ class KafkaSink(KafkaSinkSettings, Sink):
             if self.atomic:
                 check_atomic(self, spark, wire, context)
             if self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
-                # Block 0 of owner 0 is never leased, and it has the prefix that ACLs are written for.
+                # Block 0 of owner 0 is never leased, and its id has the prefix that ACLs are written for.
                 probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
                 needed_ms = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
                 try:
                     admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
                 except ConfigError as refused:
-                    raise_translated(with_advice(refused, context.uid, needed_ms), refused)
+                    raise_translated(add_advice(refused, context.uid, needed_ms), refused)
 
     def _check_checkpoints(self, context: SinkContext) -> None:
         given = context.checkpoint
@@ -179,7 +180,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
             raise ConfigError(
                 f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
                 "CheckpointingMode.AT_LEAST_ONCE",
-                why="then a branch may stage records of a checkpoint behind the barrier record of it",
+                why="in this mode records of a checkpoint can follow its barrier record",
                 what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
             )
         least = given.interval_ms + given.restart_budget_ms
@@ -196,11 +197,11 @@ class KafkaSink(KafkaSinkSettings, Sink):
         return AtomicWriter(self, context, tasks) if self.atomic else tasks
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
-        """Return the committing half; without transactions it ends those that an earlier start left."""
+        """Create the committer; without transactions it still ends those of earlier starts."""
         wire = KafkaWire(self.connection)
         marks = None
         if self.topics and self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
-            marks = KafkaMarks(KafkaAdmin.over(wire), context.job, context.uid, min(self.topics))
-        committer = KafkaCommitter(TransactionClient.over(wire), context, marks, shows_whole=self.atomic)
+            marks = KafkaMarks(KafkaAdmin.from_wire(wire), context.job, context.uid, min(self.topics))
+        committer = KafkaCommitter(TransactionClient.from_wire(wire), context, marks, shows_whole=self.atomic)
         committer.staged_lifetime_ms = self.transaction_timeout_ms
         return committer

@@ -1,4 +1,4 @@
-"""What a Kafka sink is told: topics, formats, columns, policies, the promise; checked when it is made."""
+"""Parameters of a Kafka sink and their checks."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from flinkish_spark.protocol.durations import Milliseconds
 
 #: The broker's default for transaction.max.timeout.ms.
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
-#: Headers that are ours to write.
+#: Prefix of the headers that the sink writes itself.
 _OUR_HEADERS = "flinkish-"
-#: Settings that are the sink's own.
+#: Producer settings that the sink sets itself.
 _OWN = frozenset(
     {
         "bootstrap.servers",
@@ -47,7 +47,7 @@ _OWN = frozenset(
         "value.serializer",
     }
 )
-#: Setting -> the values that leave idempotence as it is.
+#: Producer setting -> its values that keep the producer idempotent.
 _IDEMPOTENT: Mapping[str, frozenset[str]] = {
     "acks": frozenset({"all", "-1"}),
     "enable.idempotence": frozenset({"true"}),
@@ -57,7 +57,7 @@ _IDEMPOTENT: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class KafkaSinkSettings:
-    """The parameters of :class:`~flinkish_spark.KafkaSink`, and what follows of them."""
+    """Parameters of :class:`~flinkish_spark.KafkaSink`, checked, and values derived from them."""
 
     bootstrap_servers: str
     topic: str
@@ -133,7 +133,7 @@ class KafkaSinkSettings:
             (
                 self.row_kind and self.key_format is None,
                 "row_kind is given, and the Kafka sink has no key",
-                "a tombstone says by its key which row is gone",
+                "the key of a tombstone identifies the deleted row",
                 'name the key: key=Json("id LONG")',
             ),
             (
@@ -184,7 +184,7 @@ class KafkaSinkSettings:
                 raise ConfigError(what, why=why, what_to_do=what_to_do)
 
     def _check_producer(self) -> None:
-        """Refuse settings of the producer that are the sink's own, or that break what it promises."""
+        """Refuse producer settings that the sink sets itself, or that break its guarantee."""
         settings: Mapping[str, Any] = self.producer
         for given, value in settings.items():
             name = given.removeprefix("kafka.")
@@ -214,19 +214,19 @@ class KafkaSinkSettings:
 
     @property
     def key_format(self) -> Format | None:
-        """How the key is made; None for no key."""
+        """Format of the key; None for no key."""
         if isinstance(self.key, str):
             return Raw(self.key) if self.key else None
         return self.key
 
     @property
     def formats(self) -> list[tuple[str, Format]]:
-        """The parts of a record that there are, with their formats."""
+        """The parts of a record that this sink writes, with their formats."""
         key = self.key_format
         return [*([] if key is None else [("key", key)]), ("value", self.value)]
 
     def fields_of(self, schema: T.StructType) -> T.StructType:
-        """Return the fields of a stream that are a record's: all but the one with the kinds of rows."""
+        """Return the fields that are written: all but the column with the row kind."""
         return T.StructType([one for one in schema if one.name != self.row_kind])
 
     @property
@@ -235,7 +235,7 @@ class KafkaSinkSettings:
 
     @property
     def data_topics(self) -> tuple[str, ...]:
-        """The topics of records that are written as they are."""
+        """The topics of the sink's records, without those of dead letters."""
         return tuple(dict.fromkeys((self.topic, *self.other_topics)))
 
     @property
@@ -244,12 +244,12 @@ class KafkaSinkSettings:
 
     @property
     def dead_letter_topics(self) -> tuple[str, ...]:
-        """The topics of refused records."""
+        """The topics of dead letters."""
         return tuple(dict.fromkeys(one.topic for one in self._policies if isinstance(one, DeadLetter)))
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Every topic that is written, those of dead letters included."""
+        """Every topic that the sink writes to, those of dead letters included."""
         return tuple(dict.fromkeys((*self.data_topics, *self.dead_letter_topics)))
 
     @cached_property
@@ -257,5 +257,5 @@ class KafkaSinkSettings:
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def producer_option(self, name: str) -> str | None:
-        """Return a producer's setting by Kafka's name, however it was spelt; None if it is not set."""
+        """Return a producer setting by Kafka's name, with or without ``kafka.``; None if it is not set."""
         return self.producer.get(name, self.producer.get(f"kafka.{name}"))

@@ -1,4 +1,4 @@
-"""The Kafka source: read in Python, read_committed, with honest group offsets."""
+"""The Kafka source: reads committed records in Python, and commits group offsets after the sinks."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     HEADERS_TYPE,
     check_topic_retention,
-    missing_input,
-    raise_if_it_stays,
-    replaced_topic,
+    find_missing_input,
+    find_replaced_topic,
+    raise_if_confirmed,
 )
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
     OffsetDirection,
     TopicPattern,
-    check_letters_stay,
-    unknown_topic,
+    check_dead_letter_topics,
+    make_unknown_topic_error,
 )
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
-from flinkish_spark.connectors.kafka.client.marks import newest_of
+from flinkish_spark.connectors.kafka.client.marks import find_newest_mark
 from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS, DeliveryGuarantee
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
 from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
-from flinkish_spark.connectors.kafka.metadata import OWN_TIME, checked_metadata, names_of, options_for
+from flinkish_spark.connectors.kafka.metadata import OWN_TIME, check_metadata, names_of, to_reader_options
 from flinkish_spark.connectors.kafka.offsets import (
     GroupPatience,
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
-    Wanted,
-    checked_end,
-    checked_start,
-    places_in,
+    TopicSelection,
+    check_ending,
+    check_starting_offsets,
+    select_partitions,
     store_offsets,
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
-from flinkish_spark.connectors.kafka.records import Decoding, decoding_of
+from flinkish_spark.connectors.kafka.records import Decoding, make_decoding
 from flinkish_spark.connectors.kafka.sink import KafkaSink
 from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
 from flinkish_spark.connectors.rates import RateLimit
@@ -76,7 +76,7 @@ from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.channels import channel_of, check_told_apart
 
-#: Reader options that change nothing that the source promises; all others are refused.
+#: Reader options that do not affect the source's guarantee; all others are refused.
 READER_OPTIONS = frozenset(
     {
         "minOffsetsPerTrigger",
@@ -108,7 +108,7 @@ def check_reader_options(options: Mapping[str, str]) -> None:
             )
 
 
-def subscription(wanted: Wanted) -> dict[str, str]:
+def to_subscription_options(wanted: TopicSelection) -> dict[str, str]:
     if wanted.pattern:
         return {"subscribePattern": wanted.pattern}
     if not wanted.partitions:
@@ -116,21 +116,21 @@ def subscription(wanted: Wanted) -> dict[str, str]:
     return {"assign": json.dumps({topic: list(numbers) for topic, numbers in wanted.partitions.items()})}
 
 
-#: Barrier records are no records of the stream, also of a job that does not follow them.
+#: Every job skips barrier records, also one that does not align to them.
 SKIP = {names.BARRIER_RECORDS: "skip"}
 
 
 class KafkaInput(Source):
-    """Kafka topics as input, whoever reads them: the questions to brokers, the dead letters, the group."""
+    """Common part of the Kafka sources: checks of topics, dead letters, group offsets."""
 
-    wanted: Wanted
+    wanted: TopicSelection
     connection: KafkaConnection
     group_id: str
-    #: What becomes of the records; None if they come as they are.
+    #: How records are decoded; None if they are not.
     decoding: Decoding | None
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return its topics; those of a pattern are not known before they are read."""
+        """Return the topics by name; those of a pattern are not known before the source is read."""
         return Dataset.of_topics(self.connection.servers, self.wanted.topics)
 
     @property
@@ -139,7 +139,7 @@ class KafkaInput(Source):
 
     @property
     def letters(self) -> str:
-        """The topic of dead letters; empty for none."""
+        """The dead-letter topic; empty for none."""
         return "" if self.decoding is None else self.decoding.letter_topic
 
     @property
@@ -152,40 +152,40 @@ class KafkaInput(Source):
     def side_outputs(
         self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
-        """Return the dead-letter stream: a second scan that keeps the unreadable records only."""
+        """Return the dead-letter stream: a second scan that keeps only unreadable records."""
         if self.decoding is None or not self.letters:
             return ()
-        raw = self.with_headers(spark, place)
+        raw = self.scan_with_headers(spark, place)
         bad = self.decoding.deserializer(uid, place, self.wanted.topics).bad(raw)
-        return (letters_of(bad, self.decoding.policy, uid, self.connection, peers),)
+        return (make_letter_output(bad, self.decoding.policy, uid, self.connection, peers),)
 
     @abstractmethod
-    def with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return a scan of the records as they are, with their headers."""
+    def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+        """Return a scan of the raw records with their headers."""
 
     @cached_property
     def _admin(self) -> KafkaAdmin:
         return KafkaAdmin(self.connection)
 
     def topics_now(self) -> Sequence[str]:
-        """Return the topics that are named; of a pattern, those that there are now. In any thread."""
+        """Return the named topics, or those that match the pattern now. Callable from any thread."""
         if not self.wanted.pattern:
             return self.wanted.topics
-        # A connection belongs to one thread, so each call has its own.
+        # A connection belongs to one thread, so each call opens its own.
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            return sorted(admin.matching(TopicPattern(self.wanted.pattern)))
+            return sorted(admin.find_matching_topics(TopicPattern(self.wanted.pattern)))
 
     def topics_at(self, position: LoggedOffsets | None) -> Sequence[str]:
-        """Return :meth:`topics_now`; of a pattern, also those that were read and may be gone."""
+        """Return :meth:`topics_now`; for a pattern, also topics of `position` that may be deleted."""
         if not self.wanted.pattern or position is None:
             return self.topics_now()
-        return sorted({*self.topics_now(), *self.wanted.among(position.topics())})
+        return sorted({*self.topics_now(), *self.wanted.filter_topics(position.topics())})
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse brokers that do not answer, and topics that do not exist or cannot be followed."""
+        """Check that the brokers answer and that the topics exist and can be read."""
         super().preflight(spark, job_dir, uid)
         letters, who = self.letters, f"source '{uid}'"
-        if letters and self.wanted.among([letters]):
+        if letters and self.wanted.filter_topics([letters]):
             raise GraphError(
                 f"source '{uid}' has its own topic as dead-letter topic",
                 what_to_do="name another topic" + (", which does not match" if self.wanted.pattern else ""),
@@ -195,30 +195,30 @@ class KafkaInput(Source):
             found = admin.topics(asked)
             missing = [topic for topic in asked if topic not in found]
             if missing:
-                raise unknown_topic(missing[0], self.connection.servers, of=who)
-            check_letters_stay(found, [letters], who)
+                raise make_unknown_topic_error(missing[0], self.connection.servers, of=who)
+            check_dead_letter_topics(found, [letters], who)
             counts = {name: one.partitions for name, one in found.items()}
-            places_in(counts, self.wanted.partitions, "the source's partitions")
+            select_partitions(counts, self.wanted.partitions, "the source's partitions")
             self.check_end(admin)
 
     def check_end(self, admin: KafkaAdmin) -> None:
-        """Refuse an end that does not fit the partitions, where it is known before the source is read."""
+        """Refuse ending offsets that do not fit the partitions, if they are known before the start."""
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
         check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
 
     def check_position(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Compare topics and offsets with what the job still has to read."""
+        """Check that Kafka still has the topics and records that the job has to read."""
         admin, topics = self._admin, self.topics_at(position)
-        raise_if_it_stays(
+        raise_if_confirmed(
             lambda: (
-                replaced_topic(admin, topics, job_dir, uid, position)
-                or missing_input(admin, topics, uid, position)
+                find_replaced_topic(admin, topics, job_dir, uid, position)
+                or find_missing_input(admin, topics, uid, position)
             )
         )
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return ids of topics, and schemas, as the job recorded them when it first met each."""
+        """Return the topic ids and schemas that the job recorded at its first start."""
         names = [*(f"topic-{uid}-{topic}" for topic in self.topics_now()), *schema_facts(uid)]
         facts = {name: job_dir.recorded(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
@@ -233,22 +233,22 @@ class KafkaInput(Source):
         note: str = "",
         direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
     ) -> bool:
-        """Set the group's offsets, with a note beside them; return whether that was done."""
-        return bool(self.group_id) and self._group_patience.tries(
+        """Store the group's offsets with a note; return True if they were stored."""
+        return bool(self.group_id) and self._group_patience.try_store(
             self.group_id, lambda: store_offsets(self._admin, self.group_id, offsets, direction, note)
         )
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        notes = self._admin.committed_notes(self.group_id).values() if self.group_id else ()
-        mark = newest_of(notes, job)
+        notes = self._admin.find_committed_notes(self.group_id).values() if self.group_id else ()
+        mark = find_newest_mark(notes, job)
         return () if mark is None else (mark,)
 
 
-def letters_of(
+def make_letter_output(
     bad: DataFrame, policy: BadRecordPolicy, uid: str, connection: KafkaConnection, peers: Sequence[Sink]
 ) -> SideOutput:
-    # By a scan of their own, which ends where its logged offsets say: a record is good in the one or bad in
-    # the other, whichever micro-batch brings it, so each comes out once.
+    # The second scan has logged offsets of its own. Every record is good in one scan or bad in the other, in
+    # whichever micro-batch each scan reads it, so that each record comes out once.
     assert isinstance(policy, DeadLetter)
     sink = KafkaSink(
         connection.servers,
@@ -256,18 +256,18 @@ def letters_of(
         key="key",
         value=Raw("value"),
         transaction_timeout_ms=letters_timeout_ms(policy, peers),
-        # What a topic holds fits another one that takes as much; where it takes less, its head is kept.
+        # A record fits any topic with the same limits; if the limit is lower, its head is kept.
         on_bad_record=DeadLetter(policy.topic),
         options=connection.options,
         producer={"max.request.size": str(_MOST_LETTER_BYTES)},
         headers=HEADERS,
     )
-    letters = bad.select("key", "value", _headers(uid).alias(HEADERS), C.CHANNEL, C.SEQUENCE)
+    letters = bad.select("key", "value", _make_letter_headers(uid).alias(HEADERS), C.CHANNEL, C.SEQUENCE)
     return SideOutput(f"{uid}{_OF_LETTERS}", letters, sink)
 
 
 def letters_timeout_ms(policy: DeadLetter, peers: Sequence[Sink]) -> int:
-    """Return how long staged letters may wait: as long as what their job stages otherwise."""
+    """Return the transaction timeout of letters: the policy's, or else the shortest of the job's sinks."""
     exact = [
         one.transaction_timeout_ms
         for one in peers
@@ -276,8 +276,8 @@ def letters_timeout_ms(policy: DeadLetter, peers: Sequence[Sink]) -> int:
     return policy.transaction_timeout_ms or min(exact, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
 
 
-def _headers(uid: str) -> Column:
-    # Before 1970 no sink writes; it is how a log says that it has no time.
+def _make_letter_headers(uid: str) -> Column:
+    # A negative timestamp means that the record has none.
     time_ms = F.unix_millis("timestamp")
     ours = {
         "flinkish-error": F.lit("unreadable"),
@@ -296,33 +296,33 @@ def _headers(uid: str) -> Column:
 
 
 def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
-    """Refuse a plan in which other sources decide where barriers are; called by the planner."""
+    """Refuse a chained source that is not the only source of its job; called by the planner."""
     if upstream is not None and place.job_dir is not None:
         raise GraphError(
             "a source with aligned_with is not the only source of its job",
-            why="each source would draw a checkpoint at a place of its own, and no cut would be one",
+            why="each source would take a checkpoint at another cut, so that it would not be consistent",
             what_to_do="read all topics of the upstream job with one source, or leave aligned_with out",
         )
 
 
 def check_policies(upstream: UpstreamJob | None, connection: KafkaConnection, topics: Sequence[str]) -> None:
-    """Refuse to draw cuts ahead of barriers in topics that lose them; called by the preflight."""
+    """Refuse unaligned checkpoints of compacted topics, which lose barriers; called by the preflight."""
     if upstream is None or upstream.mode in (AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE):
         return
     with WIRES.wire(connection) as wire:
-        found = KafkaAdmin.over(wire).topics(topics)
+        found = KafkaAdmin.from_wire(wire).topics(topics)
     compacted = next((topic for topic in topics if topic in found and found[topic].is_compacted), None)
     if compacted is not None:
         raise ConfigError(
             f"the topic '{compacted}' is compacted, and its source has AlignmentMode.{upstream.mode.name}",
-            why="compaction may remove a barrier record after the checkpoint was drawn ahead of it, which "
-            "then names a cut that is none",
+            why="an unaligned checkpoint is taken before its last barrier records are read, which compaction "
+            "may remove",
             what_to_do="use AlignmentMode.ALIGNED, or a topic with cleanup.policy=delete",
             topic=compacted,
         )
 
 
-def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
+def make_upstream_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
     if upstream is None:
         return {}
     options = {names.UPSTREAM: upstream.to_option()}
@@ -331,10 +331,10 @@ def reader_options(upstream: UpstreamJob | None, start: SourceStart | None) -> d
     return options
 
 
-#: Spark's number for "the first offset there is".
+#: Spark's number for the earliest offset.
 _EARLIEST = -2
 _MOST_LETTER_BYTES = 32 * 1024 * 1024
-#: Behind the uid of a source, in that of its dead letters.
+#: Suffix of the uid of a source's dead-letter stream.
 _OF_LETTERS = "-dead-letter"
 _OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
@@ -348,14 +348,14 @@ class KafkaSource(KafkaInput):
     bootstrap_servers
         ``"host:port,host:port"``.
     topics
-        Topics that exist; partitions may be added while the job runs.
+        Existing topics; partitions may be added while the job runs.
     pattern
-        In place of topics: a regular expression that the whole name of a topic matches, ``"orders-.*"``.
-        Topics that come later are read from their first record; one that is deleted fails the job.
+        In place of topics: a regular expression for whole topic names, ``"orders-.*"``. The source reads
+        topics that are created later from their first record; deleting one fails the job.
     group_id
-        Consumer group whose offsets are committed after every sink, so that lag tools see what is
-        really done. While a consumer of the group is active, Kafka does not take them: the job goes on
-        without them, and warns. Empty: no offsets are committed.
+        Consumer group whose offsets are committed after all sinks, so that lag tools show the real
+        progress. While a consumer of the group is active, Kafka refuses them: the job goes on without
+        them, and warns. Empty: no offsets are committed.
     value
         The format of values, see `docs/formats.md`: ``Json("field TYPE, ...")``, ``Csv(...)``, ``String()``,
         ``Avro(...)``, ``Protobuf(...)``, ``JsonSchema(...)`` or ``Raw()``; or, for changes of a database,
@@ -363,46 +363,46 @@ class KafkaSource(KafkaInput):
         ``MaxwellJson(...)``: see `docs/changelogs.md`.
     starting_offsets
         Where the first start of the job begins: StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...),
-        StartAtOffsets(...) or StartAtCommitted(...). Later starts go on from the checkpoint.
+        StartAtOffsets(...) or StartAtCommittedOffsets(...). Later starts go on from the checkpoint.
     max_offsets_per_trigger
-        Most records per micro-batch; 0 for no limit.
+        Most offsets per micro-batch; 0 for no limit.
     max_offsets_per_second
-        On average, up to a second's worth at once.
+        Average rate; up to one second's worth at once.
     options
         Connection and security options under Kafka's or Spark's names.
     reader_options
-        Further options of a Kafka source, under Spark's names, that change nothing that is promised, such as
+        Further options of a Kafka source, under Spark's names, that do not affect its guarantee, such as
         ``{"kafka.fetch.max.bytes": "1000000"}``; see `docs/sources.md`.
     reader
-        ``"python"`` or None: this package reads, and nothing else does.
+        ``"python"`` or None: this package reads Kafka in Python only.
     aligned_with
-        The job that writes the topics, if checkpoints are to be drawn at its checkpoints: see
-        :class:`~flinkish_spark.UpstreamJob`. May change from start to start.
+        The job that writes the topics, if checkpoints are to align to its checkpoints: see
+        :class:`~flinkish_spark.UpstreamJob`. May change between two starts.
     metadata
         Columns of the stream beside the fields, called ``_topic`` and so on: any of ``"topic"``,
         ``"partition"``, ``"offset"``, ``"timestamp"``, ``"timestamp-type"``, ``"key"``, ``"headers"``,
-        ``"headers-map"`` and ``"leader-epoch"``; see `docs/sources.md`. What `flinkish audit` goes by
-        (`docs/audit.md`). Of changes also what their format knows, with ``value.`` in front:
+        ``"headers-map"`` and ``"leader-epoch"``; see `docs/sources.md`. `flinkish audit` needs some of them
+        (`docs/audit.md`). For changes also metadata of their format, with the prefix ``value.``:
         ``"value.source.table"``.
     ending
         EndAtLatest(), EndAtOffsets(...) or EndAtTimestamp(...), fixed at the first start; the job ends
         when all of its sources have. None: the topics have no end.
     partitions
-        By topic, those that are read, and no others however many there come to be. None for all, and for
-        those that are added while the job runs.
+        Topic -> the partitions to read; others are never read. None for all partitions, also those that are
+        added while the job runs.
     key
-        The format of keys, if their fields are to be columns, too: in front of the value's. A field that both
-        have is one column, the value's. A record without a key has null in them. None: keys are not decoded.
+        The format of keys. Their fields become columns before those of the value; a field that both have is
+        taken from the value. They are null in a record without a key. None: keys are not decoded.
     key_fields_prefix
-        In front of the name of each field of the keys.
+        Prefix for the names of the key's fields.
     tombstones
-        What becomes of a record without a value. None: it is bad; of changes it is left out, and where the
-        value is `Raw` it is null. See :class:`~flinkish_spark.OnTombstone`.
+        Policy for a record without a value. None: it is a bad record; for changes it is dropped, and for a
+        `Raw` value it is null. See :class:`~flinkish_spark.OnTombstone`.
 
     Notes
     -----
-    Reads committed records only, fails on lost data, and neither can be switched off: without
-    them exactly-once is not true.
+    The source reads committed records only and fails on lost data. Neither can be switched off, since
+    exactly-once depends on both.
     """
 
     bootstrap_servers: str
@@ -426,10 +426,10 @@ class KafkaSource(KafkaInput):
     tombstones: OnTombstone | None = None
 
     kind = "kafka"
-    #: Under which its job knows it.
+    #: Its uid in the job.
     _uid: ClassVar[str] = ""
     _start: ClassVar[SourceStart | None] = None
-    #: Where partitions end for good, once that is fixed.
+    #: Ending offsets, once they are fixed.
     _ends: ClassVar[Mapping[Place, int] | None] = None
 
     def __post_init__(self, reader: str | None) -> None:
@@ -439,7 +439,7 @@ class KafkaSource(KafkaInput):
                 why="this package reads Kafka in Python, and in no other way",
                 what_to_do="leave it out",
             )
-        wanted = Wanted.of(self.topics, self.pattern, self.partitions)
+        wanted = TopicSelection.of(self.topics, self.pattern, self.partitions)
         check_told_apart(wanted.topics)
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
         with refused_as_config_errors("give a number of records, or 0 for no limit"):
@@ -450,17 +450,17 @@ class KafkaSource(KafkaInput):
         if not isinstance(self.value, Changes):
             check_format("value", self.value)
         parts = self.key, self.key_fields_prefix, self.tombstones
-        checked_end(self.ending)
+        check_ending(self.ending)
         for name, content in (
             ("wanted", wanted),
             ("connection", KafkaConnection(self.bootstrap_servers, options)),
-            ("decoding", decoding_of(self.value, checked_metadata(self.metadata), *parts)),
+            ("decoding", make_decoding(self.value, check_metadata(self.metadata), *parts)),
             ("topics", wanted.topics),
             ("partitions", wanted.partitions),
-            ("starting_offsets", checked_start(self.starting_offsets, self.group_id)),
+            ("starting_offsets", check_starting_offsets(self.starting_offsets, self.group_id)),
             ("options", options),
             ("reader_options", reader_options),
-            ("metadata", checked_metadata(self.metadata)),
+            ("metadata", check_metadata(self.metadata)),
             ("max_offsets_per_second", RateLimit(self.max_offsets_per_second).records_per_second),
         ):
             object.__setattr__(self, name, content)
@@ -468,7 +468,7 @@ class KafkaSource(KafkaInput):
             self._check_aligned()
 
     def _check_aligned(self) -> None:
-        """Refuse what cannot be together with an upstream job."""
+        """Refuse settings that do not go with an upstream job."""
         for other, is_given, why, what_to_do in (
             (
                 "max_offsets_per_second",
@@ -485,7 +485,7 @@ class KafkaSource(KafkaInput):
             (
                 "ending",
                 self.ending is not None,
-                "its last checkpoint would wait for a barrier of that job's, which may lie behind the end",
+                "the last checkpoint would wait for a barrier of that job, which may be after the end",
                 "leave out ending or aligned_with",
             ),
             (
@@ -501,9 +501,9 @@ class KafkaSource(KafkaInput):
                 )
 
     def bound(self, uid: str) -> Self:
-        return self._changed("_uid", uid)
+        return self._copy_with("_uid", uid)
 
-    def _changed(self, name: str, value: object) -> Self:
+    def _copy_with(self, name: str, value: object) -> Self:
         changed = copy(self)
         changed.__dict__[name] = value
         return changed
@@ -517,34 +517,34 @@ class KafkaSource(KafkaInput):
         return True
 
     def starting_at(self, start: SourceStart) -> Self:
-        moved = self._changed("_start", start)
-        # A connection belongs to one thread, and so to one source.
+        moved = self._copy_with("_start", start)
+        # A connection belongs to one thread, and so to one source object.
         for name in ("_admin", "_watch_admin"):
             moved.__dict__.pop(name, None)
         return moved
 
     def with_own_time(self) -> Self:
-        return self._changed("metadata", (*self.metadata, OWN_TIME))
+        return self._copy_with("metadata", (*self.metadata, OWN_TIME))
 
     @property
     def is_checked_apart(self) -> bool:
-        """Brokers are asked, and nobody else."""
+        """The checks ask brokers only."""
         return True
 
     @property
     def plan_name(self) -> str:
-        """Tell apart how channels are numbered."""
+        """Distinguishes two ways to number channels."""
         return "pattern" if self.pattern else ""
 
     @cached_property
     def _watch_admin(self) -> KafkaAdmin:
-        # Another thread's: an admin belongs to one.
+        # For the watching thread: an admin client belongs to one thread.
         return KafkaAdmin(self.connection)
 
-    # Where it begins:
+    # Starting offsets:
     def offsets_in(self, position: LoggedOffsets) -> dict[Place, int]:
         """Return the next offset of each partition that this source has read."""
-        return from_json(position.kafka(frozenset(self.wanted.among(position.topics()))))
+        return from_json(position.kafka(frozenset(self.wanted.filter_topics(position.topics()))))
 
     def topics_now(self) -> Sequence[str]:
         found = super().topics_now()
@@ -552,45 +552,45 @@ class KafkaSource(KafkaInput):
         return found
 
     def places(self, admin: KafkaAdmin) -> list[Place]:
-        """Return the partitions that there are now; raise GraphError if one that is named is not there."""
+        """Return the existing partitions to read; raise GraphError if a named one does not exist."""
         counts = admin.partition_counts(self.topics_now())
-        return places_in(counts, self.wanted.partitions, "the source's partitions")
+        return select_partitions(counts, self.wanted.partitions, "the source's partitions")
 
     def starting_option(self, place: JobPlace) -> str:
-        """Return the option `startingOffsets`: Spark wants every partition named."""
+        """Return the option `startingOffsets`, in which Spark wants every partition."""
         known: Mapping[str, Mapping[str, int]]
         if self._start is not None:
             known = offsets_in(self._start.position)
         elif isinstance(self.starting_offsets, StartingOffsets):
-            # Of these each scan keeps what it found.
+            # Each scan records the offsets that it finds.
             return self.starting_offsets.value
         elif place.job_dir is None:
-            known = self._asked_offsets()
+            known = self._ask_offsets()
         else:
-            job_dir, name = JobDir(place.job_dir.open()), self.fact("start")
+            job_dir, name = JobDir(place.job_dir.open()), self.make_fact_name("start")
             if job_dir.known_uuid() is None:
-                # A plan that is only looked at, before the first start.
+                # A plan that is only explained, before the first start.
                 return StartingOffsets.EARLIEST.value
             recorded = job_dir.recorded(name)
             if recorded is None:
-                recorded = job_dir.recorded_once(name, {"offsets": self._asked_offsets()})
+                recorded = job_dir.recorded_once(name, {"offsets": self._ask_offsets()})
             known = recorded["offsets"]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             places = self.places(admin)
-        # Partitions and topics that are not in what is known were added since, and are read whole.
+        # Unknown partitions and topics were added since and are read from their beginning.
         return json.dumps(to_json({(t, p): known.get(t, {}).get(str(p), _EARLIEST) for t, p in places}))
 
-    def _asked_offsets(self) -> dict[str, dict[str, int]]:
+    def _ask_offsets(self) -> dict[str, dict[str, int]]:
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             return to_json(self.starting_offsets.offsets(admin, self.places(admin)))
 
-    def fact(self, what: str) -> str:
-        """Return the name under which the job keeps `what` of this source."""
-        # No two sources of a job read one topic. No topic has a blank in its name.
+    def make_fact_name(self, what: str) -> str:
+        """Return the name under which the job directory keeps `what` of this source."""
+        # No two sources of a job read one topic, and no topic name contains a blank.
         read = self.topics or (f"pattern {self.pattern}",)
         return f"kafka-{what}-{hashlib.sha256(repr(read).encode()).hexdigest()[:16]}"
 
-    # Where it ends:
+    # Ending offsets:
     @property
     def is_bounded(self) -> bool:
         return self.ending is not None
@@ -600,16 +600,16 @@ class KafkaSource(KafkaInput):
         return ends is not None and all(read.get(place, -1) >= end for place, end in ends.items())
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
-        """Return the partitions that are not at their end: the others bring nothing any more."""
+        """Return the channels of partitions that have not reached their ending offset."""
         ends, read = self._ends, self.offsets_in(position)
         return self.channels_of(p for p, at in read.items() if ends is None or at < ends.get(p, 0))
 
     def channels_of(self, places: Iterable[Place]) -> frozenset[int]:
-        """Return the numbers that the records of partitions have in ``_fs_channel``."""
+        """Return the channel numbers of partitions, as in the column ``_fs_channel``."""
         return frozenset(channel_of(self.wanted.topics, *place) for place in places)
 
     def extent(self, position: LoggedOffsets | None) -> Extent | None:
-        """Return the sum of the offsets of a position; where topics began, brokers would have to be asked."""
+        """Return the sum of a position's offsets, without asking brokers where topics begin."""
         read = {} if position is None else self.offsets_in(position)
         return Extent(sum(read.values())) if read else None
 
@@ -628,10 +628,10 @@ class KafkaSource(KafkaInput):
             self.ending.offsets(admin, places)
 
     def fix_end(self, admin: KafkaAdmin, job_dir: JobDir) -> None:
-        """Record the end at the first start; called before each start of the query."""
+        """Record the ending offsets at the first start; called before each start of the query."""
         if self.ending is None or self._ends is not None:
             return
-        wanted, name = self.ending.to_json(), self.fact("end")
+        wanted, name = self.ending.to_json(), self.make_fact_name("end")
         recorded = job_dir.recorded(name)
         if recorded is None:
             offsets = to_json(self.ending.offsets(admin, self.places(admin)))
@@ -645,67 +645,69 @@ class KafkaSource(KafkaInput):
             )
         self.__dict__["_ends"] = from_json(recorded["offsets"])
 
-    def ends_in(self, place: JobPlace) -> Mapping[Place, int] | None:
-        """Return the ends as they were recorded; None without any, and before the first start."""
+    def read_recorded_ends(self, place: JobPlace) -> Mapping[Place, int] | None:
+        """Return the recorded ending offsets; None if the source has none, and before the first start."""
         if self.ending is None or self._ends is not None or place.job_dir is None:
             return self._ends
-        recorded = JobDir(place.job_dir.open()).recorded(self.fact("end"))
+        recorded = JobDir(place.job_dir.open()).recorded(self.make_fact_name("end"))
         return None if recorded is None else from_json(recorded["offsets"])
 
-    def before_end(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
-        """Return offsets, not beyond the ends; topics and partitions that were added later are left out."""
+    def clip_to_ends(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
+        """Limit offsets to the ending offsets, and drop partitions without one, which were added later."""
         ends = offsets if self._ends is None else self._ends
         return {place: min(at, ends[place]) for place, at in offsets.items() if place in ends}
 
-    # How it is read:
+    # Reading:
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         check_alone(self.aligned_with, place)
-        return self._fields(self._records(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE))
+        return self._decode(self._scan(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE))
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream whose partitions each end with a barrier."""
-        upstream = reader_options(self.aligned_with, self._start)
-        records = self._records(spark, place, {names.CONTROL_PATH: place.control_path, **upstream})
-        return self._fields(records, place, (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE))
+        """Return the stream with barriers, one per partition and checkpoint."""
+        upstream = make_upstream_options(self.aligned_with, self._start)
+        records = self._scan(spark, place, {names.CONTROL_PATH: place.control_path, **upstream})
+        return self._decode(records, place, (C.KIND, C.CHECKPOINT, C.CHANNEL, C.SEQUENCE))
 
-    def _fields(self, raw: DataFrame, place: JobPlace, kept: Sequence[str]) -> DataFrame:
+    def _decode(self, raw: DataFrame, place: JobPlace, kept: Sequence[str]) -> DataFrame:
         if self.decoding is None:
             return C.as_records(raw)
-        # Two scans that begin at different places count apart what they drop.
-        # A name of Spark's, in which a pattern might be anything.
-        read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))
+        # Two scans with different beginnings count their dropped records separately.
+        # The text becomes a name in Spark, so a pattern, which may hold any character, is hashed.
+        read = ("topics", *self.topics) if self.topics else ("pattern", self.make_fact_name("pattern"))
         counted_as = ("" if self._start is None else self._start.label, *read)
         rows_of = self.decoding.deserializer(self._uid, place, self.topics)
         return rows_of.rows(raw, counted_as, (*names_of(self.metadata), *kept))
 
-    def with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        return self._records(spark, place, {"includeHeaders": "true"}, HEADERS)
+    def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+        return self._scan(spark, place, {"includeHeaders": "true"}, HEADERS)
 
-    def _records(
+    def _scan(
         self, spark: SparkSession, place: JobPlace, more: Mapping[str, str], *columns: str
     ) -> DataFrame:
-        """Return records as Kafka has them: Spark gets ranges, which a task reads."""
-        given = {**self._options(place), **more, names.PIECES: "true"}
+        """Return raw records: Spark plans offset ranges, and tasks read them."""
+        given = {**self._make_options(place), **more, names.PIECES: "true"}
         register(spark)
         pieces = spark.readStream.format(FORMAT_NAME).options(**given).load()
         topics, metadata = self.wanted.topics, tuple(self.metadata)
-        read = ReadRanges(names.parse_stream(given), topics, self.ends_in(place), metadata, columns)
+        read = ReadRanges(
+            names.parse_stream(given), topics, self.read_recorded_ends(place), metadata, columns
+        )
         return C.map_in_arrow(pieces, read, read.columns)
 
-    def _options(self, place: JobPlace) -> dict[str, str]:
+    def _make_options(self, place: JobPlace) -> dict[str, str]:
         held = {names.HELD_PATH: place.control_path, names.HELD_SOURCE: self._uid} if self._uid else {}
         most = self.max_offsets_per_second
         pace = {} if isinstance(most, NoLimit) else {names.PER_SECOND: repr(float(most))}
         limit = {"maxOffsetsPerTrigger": str(self.max_offsets_per_trigger)}
         return {
-            **self.connection.for_spark(),
+            **self.connection.to_spark_options(),
             names.FIRST_OFFSETS: place.beginnings(self._start),
             **held,
             **pace,
             **SKIP,
-            **options_for(self.metadata),
+            **to_reader_options(self.metadata),
             **(self.reader_options or {}),
-            **subscription(self.wanted),
+            **to_subscription_options(self.wanted),
             "startingOffsets": self.starting_option(place),
             "failOnDataLoss": "true",
             "kafka.isolation.level": "read_committed",
@@ -720,29 +722,29 @@ class KafkaSource(KafkaInput):
         logged = LoggedOffsets((offsets_in(position),))
         topics = self.topics_at(logged)
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            raise_if_it_stays(lambda: missing_input(admin, topics, uid, logged))
+            raise_if_confirmed(lambda: find_missing_input(admin, topics, uid, logged))
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Compare topics and offsets with what the job still has to read; fix the end."""
+        """Fix the ending offsets, and check that Kafka still has what the job has to read."""
         self.fix_end(self._admin, job_dir)
         self.check_position(job_dir, uid, position)
 
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
-        """Compare the topics' ids: Spark does not notice a topic that was created again."""
+        """Check the topic ids: Spark does not notice that a topic was deleted and created again."""
         admin, topics = self._watch_admin, self.topics_now()
-        raise_if_it_stays(lambda: replaced_topic(admin, topics, job_dir, uid, None))
+        raise_if_confirmed(lambda: find_replaced_topic(admin, topics, job_dir, uid, None))
 
     def check_alignable(self, uid: str) -> None:
         if self.aligned_with is not None:
             raise GraphError(
                 f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
-                why="a partition that is held back would never come to the barrier for which the others wait",
+                why="a partition that is held back would never reach the barrier for which the others wait",
                 what_to_do="leave out with_watermark_alignment() or aligned_with",
                 uid=uid,
             )
 
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
-        places = self._committed(position)
+        places = self._find_offsets_to_commit(position)
         servers = self.connection.servers
         return GroupOffsets(servers, self.group_id, places) if self.group_id and places else None
 
@@ -750,12 +752,12 @@ class KafkaSource(KafkaInput):
         self, position: LoggedOffsets, note: str = ""
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Commit the group's offsets, forward only."""
-        places = self._committed(position)
+        places = self._find_offsets_to_commit(position)
         return {self.group_id: to_json(places)} if self.store_offsets(places, note) else {}
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
-        """Set the group's offsets to `position`, also downwards: somebody ordered a rewind."""
-        self.store_offsets(self._committed(position), direction=OffsetDirection.REWIND)
+        """Set the group's offsets to `position`, even if it is lower; called for a rewind."""
+        self.store_offsets(self._find_offsets_to_commit(position), direction=OffsetDirection.REWIND)
 
-    def _committed(self, position: LoggedOffsets) -> dict[Place, int]:
-        return self.before_end(self.offsets_in(position))
+    def _find_offsets_to_commit(self, position: LoggedOffsets) -> dict[Place, int]:
+        return self.clip_to_ends(self.offsets_in(position))

@@ -1,4 +1,4 @@
-"""Kafka as a source of splits, which can stand behind history in a hybrid source; a split is a partition."""
+"""Kafka as a split source, one split per partition; a hybrid source can read it after history."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.chaining.alignment import to_json
-from flinkish_spark.connectors.kafka.checks import HEADERS, missing_input, raise_if_it_stays
+from flinkish_spark.connectors.kafka.checks import HEADERS, find_missing_input, raise_if_confirmed
 from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.client import seen_to_stay
+from flinkish_spark.connectors.kafka.client.client import poll_until_confirmed
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.connectors.kafka.metadata import (
     LEADER_EPOCH,
-    checked_metadata,
-    known_times,
+    check_metadata,
+    clear_missing_times,
     metadata_arrays,
     metadata_fields,
-    milliseconds_of,
     names_of,
+    to_milliseconds,
 )
 from flinkish_spark.connectors.kafka.offsets import (
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
-    Wanted,
-    checked_end,
-    checked_start,
-    first_at_least_as_late,
+    TopicSelection,
+    check_ending,
+    check_starting_offsets,
+    find_offsets_by_time,
 )
-from flinkish_spark.connectors.kafka.records import decoding_of
+from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.kafka.source import KafkaInput
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, kept_once, logged_positions
@@ -57,13 +57,13 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX, output_schema
 
 _CLOCK = SystemClock()
-#: How often the brokers are asked which partitions there are.
+#: How often to ask the brokers for the partitions.
 _TOPICS_EVERY_S = 5.0
 _HEADERS = T.StructField(
     HEADERS,
     T.ArrayType(T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])),
 )
-#: What is read where records are decoded; behind it what only some metadata are made of.
+#: Fields that are read if records are decoded, and below, further ones that some metadata need.
 _DECODED = (
     T.StructField("key", T.BinaryType()),
     T.StructField("value", T.BinaryType()),
@@ -78,7 +78,7 @@ _FOR_METADATA: Mapping[str, T.StructField] = {
     "headers-map": _HEADERS,
     "leader-epoch": T.StructField(LEADER_EPOCH, T.IntegerType()),
 }
-#: Fields that a record can have, with the types of each.
+#: Field of a record -> its possible types.
 _FIELDS: dict[str, list[T.DataType]] = {
     **{one.name: [one.dataType] for one in (*_DECODED, *_FOR_METADATA.values())},
     "key": [T.BinaryType(), T.StringType()],
@@ -88,11 +88,11 @@ _FIELDS: dict[str, list[T.DataType]] = {
 
 
 class KafkaRecordsSource(KafkaInput, SplitSource):
-    """Reads Kafka topics, records as they are; also as a part of a hybrid source.
+    """Reads raw records of Kafka topics; can be a part of a hybrid source.
 
-    Otherwise take a :class:`~flinkish_spark.sources.KafkaSource`.
-    Partitions, and topics that match, are found within 5 s of being made, and are read from their first
-    record; one that is deleted fails the job.
+    For everything else use a :class:`~flinkish_spark.sources.KafkaSource`.
+    The source finds new partitions and matching topics within 5 s and reads them from their first record;
+    deleting one fails the job.
 
     Parameters
     ----------
@@ -101,26 +101,23 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
     topics
         Names of topics; without them, a pattern.
     pattern
-        A regular expression that the whole name of a topic matches, ``"orders-.*"``; also of topics that
-        come later.
+        A regular expression for whole topic names, ``"orders-.*"``; it also applies to topics created later.
     schema
         Any of the fields key and value (BINARY, or STRING if all are UTF-8), topic, partition, offset,
-        timestamp, timestampType, headers and leaderEpoch, as Spark's Kafka source and
-        `format("flinkish-kafka")` have them. Left out where `value` says what the fields are.
+        timestamp, timestampType, headers and leaderEpoch, as in Spark's Kafka source and
+        `format("flinkish-kafka")`. Leave it out if `value` defines the fields.
     value, metadata, key, key_fields_prefix, tombstones
-        A format with what is done with bad records, such as ``Json("field TYPE, ...")``, and columns beside
-        its fields, as for a KafkaSource. Not in a hybrid source.
-        Without it records come as they are.
+        The format of values, such as ``Json("field TYPE, ...")``, and metadata columns, as for a KafkaSource.
+        Not in a hybrid source. Without a format the source does not decode records.
     starting_offsets
-        As for a KafkaSource, asked for when the source begins to be read: in a hybrid source, behind the part
-        in front of it.
+        As for a KafkaSource, found when reading begins: in a hybrid source, after the part before it.
     starting_at_ms
-        Begins each partition, also one that comes later, at its first record that is at least as late, in
-        milliseconds since 1970; where there is none yet, with what comes. 0 for everything that is there.
+        Milliseconds since 1970. Each partition, also one created later, begins at its first record with this
+        timestamp or a later one, or else at its end. 0 for its first record.
     ending
-        As for a KafkaSource, fixed when the source begins to be read.
+        As for a KafkaSource, fixed when reading begins.
     rate
-        Most records, which are counted by offsets.
+        Maximum rate of records, counted by offsets.
 
     Raises
     ------
@@ -135,7 +132,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
     """
 
     kind = "kafka-records"
-    #: Whether records have their times beside their fields.
+    #: Whether rows have the record's timestamp as event time.
     _has_own_time: bool = False
 
     def __init__(
@@ -164,8 +161,8 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             bootstrap_servers,
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
         )
-        self.wanted = Wanted.of(topics, pattern, partitions)
-        names = checked_metadata(metadata)
+        self.wanted = TopicSelection.of(topics, pattern, partitions)
+        names = check_metadata(metadata)
         if value is None and names:
             raise ConfigError(
                 "metadata is asked for, and nothing is decoded",
@@ -173,7 +170,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             )
         decoding = None
         if isinstance(value, Format | Changes | None):
-            decoding = decoding_of(value, names, key, key_fields_prefix, tombstones)
+            decoding = make_decoding(value, names, key, key_fields_prefix, tombstones)
         if value is not None and decoding is None:
             to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
             raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
@@ -190,13 +187,13 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
                 )
         self.group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
         self.rate = RateLimit() if rate is None else rate
-        self._from_ms, self._begin = starting_at_ms, checked_start(starting_offsets, self.group_id)
+        self._from_ms, self._begin = starting_at_ms, check_starting_offsets(starting_offsets, self.group_id)
         if starting_at_ms and self._begin is not StartingOffsets.EARLIEST:
             raise ConfigError(
                 "starting_at_ms and starting_offsets are set for one source",
                 what_to_do="leave one of them out",
             )
-        self._ending = checked_end(ending)
+        self._ending = check_ending(ending)
         self._partitions: list[str] = []
         self._looked_at = float("-inf")
 
@@ -215,28 +212,30 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
     def splits(self) -> Sequence[str]:
         if time.monotonic() - self._looked_at >= _TOPICS_EVERY_S:
-            # This order matters: every partition that has an end is there by then, and none is left out.
+            # This order matters: partitions with an end exist by then, so that the listing has all of them.
             ends = self._ends
             places = self.wanted.places(self._planning_admin, _CLOCK)
-            self._partitions = [_split(at) for at in places if ends is None or _split(at) in ends]
+            self._partitions = [
+                _format_split(at) for at in places if ends is None or _format_split(at) in ends
+            ]
             self._looked_at = time.monotonic()
         return self._partitions
 
     def first(self, split: str) -> int:
-        place = _place(split)
+        place = _parse_split(split)
         if self._from_ms:
             admin = self._planning_admin
-            return first_at_least_as_late({place: self._from_ms}, admin.offsets_at, admin.end_offsets)[place]
-        # What comes later than the source, or than the savepoint that it goes on from, is read whole.
+            return find_offsets_by_time({place: self._from_ms}, admin.offsets_at, admin.end_offsets)[place]
+        # Partitions added after the first start, or after the savepoint, are read from their beginning.
         is_first = self._begin is not StartingOffsets.EARLIEST and self._fs_start is None
         at = self._starts.get(split) if is_first else None
         return self._planning_admin.beginning_offsets([place])[place] if at is None else at
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return the end of a partition for readers of committed records."""
-        place = _place(split)
-        # A broker that has just started may not know its end yet.
-        end = seen_to_stay(
+        """Return the end of a partition for read_committed readers."""
+        place = _parse_split(split)
+        # A broker that has just started may not know the end of its log yet.
+        end = poll_until_confirmed(
             lambda: self._planning_admin.end_offsets([place])[place], lambda at: at < start, _CLOCK
         )
         last = self.end(split)
@@ -248,7 +247,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
     @cached_property
     def _starts(self) -> dict[str, int]:
-        return self._fixed("starts", lambda places: self._begin.offsets(self._admin, places))
+        return self._record_once("starts", lambda places: self._begin.offsets(self._admin, places))
 
     @cached_property
     def _ends(self) -> dict[str, int] | None:
@@ -256,14 +255,14 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         if ending is None:
             return None
         name = hashlib.sha256(json.dumps(ending.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-        return self._fixed(f"ends-{name}", lambda places: ending.offsets(self._admin, places))
+        return self._record_once(f"ends-{name}", lambda places: ending.offsets(self._admin, places))
 
-    def _fixed(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
-        """Return offsets by split as they were found at the first call in the life of the job."""
+    def _record_once(self, name: str, ask: Callable[[Sequence[Place]], dict[Place, int]]) -> dict[str, int]:
+        """Return offsets by split, as recorded at the first call in the life of the job."""
 
         def ask_now() -> dict[str, Any]:
             places = self.wanted.places(self._planning_admin, _CLOCK)
-            return {"offsets": {_split(place): at for place, at in ask(places).items()}}
+            return {"offsets": {_format_split(place): at for place, at in ask(places).items()}}
 
         is_of_job, key = bool(self._fs_folder), f"{name}.json"
         kept = kept_once(self.job_store, key, "kafka-offsets", ask_now) if is_of_job else ask_now()
@@ -276,7 +275,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
                 self.__dict__.pop(name).close()
 
     def read(self, split: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        topic, partition = _place(split)
+        topic, partition = _parse_split(split)
         names = self.schema.names
         settings = ReaderSettings(
             include_headers=HEADERS in names, include_leader_epoch=LEADER_EPOCH in names
@@ -285,8 +284,8 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         for batch in reader.read(OffsetRange(topic, partition, start, end)):
             own = {name: batch.column(name) for name in names}
             if "timestamp" in own:
-                own["timestamp"] = known_times(own["timestamp"])
-            time = [milliseconds_of(batch)] if self._has_own_time else []
+                own["timestamp"] = clear_missing_times(own["timestamp"])
+            time = [to_milliseconds(batch)] if self._has_own_time else []
             columns = [*own.values(), *metadata_arrays(self._metadata, batch), *time]
             yield pa.RecordBatch.from_arrays(columns, names=self.record_type.names)
 
@@ -295,7 +294,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
 
     @property
     def record_type(self) -> T.StructType:
-        """The fields, what metadata asks for, and the time of a record if that is asked for."""
+        """The fields, the metadata columns, and the timestamp if it is the event time."""
         time = [T.StructField(C.TIME, T.LongType())] if self._has_own_time else []
         return T.StructType([*self.schema, *metadata_fields(self._metadata), *time])
 
@@ -307,44 +306,44 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         frame = super().load(spark, place)
         if self.decoding is None:
             return frame
-        # Two scans that begin at different places count apart what they drop.
+        # Two scans with different beginnings count their dropped records separately.
         label = "" if self._fs_start is None else self._fs_start.label
         control = [column for column in frame.columns if column.startswith(PREFIX)]
         kept = (*names_of(self.decoding.metadata), *control)
         rows_of = self.decoding.deserializer(self._fs_uid, place, self.wanted.topics)
         return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
 
-    def with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
+    def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         scan = self._with("schema", T.StructType(list(dict.fromkeys([*self.schema, _HEADERS]))))
         scan = scan._with("_fs_format", f"{self._fs_format}-letters")
         return super(KafkaRecordsSource, scan).load(spark, place)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         scans = [] if position is None else logged_positions(position, uid)
-        logged = LoggedOffsets(tuple(_by_topic(scan.offsets) for scan in scans)) if scans else None
+        logged = LoggedOffsets(tuple(_group_by_topic(scan.offsets) for scan in scans)) if scans else None
         self.check_position(job_dir, uid, logged)
 
     def check_start(self, uid: str, position: Position) -> None:
-        logged = LoggedOffsets((_by_topic(SplitPosition.from_json(position).offsets),))
+        logged = LoggedOffsets((_group_by_topic(SplitPosition.from_json(position).offsets),))
         admin, topics = self._admin, self.topics_at(logged)
-        raise_if_it_stays(lambda: missing_input(admin, topics, uid, logged))
+        raise_if_confirmed(lambda: find_missing_input(admin, topics, uid, logged))
 
     def committed(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""
         self._tell(offsets, "")
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
-        self.store_offsets({_place(split): int(offset) for split, offset in offsets.items()}, note)
+        self.store_offsets({_parse_split(split): int(offset) for split, offset in offsets.items()}, note)
 
 
-def _split(place: Place) -> str:
+def _format_split(place: Place) -> str:
     return f"{place[0]}:{place[1]}"
 
 
-def _place(split: str) -> Place:
+def _parse_split(split: str) -> Place:
     topic, _, partition = split.rpartition(":")
     return topic, int(partition)
 
 
-def _by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
-    return to_json({_place(split): int(offset) for split, offset in offsets.items()})
+def _group_by_topic(offsets: Mapping[str, Offset]) -> dict[str, dict[str, int]]:
+    return to_json({_parse_split(split): int(offset) for split, offset in offsets.items()})

@@ -1,4 +1,4 @@
-"""Both halves of the Kafka sink behind its settings: columns, the writer, barriers, the committer."""
+"""Writer and committer of the Kafka sink."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SinkInPython:
-    """What a task is told of a sink."""
+class TaskSink:
+    """Everything that a task needs to write the records of one sink."""
 
-    #: Of its transaction; the transactional id is the prefix that task and attempt are added to.
+    #: Settings of the transaction; to the transactional id the task appends its number and attempt.
     settings: StagingSettings
-    #: What every record gets of ours.
+    #: Headers that every record gets.
     headers: tuple[tuple[str, bytes], ...]
-    #: The parts of its records.
+    #: Columns of the encoded records.
     columns: tuple[str, ...]
 
     def transaction(self, task: TaskContext, transactions_of_task: int) -> StagedTransaction:
         partition = task.partitionId()
         settings = replace(self.settings, transactions_of_task=transactions_of_task)
         if settings.shared is not None:
-            shared = replace(settings.shared, ticket=ticket_of(settings.shared.ticket, partition))
+            shared = replace(settings.shared, ticket=make_ticket_name(settings.shared.ticket, partition))
             settings = replace(settings, shared=shared)
         elif settings.transactional_id is not None:
             settings = replace(settings, attempt=TaskAttempt(partition, task.attemptNumber()))
@@ -93,24 +93,24 @@ class SinkInPython:
         )
 
     def report(self, ack: RowCount, transaction: StagedTransaction) -> dict[str, Any]:
-        """Return what the task tells of it, once all is written and acknowledged."""
+        """Flush the transaction and return the task's report about it."""
         prepared = transaction.prepare()
         counts = transaction.counts
         done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
         if self.settings.shared is not None:
-            written, ticket = transaction.acknowledged_by_place(), transaction.ticket
+            written, ticket = transaction.count_acknowledged(), transaction.ticket
             report["written"] = [[topic, partition, count] for (topic, partition), count in written.items()]
             report["ticket"] = None if ticket is None else [ticket.producer_id, ticket.producer_epoch]
         return report
 
 
 @dataclass(frozen=True)
-class StageInPython:
-    """Callable for mapInArrow: stages the rows of one task, yields a row per sink, its report as JSON."""
+class StageRows:
+    """Function for mapInArrow: stages the rows of one task and yields one report per sink, as JSON."""
 
-    #: Of several the column `C.SINK` says whose a row is, by place.
-    sinks: tuple[SinkInPython, ...]
+    #: With several sinks, a row's column `C.SINK` is an index into these.
+    sinks: tuple[TaskSink, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = begin_staging()
@@ -133,40 +133,40 @@ class StageInPython:
         yield pa.record_batch([pa.array(found)], names=["report"])
 
 
-#: The task number in the transactional id of barrier records; Spark numbers no partition so high.
+#: Task number in the transactional id of barrier records; no Spark partition has a number this high.
 BARRIER_TASK = 999_999_999
 _BARRIER, _SEQUENCES = "barrier_of", "next_sequences"
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaStaged:
-    """A committable of a Kafka sink: records of a task or micro-batch, or a checkpoint's barrier records."""
+class KafkaSinkCommittable:
+    """A Kafka sink's committable: records of a task or micro-batch, or barrier records of a checkpoint."""
 
     handle: KafkaCommittable
-    #: The checkpoint; None for data. When a checkpoint is aborted its committables pass to the next one: data
-    #: becomes visible with that, barrier records must never.
+    #: The checkpoint of barrier records; None for data. The committables of an aborted checkpoint pass to the
+    #: next one: it commits the data, but must never commit the barrier records.
     barrier_of: CheckpointId | None = None
-    #: Of a transaction that all tasks of a checkpoint write into, what it holds once the micro-batch is
-    #: staged: by topic, the next sequence number of each partition. None for a transaction of one task.
+    #: For a transaction shared by all tasks of a checkpoint: topic -> the next sequence number of each
+    #: partition after the micro-batch was staged. None for a transaction of one task.
     next_sequences: Mapping[str, tuple[int, ...]] | None = None
 
     def belongs_to(self, checkpoint: CheckpointId) -> bool:
         return self.barrier_of in (None, checkpoint)
 
     def to_payload(self) -> dict[str, Any]:
-        """Return the stored form; a task's records are stored as their handle alone."""
+        """Return the stored form; for a task's records it is the handle alone."""
         more: dict[str, Any] = {} if self.barrier_of is None else {_BARRIER: int(self.barrier_of)}
         if self.next_sequences is not None:
             more[_SEQUENCES] = {topic: list(known) for topic, known in self.next_sequences.items()}
         return {**self.handle.to_json(), **more}
 
     @classmethod
-    def of(cls, payload: Mapping[str, Any]) -> KafkaStaged:
+    def of(cls, payload: Mapping[str, Any]) -> KafkaSinkCommittable:
         fields = dict(payload)
         barrier_of, sequences = fields.pop(_BARRIER, None), fields.pop(_SEQUENCES, None)
         try:
             checkpoint = None if barrier_of is None else CheckpointId(barrier_of)
-            known = None if sequences is None else _sequences(sequences)
+            known = None if sequences is None else _parse_sequences(sequences)
         except ValueError as wrong:
             raise CorruptObjectError("a stored Kafka committable cannot be read", why=str(wrong)) from wrong
         return cls(KafkaCommittable.from_json(fields), checkpoint, known)
@@ -176,31 +176,31 @@ class KafkaStaged:
         return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
 
 
-def _sequences(stored: Any) -> dict[str, tuple[int, ...]]:
+def _parse_sequences(stored: Any) -> dict[str, tuple[int, ...]]:
     for known in stored.values() if isinstance(stored, Mapping) else [None]:
         if not isinstance(known, list) or any(type(one) is not int or one < 0 for one in known):
             raise ValueError(f"{_SEQUENCES} is {stored!r}")
     return {str(topic): tuple(known) for topic, known in stored.items()}
 
 
-def checkpoint_in(tasks: Iterable[TaskAck]) -> CheckpointId | None:
+def find_checkpoint(tasks: Iterable[TaskAck]) -> CheckpointId | None:
     return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
 
 
-def staged_in(committables: Sequence[Committable]) -> list[KafkaStaged]:
-    return [KafkaStaged.of(committable.payload) for committable in committables]
+def parse_committables(committables: Sequence[Committable]) -> list[KafkaSinkCommittable]:
+    return [KafkaSinkCommittable.of(committable.payload) for committable in committables]
 
 
-#: Which job and which of its sinks wrote a record.
+#: Headers with the job and the sink that wrote a record.
 JOB_HEADER, UID_HEADER = "flinkish-job", "flinkish-uid"
-#: The checkpoint that a record was expected to become visible with.
+#: Header with the checkpoint that was expected to commit a record.
 CHECKPOINT_HEADER = "flinkish-checkpoint"
-#: Which micro-batch wrote a record, as ``<lineage>/<batch>``.
+#: Header with the micro-batch that wrote a record, as ``<lineage>/<batch>``.
 BATCH_HEADER = "flinkish-batch"
 
 
 class KafkaWriter(JoiningWriter):
-    """Writes the records of a micro-batch into one output per task."""
+    """Stages the records of a micro-batch, in one transaction per task."""
 
     def __init__(self, sink: KafkaSinkSettings, context: SinkContext) -> None:
         self._sink, self._context = sink, context
@@ -228,69 +228,73 @@ class KafkaWriter(JoiningWriter):
         return self._columns
 
     def stage(self, request: StageRequest) -> StageResult:
-        (found,) = _written(self._encoded(request), [self._own(request)])
-        return self._staged(found, request)
+        (found,) = _write(self._encode(request), [self._make_transaction_sink(request)])
+        return self._to_result(found, request)
 
     @classmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
         encode = EncodeRows(tuple((writer._encoder, request.columns) for writer, request in staging))
         rows = C.map_in_arrow(staging[0][1].rows, encode, encode.columns())
-        found = _written(rows, [writer._own(request) for writer, request in staging])
-        return [writer._staged(own, request) for own, (writer, request) in zip(found, staging, strict=True)]
+        found = _write(rows, [writer._make_transaction_sink(request) for writer, request in staging])
+        return [
+            writer._to_result(own, request) for own, (writer, request) in zip(found, staging, strict=True)
+        ]
 
-    def _encoded(self, request: StageRequest) -> DataFrame:
+    def _encode(self, request: StageRequest) -> DataFrame:
         encode = EncodeRows(((self._encoder, {name: name for name in self._columns}),))
         rows = request.rows
         if not (self._encoder.reads_fields_alone and C.is_made_by_workers(rows)):
             rows = self._given.of(rows)
         return C.map_in_arrow(rows, encode, encode.columns())
 
-    def _staged(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
+    def _to_result(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
         staged = [
-            KafkaStaged(KafkaCommittable.from_json(r["committable"])) for r in found if r["committable"]
+            KafkaSinkCommittable(KafkaCommittable.from_json(r["committable"]))
+            for r in found
+            if r["committable"]
         ]
         tasks = tuple(TaskAck.from_json(r) for r in found)
-        checkpoint = checkpoint_in(tasks)
+        checkpoint = find_checkpoint(tasks)
         if self._barriers is not None and checkpoint is not None:
-            # Last, so that its offsets and its commit come behind those of the data.
-            # The block is this micro-batch's alone, so no other transaction can have this id.
+            # Last, so that barrier records have later offsets, and are committed later, than the data.
+            # The block belongs to this micro-batch, so no other transaction can have this id.
             owner = self._context.owner_epoch
             name = TransactionalId(self._context.job, owner, request.block, BARRIER_TASK, 0)
             handle = self._barriers.stage(checkpoint, request.lineage, str(name))
-            staged.append(KafkaStaged(handle, checkpoint))
+            staged.append(KafkaSinkCommittable(handle, checkpoint))
         return StageResult(tasks, tuple(one.to_payload() for one in staged))
 
-    def shared_reports(
+    def write_shared(
         self,
         request: StageRequest,
-        owned: Callable[[DataFrame], DataFrame],
+        assign: Callable[[DataFrame], DataFrame],
         partitions: Mapping[str, int],
         transactional_id: str,
         producer: SharedProducer,
     ) -> Sequence[Mapping[str, Any]]:
-        """Write into a transaction that is not the tasks' own; return each task's report."""
-        told = self._told(request, transactional_id, partitions)
+        """Let all tasks write into one shared transaction; return each task's report."""
+        told = self._make_task_sink(request, transactional_id, partitions)
         columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
         told = replace(told, settings=replace(told.settings, shared=producer), columns=columns)
-        (found,) = _written(owned(self._encoded(request)), [told])
+        (found,) = _write(assign(self._encode(request)), [told])
         return found
 
-    def _own(self, request: StageRequest) -> SinkInPython:
+    def _make_transaction_sink(self, request: StageRequest) -> TaskSink:
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
         if not self._sink.partition:
-            return self._told(request, prefix, None)
-        # Now: partitions may have been added, and a record may name one of them.
+            return self._make_task_sink(request, prefix, None)
+        # Ask now: a record may name a partition that was just added.
         with KafkaAdmin(self._sink.connection) as admin:
             partitions = admin.partition_counts(self._sink.data_topics)
-        return self._told(request, prefix, partitions)
+        return self._make_task_sink(request, prefix, partitions)
 
-    def _told(
+    def _make_task_sink(
         self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
-    ) -> SinkInPython:
+    ) -> TaskSink:
         sink = self._sink
         is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
-        oversize, letters = _policy(sink.oversize_policy)
-        bad_record, bad_letters = _policy(sink.on_bad_record)
+        oversize, letters = _to_refusal_policy(sink.oversize_policy)
+        bad_record, bad_letters = _to_refusal_policy(sink.on_bad_record)
         settings = StagingSettings(
             connection=sink.connection,
             transactional_id=transactional_id if is_exact else None,
@@ -311,7 +315,7 @@ class KafkaWriter(JoiningWriter):
             producer=ProducerSettings.of(sink.producer, sink.delivery),
         )
         headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
-        return SinkInPython(settings, headers, tuple(self._encoder.schema().names))
+        return TaskSink(settings, headers, tuple(self._encoder.schema().names))
 
     def _headers(self, request: StageRequest) -> dict[str, str]:
         batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}
@@ -326,40 +330,40 @@ class KafkaWriter(JoiningWriter):
                 return {JOB_HEADER: job, UID_HEADER: uid, CHECKPOINT_HEADER: checkpoint, **batch}
 
 
-def ticket_of(prefix: str, task: int) -> str:
+def make_ticket_name(prefix: str, task: int) -> str:
     return f"{prefix}-{task}-0"
 
 
-def _written(rows: DataFrame, sinks: Sequence[SinkInPython]) -> Sequence[Sequence[Mapping[str, Any]]]:
-    """Write; return by sink each task's ack with its committable."""
-    found = reports(rows, StageInPython(tuple(sinks)))
+def _write(rows: DataFrame, sinks: Sequence[TaskSink]) -> Sequence[Sequence[Mapping[str, Any]]]:
+    """Run the staging tasks; return for each sink the reports of its tasks."""
+    found = reports(rows, StageRows(tuple(sinks)))
     return [found[place :: len(sinks)] for place in range(len(sinks))]
 
 
-def _policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:
+def _to_refusal_policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:
     if isinstance(policy, DeadLetter):
         return OnRefusal.DEAD_LETTER, policy.topic
     return OnRefusal(policy.value), None
 
 
-MicroBatch = Sequence[KafkaStaged]
+MicroBatch = Sequence[KafkaSinkCommittable]
 
 
 class KafkaCommitter(Committer):
-    """Ends what tasks staged: in order, whole micro-batches at a time."""
+    """Commits or aborts staged transactions in order, one whole micro-batch at a time."""
 
-    # What `commit` answers, and what a replay may rely on:
+    # The answers of `commit`, on which a replay relies:
     #
-    # - Answers come in the order of the committables and end at the first that is not done: nothing behind
-    #   the last answer has ever been committed, in this call and in all earlier ones.
-    # - Before the first transaction of a micro-batch is committed the coordinators are asked about all of
-    #   them. If one is lost and none was committed before, none is: LOST stands at the first committable of
-    #   the micro-batch, which can be staged again as a whole.
-    # - If some were committed before, LOST stands at the first lost one, and everything before it is done.
+    # - They have the order of the committables and end at the first one that is not done: no committable
+    #   after the last answer has ever been committed, neither in this call nor in an earlier one.
+    # - Before `commit` ends the first transaction of a micro-batch it asks the coordinators about all.
+    #   If one is lost and none was committed earlier, it commits none: it answers LOST for the first
+    #   committable of the micro-batch, which can then be staged again as a whole.
+    # - If some were committed earlier, LOST is the answer for the first lost one, and all before it are done.
     #   Then only the tasks from there on can be staged again, by `task_of`.
-    # - `is_proven_aborted` of LOST is about every lost transaction of the micro-batch, and false if somebody
-    #   committed one behind the last answer, which no process of this package does.
-    # - RETRY says that nothing is known, or that a time limit struck between the look and the commit.
+    # - `is_proven_aborted` of LOST covers every lost transaction of the micro-batch. It is false if a
+    #   transaction after the last answer was committed, which no process of this package does.
+    # - RETRY: the outcome is unknown, or a transaction timed out between the check and the commit.
 
     def __init__(
         self,
@@ -373,17 +377,17 @@ class KafkaCommitter(Committer):
         self.shows_whole = shows_whole
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Commit whole micro-batches in the given order, stopping at what is not done."""
-        micro_batches = [list(some) for _, some in groupby(staged_in(committables), _block_of)]
+        """Commit whole micro-batches in the given order; stop at the first committable that is not done."""
+        micro_batches = [list(some) for _, some in groupby(parse_committables(committables), _to_block_key)]
         try:
             if micro_batches:
                 self._mark(checkpoint)
-            alive = self._looked_at(micro_batches)
+            alive = self._check_liveness(micro_batches)
         except BrokerUnavailableError as unanswered:
             return [CommitAnswer(Outcome.RETRY, str(unanswered))]
         answers: list[CommitAnswer] = []
         for micro_batch in micro_batches:
-            answers += self._committed(checkpoint, micro_batch, alive)
+            answers += self._commit_micro_batch(checkpoint, micro_batch, alive)
             if not answers[-1].outcome.is_done:
                 break
         return answers
@@ -393,28 +397,28 @@ class KafkaCommitter(Committer):
         return () if mark is None else (mark,)
 
     def _mark(self, checkpoint: CheckpointId) -> None:
-        """Leave the mark of a checkpoint; raise AnotherTimelineError if that of another timeline is there."""
+        """Write the mark of a checkpoint; raise AnotherTimelineError if there is one of another timeline."""
         if self._marks is None:
             return
-        # This order matters: before the first transaction ends, since readers may see its records from then
-        # on, and a directory of before must not write them again.
+        # This order matters: the mark precedes the first commit. From then on readers may see records, and an
+        # older copy of the job directory must not write them again.
         found, ours = self._marks.newest(), self._context.timeline.mark_of(checkpoint)
         if found is not None:
             self._context.require_ours(found, checkpoint)
         if found != ours:
             self._marks.leave(ours)
 
-    def _looked_at(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
+    def _check_liveness(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
         data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
         handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
         return self._client.is_alive(handles) if handles else {}
 
-    def _committed(
+    def _commit_micro_batch(
         self, checkpoint: CheckpointId, micro_batch: MicroBatch, alive: Mapping[KafkaCommittable, Liveness]
     ) -> list[CommitAnswer]:
-        """Commit one micro-batch; all answers are done but the last one."""
-        # A transaction that is not open under its own epoch never is again, so that asking for its commit
-        # changes nothing and tells what became of it: committed before, or lost.
+        """Commit one micro-batch; every answer but the last one is done."""
+        # A transaction that is no longer open under its epoch stays so. Asking for its commit changes nothing
+        # and tells its outcome: committed earlier, or lost.
         settled = {
             position: self._client.commit(one.handle)
             for position, one in enumerate(micro_batch)
@@ -424,49 +428,49 @@ class KafkaCommitter(Committer):
         is_touched = any(answer.outcome.is_done for answer in settled.values())
         unknown = next((answer for answer in settled.values() if answer.outcome is Outcome.RETRY), None)
         if lost and not is_touched and unknown is None:
-            return [_lost(lost, micro_batch, settled)]
+            return [_make_lost_answer(lost, micro_batch, settled)]
         answers: list[CommitAnswer] = []
-        # By transaction: one that all tasks of a checkpoint share is ended once for all that tell of it.
+        # By transaction: end a shared transaction once for all of its committables.
         ended: dict[tuple[str, int, int], CommitAnswer] = {}
         for position, one in enumerate(micro_batch):
             known = settled.get(position) or ended.get(one.transaction)
             if unknown is not None and (known is None or not known.outcome.is_done):
-                # What became of the rest of the micro-batch is to be known first.
+                # First the outcome of the rest of the micro-batch must be known.
                 answers.append(unknown)
             elif position in lost:
-                answers.append(_lost(lost, micro_batch, settled))
+                answers.append(_make_lost_answer(lost, micro_batch, settled))
             else:
-                answers.append(known or self._ended(checkpoint, one, alive))
+                answers.append(known or self._end(checkpoint, one, alive))
                 ended[one.transaction] = answers[-1]
             if not answers[-1].outcome.is_done:
                 break
         return answers
 
-    def _ended(
-        self, checkpoint: CheckpointId, one: KafkaStaged, alive: Mapping[KafkaCommittable, Liveness]
+    def _end(
+        self, checkpoint: CheckpointId, one: KafkaSinkCommittable, alive: Mapping[KafkaCommittable, Liveness]
     ) -> CommitAnswer:
-        """Commit what belongs to a decided checkpoint, abort the barrier records of another one."""
+        """Commit a committable of the decided checkpoint; abort barrier records of another checkpoint."""
         if not one.belongs_to(checkpoint):
             return self._client.abort(one.handle)
         answer = self._client.commit(one.handle)
         if answer.outcome is not Outcome.LOST:
             return answer
         if one.barrier_of is not None:
-            # No record of anybody is missing: readers that follow this job's checkpoints wait for the next.
+            # No data is missing: chained jobs align at the next checkpoint instead.
             why = answer.detail
             LOG.warning("the barrier records of checkpoint %s are lost, no data is: %s", checkpoint, why)
             return CommitAnswer(Outcome.ALREADY_COMMITTED, f"barrier records only, given up: {why}")
         if one.handle in alive:
-            # It was open at the look. The next call looks again and sees the micro-batch as a whole.
+            # It was open when checked. The next call checks the whole micro-batch again.
             return CommitAnswer(Outcome.RETRY, f"lost since it was looked at: {answer.detail}")
         return answer
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        return [self._client.abort(staged.handle) for staged in staged_in(committables)]
+        return [self._client.abort(staged.handle) for staged in parse_committables(committables)]
 
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        staged = staged_in(committables)
-        # A decision needs the data, and the newest barrier records.
+        staged = parse_committables(committables)
+        # The decision needs the data and the newest barrier records.
         newest = max((one.barrier_of for one in staged if one.barrier_of is not None), default=None)
         handles = {i: one.handle for i, one in enumerate(staged) if one.barrier_of in (None, newest)}
         alive = self._client.is_alive(handles.values())
@@ -478,8 +482,8 @@ class KafkaCommitter(Committer):
         }
         return dead or self._why_not_whole(staged, who)
 
-    def _why_not_whole(self, staged: Sequence[KafkaStaged], who: str) -> Mapping[int, str]:
-        """Return why a checkpoint cannot be shown as one, by position; asked right before its decision."""
+    def _why_not_whole(self, staged: Sequence[KafkaSinkCommittable], who: str) -> Mapping[int, str]:
+        """Return why a shared transaction is not the whole checkpoint, by position; before the decision."""
         shared = [(index, one) for index, one in enumerate(staged) if one.next_sequences is not None]
         if not shared:
             return {}
@@ -489,14 +493,14 @@ class KafkaCommitter(Committer):
             why = "holds a part of the checkpoint only: a checkpoint that was aborted had begun before"
             return {others[0]: f"{who} {staged[others[0]].handle.transactional_id} {why}"}
         assert newest.next_sequences is not None
-        # What is compared here cannot change any more but by a task that has outlived its micro-batch, which
-        # would have been noticed by its ticket.
+        # After this comparison only a task that outlived its micro-batch could write, and its ticket would
+        # have revealed it.
         why = self._client.why_not_counted(newest.handle, newest.next_sequences)
         return {index: f"{who} {newest.handle.transactional_id}: {why}"} if why else {}
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition that a transaction's id names; None if it is not a task's."""
-        staged = KafkaStaged.of(committable.payload)
+        """Return the Spark partition in a transactional id; None if the transaction is not a task's."""
+        staged = KafkaSinkCommittable.of(committable.payload)
         name = TransactionalId.parse(staged.handle.transactional_id)
         is_of_a_task = staged.barrier_of is None and staged.next_sequences is None
         return name.task if name is not None and is_of_a_task else None
@@ -504,8 +508,8 @@ class KafkaCommitter(Committer):
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
         names = {str(c.payload.get("transactional_id", "")) for c in kept}
         aborted = 0
-        listed = self._client.list_of_job(self._context.job)
-        # This order matters: a block that is leased after the listing has nothing in it.
+        listed = self._client.list_open_transactions(self._context.job)
+        # This order matters: a block leased after the listing has no transaction in the list.
         leased = running_blocks()
         for found in listed:
             name = found.transactional_id
@@ -518,14 +522,14 @@ class KafkaCommitter(Committer):
         self._client.close()
 
 
-def _block_of(one: KafkaStaged) -> tuple[object, ...]:
-    """Return what tells a micro-batch from others: it has a block of its own until the receipt."""
+def _to_block_key(one: KafkaSinkCommittable) -> tuple[object, ...]:
+    """Return a key of the micro-batch: until the receipt no other has its block."""
     name = TransactionalId.parse(one.handle.transactional_id)
-    # A name that is not ours stands for itself.
+    # An id of another form is a key of its own.
     return (one.handle,) if name is None else (name.owner_epoch, name.block)
 
 
-def _lost(
+def _make_lost_answer(
     lost: Mapping[int, CommitAnswer], micro_batch: MicroBatch, settled: Mapping[int, CommitAnswer]
 ) -> CommitAnswer:
     first = min(lost)

@@ -10,7 +10,7 @@ from flinkish_spark import CheckpointConfig, KafkaSink
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import LocalStore
@@ -57,7 +57,11 @@ def decisions(job_dir):
 
 
 def transactions(decision):
-    return {KafkaStaged.of(c.payload).transaction for staged in decision.batches for c in staged.committables}
+    return {
+        KafkaSinkCommittable.of(c.payload).transaction
+        for staged in decision.batches
+        for c in staged.committables
+    }
 
 
 def test_a_checkpoint_is_one_transaction_through_a_failure_in_front_of_a_decision(

@@ -20,7 +20,7 @@ from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmi
 from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.contracts.sink import GroupOffsets, StageRequest, StageResult
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
@@ -63,7 +63,7 @@ class Rig:
         self.committer = self.sink.create_committer(spark, self.context)
 
     def close(self) -> None:
-        for found in self.client.list_of_job(self.job):
+        for found in self.client.list_open_transactions(self.job):
             self.client.abort_open(found.transactional_id)
         self.client.close()
         self.committer.close()
@@ -106,7 +106,7 @@ class Rig:
         return Counter(record.value.decode() for record in read_committed(self.servers, self.topic))
 
     def transactions(self, *results: StageResult) -> set[tuple[str, int, int]]:
-        return {KafkaStaged.of(one.payload).transaction for one in self.committables(*results)}
+        return {KafkaSinkCommittable.of(one.payload).transaction for one in self.committables(*results)}
 
 
 @pytest.fixture
@@ -242,13 +242,13 @@ def test_a_second_attempt_of_a_task_that_has_written_gives_the_transaction_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The task's first attempt dies behind its last record, before it could say so."""
-    mark, owned = tmp_path / "failed", Owners.owned
+    mark, owned = tmp_path / "failed", Owners.assign
 
     def owned_by_a_task_that_fails(self: Owners, rows: Any) -> Any:
         found = owned(self, rows)
         return found.mapInArrow(_FailingOnce(mark), found.schema)
 
-    monkeypatch.setattr(Owners, "owned", owned_by_a_task_that_fails)
+    monkeypatch.setattr(Owners, "assign", owned_by_a_task_that_fails)
     # Of a size at which a task has sent some when the last one comes.
     small = "spark.sql.execution.arrow.maxRecordsPerBatch"
     rig.spark.conf.set(small, "500")
@@ -268,13 +268,13 @@ def test_a_second_attempt_of_a_task_that_has_written_gives_the_transaction_up(
 def test_a_second_attempt_of_a_task_that_has_not_written_is_no_doubt(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    mark, owned = tmp_path / "failed", Owners.owned
+    mark, owned = tmp_path / "failed", Owners.assign
 
     def owned_by_a_task_that_fails(self: Owners, rows: Any) -> Any:
         found = owned(self, rows)
         return found.mapInArrow(_FailingOnce(mark), found.schema)
 
-    monkeypatch.setattr(Owners, "owned", owned_by_a_task_that_fails)
+    monkeypatch.setattr(Owners, "assign", owned_by_a_task_that_fails)
     rig.commit(rig.stage(names(0, 10), barrier=FIVE))
     assert mark.exists()
     assert rig.seen() == Counter(names(0, 10))
@@ -284,7 +284,7 @@ def test_records_that_nobody_has_counted_make_the_checkpoint_dead(rig: Rig) -> N
     """A task that outlived its micro-batch has written into the transaction."""
     staged = rig.stage(names(0, 20), barrier=FIVE)
     (committable,) = rig.committables(staged)
-    one = KafkaStaged.of(committable.payload)
+    one = KafkaSinkCommittable.of(committable.payload)
     assert one.next_sequences is not None
     append_as_a_zombie(rig, one)
     dead = rig.committer.why_dead([committable])
@@ -292,7 +292,7 @@ def test_records_that_nobody_has_counted_make_the_checkpoint_dead(rig: Rig) -> N
     assert "were acknowledged" in dead[0]
 
 
-def append_as_a_zombie(rig: Rig, one: KafkaStaged) -> None:
+def append_as_a_zombie(rig: Rig, one: KafkaSinkCommittable) -> None:
     """Write one more record into a transaction, as a zombie of a task would."""
     import pyarrow as pa
 
@@ -323,7 +323,7 @@ def test_a_task_that_outlives_its_transaction_cannot_write(rig: Rig) -> None:
     # Until its markers are written a partition takes what goes on with the transaction.
     assert still_open(rig.client, rig.job) == []
     with pytest.raises(EnvironmentFault):
-        append_as_a_zombie(rig, KafkaStaged.of(committable.payload))
+        append_as_a_zombie(rig, KafkaSinkCommittable.of(committable.payload))
     assert rig.seen() == Counter(names(0, 20))
     assert still_open(rig.client, rig.job) == []
 
@@ -347,7 +347,7 @@ def test_a_barrier_of_a_checkpoint_that_was_given_up_ends_no_transaction(rig: Ri
     assert rig.commit(first, second) == [Outcome.COMMITTED]
     assert rig.seen() == Counter(names(0, 20))
     with KafkaAdmin(KafkaConnection(rig.servers)) as admin:
-        (note,) = admin.committed_notes(group, Isolation.READ_COMMITTED).values()
+        (note,) = admin.find_committed_notes(group, Isolation.READ_COMMITTED).values()
     mark = Mark.parse(note, rig.job)
     assert mark is not None and mark.checkpoint == FIVE
 
@@ -368,7 +368,7 @@ def test_a_checkpoint_that_its_owner_gave_up_shows_with_the_next_one_and_its_own
         # As the job does behind its commit: what has not grown is not written, nor is the note beside it.
         sixth = rig.context.timeline.mark_of(CheckpointId(6)).to_text(rig.job)
         admin.commit_offsets(group, at.offsets, note=sixth)
-        (note,) = admin.committed_notes(group, Isolation.READ_COMMITTED).values()
+        (note,) = admin.find_committed_notes(group, Isolation.READ_COMMITTED).values()
     mark, own = Mark.parse(note, rig.job), rig.committer.newest_marks()
     assert mark is not None and mark.checkpoint == FIVE
     # The sink's own mark is that of what was decided.
@@ -378,7 +378,7 @@ def test_a_checkpoint_that_its_owner_gave_up_shows_with_the_next_one_and_its_own
 def test_what_the_coordinator_has_aborted_is_lost_as_a_whole(rig: Rig) -> None:
     """LOST stands at the first committable, with proof: the checkpoint can be replayed."""
     one, two = rig.stage(names(0, 20)), rig.stage(names(20, 20), barrier=FIVE)
-    (name,) = {found.transactional_id for found in rig.client.list_of_job(rig.job)}
+    (name,) = {found.transactional_id for found in rig.client.list_open_transactions(rig.job)}
     rig.client.abort_open(name)
     answers = rig.committer.commit(FIVE, rig.committables(one, two))
     assert [(a.outcome, a.is_proven_aborted) for a in answers] == [(Outcome.LOST, True)]
@@ -426,7 +426,7 @@ def test_a_record_may_name_a_partition_that_is_added_while_its_checkpoint_is_sta
         rig.stage(names(5, 5), partition=2, barrier=FIVE)
     assert given_up.value.restartable
     # As the job does: the sweep aborts it, and the micro-batches run again.
-    for found in rig.client.list_of_job(rig.job):
+    for found in rig.client.list_open_transactions(rig.job):
         rig.client.abort_open(found.transactional_id)
     again = rig.stage(names(0, 5), partition=1), rig.stage(names(5, 5), partition=2, barrier=FIVE)
     rig.commit(*again)

@@ -115,13 +115,13 @@ class _Asked:
         from flinkish_spark.connectors.kafka.client import client
 
         self.nodes: list[int] = []
-        fetched = client._fetched
+        fetched = client._send_fetch
 
         async def noted(admin: Any, node: int, *more: Any) -> Any:
             self.nodes.append(node)
             return await fetched(admin, node, *more)
 
-        monkeypatch.setattr(client, "_fetched", noted)
+        monkeypatch.setattr(client, "_send_fetch", noted)
 
 
 def read_all(cluster: BrokerCluster, topic: str, count: int, rack: str) -> list[bytes]:

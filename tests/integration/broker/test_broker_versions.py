@@ -13,7 +13,7 @@ from kafka.admin import KafkaAdminClient
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.testing.broker import LocalBroker
@@ -81,7 +81,7 @@ def test_transactions_of_before_kafka_4_are_enough(spark: Any, old_broker: Local
     assert still_open(rig.client, rig.job) == []
     if atomic:
         with pytest.raises(EnvironmentFault):
-            append_as_a_zombie(rig, KafkaStaged.of(rig.committables(second)[0].payload))
+            append_as_a_zombie(rig, KafkaSinkCommittable.of(rig.committables(second)[0].payload))
     committed(rig, first, second)
     third = rig.stage(names(100, 50), barrier=FIVE)
     rig.committer.abort(rig.committables(third))
@@ -140,7 +140,7 @@ def test_what_such_brokers_do_with_a_transaction(spark: Any, as_redpanda: str) -
 
 def test_an_atomic_sink_is_refused_there(spark: Any, as_redpanda: str) -> None:
     """By the versions that they know nobody can tell that they refuse what comes too late."""
-    with pytest.raises(ConfigError, match=r"older than Kafka 3\.7, or of another make"):
+    with pytest.raises(ConfigError, match=r"older than Kafka 3\.7, or not Apache Kafka"):
         Rig(spark, as_redpanda, created(as_redpanda), atomic=True)
 
 

@@ -291,7 +291,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
                     transaction.write(pa.nulls(3, pa.binary()), rows, topics=out)
                     staged.append(transaction.prepare().to_json())
                     acks.append(TaskAck(task, 3, digest))
-            commits.commit(lease.staged(BatchId(0), acks, staged))
+            commits.commit(lease.to_staged_batch(BatchId(0), acks, staged))
 
     with pytest.raises(Dies):
         attempt(DieBehindTheDecision(), 1)

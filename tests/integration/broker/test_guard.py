@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from flinkish_spark import CheckpointConfig, Json, KafkaSink, KafkaSource
-from flinkish_spark.connectors.kafka.checks import keeping_of
+from flinkish_spark.connectors.kafka.checks import read_topic_retention
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import ConfigError
 from tests.support.jobs import ORDER, environment, order, produce, read_committed, rows, run_until
@@ -56,7 +56,7 @@ def test_a_compacted_topic_is_warned_of_unless_it_keeps_what_is_young(
     assert NEEDED_MS in said[0] and len(read_committed(broker.bootstrap_servers, out)) == 2
     assert enough not in caplog.text, "its records stay just long enough"
     patient = topic(configs={"cleanup.policy": "compact", "min.compaction.lag.ms": NEEDED_MS})
-    found = keeping_of(KafkaConnection(broker.bootstrap_servers), [compacted, patient])
+    found = read_topic_retention(KafkaConnection(broker.bootstrap_servers), [compacted, patient])
     assert [one.compacts_before(int(NEEDED_MS)) for one in found.values()] == [True, False]
 
 

@@ -114,7 +114,7 @@ def test_offsets_of_a_group_in_an_open_transaction_are_waited_for(
         impatient.committed_offsets(group, Isolation.READ_COMMITTED)
     producer.commit_transaction()
     assert admin.committed_offsets(group, Isolation.READ_COMMITTED) == {(name, 0): 4}
-    assert admin.committed_notes(group, Isolation.READ_COMMITTED) == {(name, 0): "mine"}
+    assert admin.find_committed_notes(group, Isolation.READ_COMMITTED) == {(name, 0): "mine"}
     producer.close()
 
 

@@ -100,7 +100,7 @@ class Rig:
 def rig(spark: Any, broker: Any) -> Iterator[Rig]:
     made = Rig(spark, broker.bootstrap_servers)
     yield made
-    for found in made.client.list_of_job(made.job):
+    for found in made.client.list_open_transactions(made.job):
         made.client.abort_open(found.transactional_id)
     made.client.close()
 

@@ -73,7 +73,7 @@ class Job:
 def job(broker: LocalBroker) -> Iterator[Job]:
     made = Job(broker.bootstrap_servers)
     yield made
-    for found in made.client.list_of_job(made.job):
+    for found in made.client.list_open_transactions(made.job):
         made.client.abort_open(found.transactional_id)
     made.committer.close()
 

@@ -29,7 +29,7 @@ from flinkish_spark.sources import (
     EndAtLatest,
     EndAtTimestamp,
     KafkaRecordsSource,
-    StartAtCommitted,
+    StartAtCommittedOffsets,
     StartAtOffsets,
     StartAtTimestamp,
 )
@@ -95,7 +95,7 @@ def ended(spark: Any, broker: Any, topic: Any, tmp_path_factory: Any) -> Ended:
         start = {
             "offsets": StartAtOffsets({source: {0: 13}}, StartingOffsets.LATEST),
             "time": StartAtTimestamp(between_ms),
-            "group": StartAtCommitted(f"group-{source}"),
+            "group": StartAtCommittedOffsets(f"group-{source}"),
         }[name]
         given = orders_source(servers, source, starting_offsets=start, ending=EndAtLatest())
         branch(name, env.from_source(given, uid=name))

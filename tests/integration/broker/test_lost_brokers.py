@@ -20,7 +20,7 @@ from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.shared_transaction import SHARED_TASK
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.core.errors import BrokerUnavailableError, EnvironmentFault
 from flinkish_spark.protocol.ids import TransactionalId
 from flinkish_spark.protocol.records import Outcome
@@ -121,7 +121,7 @@ def first_id(rig: Rig, atomic: bool) -> str:
 
 
 def id_of(rig: Rig, result: Any) -> str:
-    return KafkaStaged.of(rig.committables(result)[0].payload).transaction[0]
+    return KafkaSinkCommittable.of(rig.committables(result)[0].payload).transaction[0]
 
 
 # -- losses -----------------------------------------------------------------------------------------

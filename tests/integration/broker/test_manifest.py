@@ -119,7 +119,7 @@ def test_a_crash_between_two_steps_leaves_one_record(spark, broker, topic, tmp_p
         crashing.write(record(4))
     assert manifest.create_writer(spark, context(tmp_path, 2)).write(record(4)).outcome.is_done
     with TransactionClient(KafkaConnection(broker.bootstrap_servers)) as client:
-        for left in client.list_of_job(JOB):
+        for left in client.list_open_transactions(JOB):
             # As the sweep of any Kafka sink does.
             client.abort_open(left.transactional_id)
     assert [r["checkpoint"] for r in records_in(broker, manifest.topic)] == [4]
@@ -132,7 +132,7 @@ def test_a_staged_record_that_timed_out_is_staged_again(spark, broker, topic, tm
         patch.setattr(TransactionClient, "commit", lambda *given: (_ for _ in ()).throw(StopsBefore()))
         writer.write(record(4))
     with TransactionClient(KafkaConnection(broker.bootstrap_servers)) as client:
-        (left,) = client.list_of_job(JOB)
+        (left,) = client.list_open_transactions(JOB)
         client.abort_open(left.transactional_id)
     assert writer.write(record(4)).outcome is Outcome.COMMITTED
     assert writer.write(record(4)).outcome.is_done

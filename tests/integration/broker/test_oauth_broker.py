@@ -61,7 +61,7 @@ def test_a_job_logs_in_by_tokens_and_outlives_its_sessions(
     servers, options = guarded.bootstrap_servers, endpoint.options("job")
     connection = KafkaConnection(servers, options)
     source, target = created(connection), created(connection)
-    producer = KafkaProducer(**connection.for_python(), acks="all")
+    producer = KafkaProducer(**connection.to_client_arguments(), acks="all")
     env = environment(spark, tmp_path / "job")
     read = KafkaSource(servers, [source], value=Json(ORDER), options=options, group_id="g")
     sink = KafkaSink(servers, target, key="user", value=Json(), options=options, atomic=atomic)
@@ -81,7 +81,7 @@ def test_a_job_logs_in_by_tokens_and_outlives_its_sessions(
     assert time.monotonic() - began > 2 * SESSION_MS / 1000
     consumer = KafkaConsumer(
         target,
-        **connection.for_python(),
+        **connection.to_client_arguments(),
         isolation_level="read_committed",
         auto_offset_reset="earliest",
         enable_auto_commit=False,

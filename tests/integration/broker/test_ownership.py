@@ -112,7 +112,7 @@ class EndTransactionsOf:
         newest = decisions(self.job_dir)[-1] if step is Step.DECISION else None
         if newest is not None and newest.group_by_sink().get("kafka"):
             with TransactionClient(self._connection) as client:
-                for found in client.list_of_job(
+                for found in client.list_open_transactions(
                     JobUuid(JobDir(LocalStore(self.job_dir)).read_or_create_job({})[0].value)
                 ):
                     client.abort_open(found.transactional_id)

@@ -33,7 +33,7 @@ from kafka.partitioner.default import murmur2
 
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.admission import StagingFailed
+from flinkish_spark.connectors.kafka.client.admission import StagingError
 from flinkish_spark.connectors.kafka.client.batches import Codec
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -109,7 +109,7 @@ class Kafka:
         return sorted(m.value for m in self.read(topic, isolation))
 
     def close(self) -> None:
-        for found in self.client.list_of_job(self.job):
+        for found in self.client.list_open_transactions(self.job):
             self.client.abort_open(found.transactional_id)
         self.client.close()
 
@@ -323,9 +323,9 @@ def test_records_that_the_broker_refuses_are_bad_ones(kafka: Kafka, topic: Topic
 
 def test_unknown_topics_and_partitions_are_named(kafka: Kafka, topic: Topics) -> None:
     name = topic(partitions=2)
-    with pytest.raises(StagingFailed, match="topic 'no-such-topic' does not exist"):
+    with pytest.raises(StagingError, match="topic 'no-such-topic' does not exist"):
         kafka.stage(kafka.settings("no-such-topic"), b"x")
-    with pytest.raises(StagingFailed, match="topic 'bad name!' does not exist"):
+    with pytest.raises(StagingError, match="topic 'bad name!' does not exist"):
         kafka.stage(kafka.settings("bad name!"), b"x")
     with pytest.raises(BadRecordError, match="names no topic"):
         kafka.stage(kafka.settings(None), b"x", b"y", topics=pa.array([name, None]))
@@ -371,7 +371,7 @@ def test_a_reused_connection_leaves_earlier_transactions_open(kafka: Kafka, topi
 def test_an_attempt_that_takes_the_id_fences_the_one_before(kafka: Kafka, topic: Topics) -> None:
     name = topic()
     settings = kafka.settings(name)
-    with pytest.raises(StagingFailed, match="no longer ours"), StagedTransaction(settings) as first:
+    with pytest.raises(StagingError, match="no longer ours"), StagedTransaction(settings) as first:
         first.write(None, numbers(60_000))
         second = kafka.stage(settings, b"second")
         first.write(None, numbers(60_000))
@@ -507,7 +507,7 @@ def test_abandoning_is_quick_while_the_broker_hangs(ruined: tuple[LocalBroker, K
     transaction.abandon()
     assert time.monotonic() - started < 5
     broker.resume()
-    for open_id in kafka.client.list_of_job(kafka.job):
+    for open_id in kafka.client.list_open_transactions(kafka.job):
         kafka.client.abort_open(open_id.transactional_id)
     assert kafka.values(name) == []
 
@@ -517,7 +517,7 @@ def test_a_broker_that_stays_away_is_one_clear_error(ruined: tuple[LocalBroker, 
     settings = kafka.settings(name, producer={"delivery.timeout.ms": "2000"})
     broker.kill()
     started = time.monotonic()
-    with pytest.raises(StagingFailed, match="2000 ms were not enough"):
+    with pytest.raises(StagingError, match="2000 ms were not enough"):
         kafka.stage(settings, b"x")
     assert time.monotonic() - started < 8
 
@@ -538,7 +538,7 @@ def test_a_missing_right_is_named(tmp_path: Path) -> None:
             admin.create_topic("guarded", 1)
         kafka.commit(kafka.stage(kafka.settings("guarded"), b"allowed"))
         with KafkaAdminClient(bootstrap_servers=guarded.bootstrap_servers) as admin:
-            with pytest.raises(StagingFailed, match="does not exist"):
+            with pytest.raises(StagingError, match="does not exist"):
                 kafka.stage(kafka.settings("never-created"), b"x")
             assert "never-created" not in admin.list_topics()
             assert_denied(kafka, admin, ResourceType.TOPIC, ACLOperation.WRITE)

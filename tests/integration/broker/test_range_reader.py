@@ -27,7 +27,7 @@ from kafka.admin import (
 )
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, places_of
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, list_places
 from flinkish_spark.connectors.kafka.client.client import FetchClient, FetchLimits, Isolation, WirePool
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader, record_schema
@@ -542,12 +542,12 @@ def test_topics_by_pattern(topic: TopicFactory, positions: KafkaAdmin, broker: L
     with KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
         wanted = {f"{prefix}-{n}": {"num_partitions": n, "replication_factor": 1} for n in (1, 2, 3)}
         admin.create_topics(wanted, wait_for_metadata=True)
-    found = positions.matching(TopicPattern(f"{prefix}-[12]"))
+    found = positions.find_matching_topics(TopicPattern(f"{prefix}-[12]"))
     assert found == {f"{prefix}-1": 1, f"{prefix}-2": 2}
     assert positions.partition_counts([*found, "no-such-topic"]) == found
-    assert places_of(found) == [(f"{prefix}-1", 0), (f"{prefix}-2", 0), (f"{prefix}-2", 1)]
-    assert not [name for name in positions.matching(TopicPattern(".*")) if name.startswith("__")]
-    assert positions.matching(TopicPattern(prefix)) == {}
+    assert list_places(found) == [(f"{prefix}-1", 0), (f"{prefix}-2", 0), (f"{prefix}-2", 1)]
+    assert not [name for name in positions.find_matching_topics(TopicPattern(".*")) if name.startswith("__")]
+    assert positions.find_matching_topics(TopicPattern(prefix)) == {}
     assert positions.partition_counts([]) == {}
 
 

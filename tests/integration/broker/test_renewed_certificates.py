@@ -38,7 +38,7 @@ def test_a_job_of_the_jvm_starts_again_with_new_clients(spark: Any, tmp_path: Pa
         connection = KafkaConnection(servers, options)
 
         def produce(*amounts: int) -> None:
-            producer = KafkaProducer(**connection.for_python())
+            producer = KafkaProducer(**connection.to_client_arguments())
             for amount in amounts:
                 producer.send("in", order("a", amount)).get(timeout=60)
             producer.close()

@@ -91,7 +91,11 @@ def abort_transactions(broker, only=lambda position: True):
         with TransactionClient(KafkaConnection(broker.bootstrap_servers)) as client:
             for position, name in enumerate(name for name in names if name):
                 if only(position):
-                    found = [t for t in client.list_of_job(_uuid_in(name)) if str(t.transactional_id) == name]
+                    found = [
+                        t
+                        for t in client.list_open_transactions(_uuid_in(name))
+                        if str(t.transactional_id) == name
+                    ]
                     client.abort_open(found[0].transactional_id)
 
     return abort

@@ -11,7 +11,7 @@ from kafka import KafkaProducer
 
 from flinkish_spark.connectors.kafka import letter_replay
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.admission import Addressed
+from flinkish_spark.connectors.kafka.client.admission import OutgoingRecords
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClient
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -153,7 +153,7 @@ def test_whatever_a_record_may_be_goes_back(broker: Any, topic: Any) -> None:
     nothing = pa.array([None, None], pa.binary())
     made = letter_replay._Transactions(KafkaConnection(servers), f"writer-{letters}")
     made.session.begin()
-    made.send(letters, Addressed.of(nothing, values, pa.array(headers, HEADERS_TYPE), letters, None, 7))
+    made.send(letters, OutgoingRecords.of(nothing, values, pa.array(headers, HEADERS_TYPE), letters, None, 7))
     made.commit("nobody", {(letters, 0): 0}, "")
     made.close()
     assert replay(servers, letters)["put_back"] == {orders: 2}
@@ -212,7 +212,7 @@ def test_letters_of_many_transactions_are_one_piece_to_remember(
     producer.close()
     monkeypatch.setattr(letter_replay, "_NOTE_BYTES", 9)
     assert replay(servers, letters, "--where", "trace=none")["not_chosen"] == 4
-    notes = KafkaAdmin(KafkaConnection(servers)).committed_notes(f"flinkish-letters-{letters}")
+    notes = KafkaAdmin(KafkaConnection(servers)).find_committed_notes(f"flinkish-letters-{letters}")
     assert notes == {(letters, 0): "left:0-8"}
     assert replay(servers, letters)["put_back"] == {orders: 4}
     assert [record.value for record in read_committed(servers, orders)] == [b"0", b"1", b"3", b"4"]

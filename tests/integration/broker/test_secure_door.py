@@ -27,7 +27,7 @@ def with_prefix(options: dict[str, str]) -> dict[str, str]:
 
 
 def copied(secured: SecureBroker, login: dict[str, str], topic: str) -> list[bytes]:
-    arguments = KafkaConnection(secured.bootstrap_servers, login).for_python()
+    arguments = KafkaConnection(secured.bootstrap_servers, login).to_client_arguments()
     consumer = KafkaConsumer(**arguments, isolation_level="read_committed", auto_offset_reset="earliest")
     consumer.assign([TopicPartition(topic, 0)])
     found: list[bytes] = []
@@ -66,7 +66,7 @@ def test_a_query_logs_in_and_shows_no_secret(spark, secured, tmp_path, capfd, me
     with KafkaAdmin(connection) as admin:
         admin.create_topic(source, 1)
         admin.create_topic(target, 1)
-    producer = KafkaProducer(**connection.for_python())
+    producer = KafkaProducer(**connection.to_client_arguments())
     for n in range(20):
         producer.send(source, value=b"%d" % n)
     producer.close()

@@ -14,7 +14,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, UserScramCredentialUpsertion
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, TlsFailed
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, TlsError
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, TransactionClient
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, FlinkishError
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
@@ -75,7 +75,7 @@ def refusal(servers: str, options: dict[str, str], caplog: pytest.LogCaptureFixt
     assert time.monotonic() - began < 8
     assert not caplog.records
     # Certificates may be renewed on either side; a refusal that comes back ends the job.
-    assert caught.value.restartable is caught.value.ends_when_repeated is isinstance(caught.value, TlsFailed)
+    assert caught.value.restartable is caught.value.ends_when_repeated is isinstance(caught.value, TlsError)
     assert "\n" not in str(caught.value)
     assert WRONG not in str(caught.value) and WRONG not in repr(caught.value.__cause__)
     return caught.value
@@ -87,7 +87,7 @@ def refusal(servers: str, options: dict[str, str], caplog: pytest.LogCaptureFixt
 def test_questions(secured: SecureBroker, login: dict[str, str]) -> None:
     name = new_topic(secured.bootstrap_servers, login)
     connection = KafkaConnection(secured.bootstrap_servers, login)
-    producer = KafkaProducer(**connection.for_python())
+    producer = KafkaProducer(**connection.to_client_arguments())
     producer.send(name, b"v").get(timeout=10)
     producer.close()
     with KafkaAdmin(connection) as admin:
@@ -102,7 +102,7 @@ def test_transactions_that_a_task_prepared(
     name = new_topic(secured.bootstrap_servers, login)
     connection = KafkaConnection(secured.bootstrap_servers, login)
     transaction = str(TransactionalId(JobUuid(uuid.uuid4().hex), OwnerEpoch(1), 0, 0, 0))
-    producer = KafkaProducer(**connection.for_python(), transactional_id=transaction, acks="all")
+    producer = KafkaProducer(**connection.to_client_arguments(), transactional_id=transaction, acks="all")
     producer.init_transactions()
     producer.begin_transaction()
     last = [producer.send(name, b"%d" % n, partition=0) for n in range(3)][-1].get(timeout=10)
@@ -123,7 +123,7 @@ def test_transactions_that_a_task_prepared(
 
 def read_by_python(connection: KafkaConnection, topic: str) -> int:
     consumer = KafkaConsumer(
-        **connection.for_python(),
+        **connection.to_client_arguments(),
         isolation_level="read_committed",
         auto_offset_reset="earliest",
         enable_auto_commit=False,
@@ -147,7 +147,7 @@ def test_a_name_and_a_password_that_need_escapes(
 ) -> None:
     user, password = "a,b=c d", 'say "\\ö\t\\n=,;'
     connection = KafkaConnection(secured.bootstrap_servers, secured.login("alice"))
-    with KafkaAdminClient(**connection.for_python()) as admin:
+    with KafkaAdminClient(**connection.to_client_arguments()) as admin:
         made = admin.alter_user_scram_credentials(
             [UserScramCredentialUpsertion(user, "SCRAM-SHA-512", password)]
         )
@@ -182,14 +182,14 @@ def test_a_wrong_password(secured: SecureBroker, login: dict[str, str], caplog) 
     assert type(error) is AuthorizationError
     assert all(part in str(error) for part in (servers, "sasl.jaas.config", "uthentication failed"))
     with TransactionClient(KafkaConnection(servers, wrong)) as client, pytest.raises(AuthorizationError):
-        client.list_of_job(JobUuid(uuid.uuid4().hex))
+        client.list_open_transactions(JobUuid(uuid.uuid4().hex))
 
 
 def test_an_authority_that_is_not_trusted(secured: SecureBroker, tmp_path: Path, caplog) -> None:
     other = make_certificates(tmp_path)
     options = {**secured.login("alice"), "ssl.truststore.location": str(other.authority)}
     error = refusal(secured.bootstrap_servers, options, caplog)
-    assert type(error) is TlsFailed
+    assert type(error) is TlsError
     assert "certificate is not accepted" in str(error) and "ssl.truststore.location" in error.what_to_do
 
 
@@ -211,7 +211,7 @@ def test_a_certificate_that_the_broker_does_not_accept(
     else:
         options["ssl.keystore.location"] = str(make_certificates(tmp_path).client)
     error = refusal(secured.certificate_servers, options, caplog)
-    assert type(error) is TlsFailed
+    assert type(error) is TlsError
     assert "client's certificate" in error.why and "ssl.keystore.location" in error.what_to_do
 
 
@@ -229,8 +229,8 @@ def test_a_listener_that_wants_no_password(
 def topics_of_a_java_client(servers: str, options: dict[str, str], directory: Path) -> list[str]:
     """List topics by Kafka's own tool, configured with exactly what Spark's source would get."""
     connection = KafkaConnection(servers, options)
-    java = {name.removeprefix("kafka."): value for name, value in connection.for_spark().items()}
-    assert java == connection.for_java() == {"bootstrap.servers": servers, **options}
+    java = {name.removeprefix("kafka."): value for name, value in connection.to_spark_options().items()}
+    assert java == connection.to_java_options() == {"bootstrap.servers": servers, **options}
     file = directory / f"client-{uuid.uuid4().hex}.properties"
     lines = [f"{name}={_in_properties(value)}\n" for name, value in java.items()]
     file.write_text("".join(lines), encoding="ascii")
@@ -287,7 +287,7 @@ def test_java_stores_are_converted_by_the_commands_of_the_refusal(
     topics_of_a_java_client(secured.certificate_servers, options, tmp_path)
     for store, answers in (("truststore", "trusted\n"), ("keystore", "private\n")):
         with pytest.raises(ConfigError, match=rf"ssl\.{store}\.location") as refused:
-            KafkaConnection(secured.certificate_servers, options).for_python()
+            KafkaConnection(secured.certificate_servers, options).to_client_arguments()
         command = refused.value.what_to_do.split("`")[1]
         # Without a terminal the tools read the passwords from their input.
         subprocess.run(command, shell=True, input=answers, text=True, check=True, start_new_session=True)

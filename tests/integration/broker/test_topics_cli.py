@@ -14,7 +14,7 @@ from kafka import KafkaProducer
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.transactions import Evidence
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.core.errors import AuthorizationError
 from flinkish_spark.protocol.ids import JobUuid
 from tests.integration.broker.test_transactions_cli import Left
@@ -43,8 +43,8 @@ def test_what_holds_readers_back_and_whose_it_is(left: Left, topic: Any) -> None
     first, staged = left.open(out, 11), left.open(out, 12)
     stranger = left.open(out, 13, job=JobUuid("f" * 32))
     left.producers[0].commit_transaction()
-    left.decide(7, left.staged(3, KafkaStaged(first, next_sequences={out: (3, 0)})))
-    left.job_dir.write_staged(left.staged(4, KafkaStaged(staged)))
+    left.decide(7, left.staged(3, KafkaSinkCommittable(first, next_sequences={out: (3, 0)})))
+    left.job_dir.write_staged(left.staged(4, KafkaSinkCommittable(staged)))
     with_id = KafkaProducer(bootstrap_servers=left.servers, transactional_id=f"theirs-{out}")
     left.producers.append(with_id)
     with_id.init_transactions()
@@ -138,9 +138,9 @@ def test_a_checkpoint_is_found_far_from_its_end_in_each_of_its_topics_and_not_wh
     left.producers[1].send(other, b"x", partition=1)
     left.producers[1].commit_transaction()
     left.producers[2].commit_transaction()
-    left.decide(7, left.staged(3, KafkaStaged(staged, next_sequences={out: (9,), other: (0, 1)})))
+    left.decide(7, left.staged(3, KafkaSinkCommittable(staged, next_sequences={out: (9,), other: (0, 1)})))
     gone = replace(moved, evidence=Evidence(out, 4, 0))
-    left.decide(8, left.staged(4, KafkaStaged(gone)))
+    left.decide(8, left.staged(4, KafkaSinkCommittable(gone)))
     found = rows(left, out)
     assert [row[:4] for row in found if row[2].startswith("checkpoint")] == [
         (0, 5, "checkpoint 7", "COMMITTED"),
@@ -160,7 +160,7 @@ def test_without_a_right_on_the_ids_the_job_directory_tells_whose_a_transaction_
     out = topic()
     staged = left.open(out, 12)
     unnamed = left.open(out, 13)
-    left.job_dir.write_staged(left.staged(4, KafkaStaged(staged)))
+    left.job_dir.write_staged(left.staged(4, KafkaSinkCommittable(staged)))
 
     def refused(*_: Any) -> Any:
         raise AuthorizationError("Kafka refuses this principal the request to describe transactions")

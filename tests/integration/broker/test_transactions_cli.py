@@ -11,7 +11,7 @@ from click.testing import Result
 from kafka import KafkaProducer
 
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch, TransactionalId
@@ -43,7 +43,7 @@ class Left:
         place = Evidence(topic, 0, sent[-1].get(timeout=10).offset)
         return KafkaCommittable(name, grant.producer_id, grant.epoch, place, 3)
 
-    def staged(self, batch: int, *payloads: KafkaStaged) -> StagedBatch:
+    def staged(self, batch: int, *payloads: KafkaSinkCommittable) -> StagedBatch:
         committables = tuple(Committable("out", one.to_payload()) for one in payloads)
         return StagedBatch(Lineage(0), BatchId(batch), OwnerEpoch(2), batch, (), committables)
 
@@ -80,8 +80,8 @@ def test_what_a_job_left_is_listed_committed_and_aborted(left: Left, topic) -> N
     decided, staged, old, newest = (left.open(out, block, owner) for block, owner in
                                     ((11, 2), (12, 2), (13, 1), (14, 2)))  # fmt: skip
     stranger = left.open(out, 15, job=JobUuid("f" * 32))
-    left.decide(7, left.staged(3, KafkaStaged(decided)))
-    left.job_dir.write_staged(left.staged(4, KafkaStaged(staged)))
+    left.decide(7, left.staged(3, KafkaSinkCommittable(decided)))
+    left.job_dir.write_staged(left.staged(4, KafkaSinkCommittable(staged)))
     names = [one.transactional_id for one in (decided, staged, old, newest)]
 
     listed = {one["transactional_id"]: one for one in left.said("list")["transactions"]}
@@ -130,7 +130,7 @@ def test_what_a_job_left_is_listed_committed_and_aborted(left: Left, topic) -> N
 def test_of_each_sink_nothing_is_committed_behind_what_is_lost(left: Left, topic) -> None:
     out = topic()
     first, second = left.open(out, 21), left.open(out, 22)
-    left.decide(7, left.staged(3, KafkaStaged(first)), left.staged(4, KafkaStaged(second)))
+    left.decide(7, left.staged(3, KafkaSinkCommittable(first)), left.staged(4, KafkaSinkCommittable(second)))
     left.producers[0].abort_transaction()
     done = left.said("commit", "--yes", status=1)["transactions"]
     assert [(o["outcome"], bool(o["refusal"])) for o in done] == [("LOST", False), (None, True)]
@@ -142,7 +142,7 @@ def test_barrier_records_of_an_aborted_checkpoint_are_aborted(left: Left, topic)
     """They passed to the checkpoint that was decided, which must never show them."""
     out = topic()
     data, stale = left.open(out, 31), left.open(out, 32)
-    left.decide(7, left.staged(3, KafkaStaged(data), KafkaStaged(stale, CheckpointId(6))))
+    left.decide(7, left.staged(3, KafkaSinkCommittable(data), KafkaSinkCommittable(stale, CheckpointId(6))))
     left.said("commit", "--yes")
     assert values(left, out) == [b"31"] * 3
 

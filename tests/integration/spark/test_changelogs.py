@@ -33,7 +33,7 @@ from flinkish_spark import (
     OnBadRecord,
 )
 from flinkish_spark.connectors.formats.decoding import REASON
-from flinkish_spark.connectors.kafka.metadata import checked_metadata
+from flinkish_spark.connectors.kafka.metadata import check_metadata
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import UNREADABLE_MARKER, ConfigError, SchemaError
@@ -58,7 +58,7 @@ def records(spark: Any, values: list[Any], keys: list[Any] | None = None) -> Dat
 def decoded(spark: Any, form: Any, *values: Any, metadata: tuple[str, ...] = (), **more: Any) -> DataFrame:
     keys = more.pop("keys", None)
     told = {"tombstones": OnTombstone.DROP, **more}
-    decoding = Decoding(form, checked_metadata(metadata), **told)
+    decoding = Decoding(form, check_metadata(metadata), **told)
     return decoding.deserializer("in", NO_JOB, ["t"]).rows(
         records(spark, list(values), keys), ["t"], ["offset"]
     )

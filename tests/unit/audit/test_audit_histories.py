@@ -163,7 +163,9 @@ class History:
         for module in (auditing, outputs):
             patch.setattr(module, "ranges_of", ranges)
             patch.setattr(module, "RangeReader", lambda *_: SimpleNamespace(read=self._read))
-            patch.setattr(module, "keeping_of", lambda *_: {"in": SimpleNamespace(is_compacted=False)})
+            patch.setattr(
+                module, "read_topic_retention", lambda *_: {"in": SimpleNamespace(is_compacted=False)}
+            )
         settings = AuditSettings(None, ("in",), (OutputSpec("out", OutputKind.KAFKA, "out"),))  # type: ignore[arg-type]
         return audit(self.on_disk.job_dir, self.on_disk.uuid, settings)
 

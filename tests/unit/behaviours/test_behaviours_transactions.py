@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     OpenTransaction,
 )
-from flinkish_spark.connectors.kafka.writer import KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.job.recovery import Recovery
@@ -93,7 +93,7 @@ class Transactions:
     def is_alive(self, ones: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
         return {one: Liveness(self.state(one) == OPEN, self.state(one)) for one in ones}
 
-    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+    def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
         found = [TransactionalId.parse(name) for name in self.open_ids]
         return [OpenTransaction(one, 7, "Ongoing") for one in found if one is not None and one.job == job]
 
@@ -112,7 +112,7 @@ class Transactions:
 def kafka(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Transactions:
     made = Transactions(tmp_path)
     monkeypatch.setattr(
-        "flinkish_spark.connectors.kafka.client.transactions.TransactionClient.over", lambda wire: made
+        "flinkish_spark.connectors.kafka.client.transactions.TransactionClient.from_wire", lambda wire: made
     )
     monkeypatch.setattr("flinkish_spark.connectors.kafka.sink.KafkaMarks", lambda *args: None)
     return made
@@ -146,7 +146,7 @@ class KafkaRig(Rig):
         block, payloads = self.blocks.lease(), []
         if committables:
             self.staged[number] = self.begin_writing(block)
-            payloads.append(Committable("a", KafkaStaged(self.staged[number]).to_payload()))
+            payloads.append(Committable("a", KafkaSinkCommittable(self.staged[number]).to_payload()))
         staged = StagedBatch(
             Lineage(0),
             BatchId(number),
@@ -352,7 +352,7 @@ def test_leftovers_are_found_however_many_tasks_wrote_them_and_newer_owners_are_
     running = kafka.begin(TransactionalId(JOB, OwnerEpoch(mine), 8, 0, 0))
     stranger = kafka.begin(TransactionalId(JobUuid("b" * 32), OwnerEpoch(mine), 5, 0, 0))
     sweeping = committer_of(Ownership(rig.job_dir, OwnerEpoch(mine)))
-    pending = [Committable("a", KafkaStaged(kept).to_payload())]
+    pending = [Committable("a", KafkaSinkCommittable(kept).to_payload())]
     assert sweeping.sweep(pending, lambda: frozenset({8})) == 2 * tasks
     found = {owner: {kafka.state(handles[owner, task]) for task in range(tasks)} for owner, _ in handles}
     assert found == {mine - 1: {ABORTED}, mine: {ABORTED}, mine + 1: {OPEN}}

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.delta.rows import DeltaRows, translated
 from flinkish_spark.connectors.delta.table import Append, DeltaConflict, DeltaRefused, DeltaViolated
-from flinkish_spark.connectors.kafka.sink import with_advice
+from flinkish_spark.connectors.kafka.sink import add_advice
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SparkGoneError, causes_of, raise_translated
 from flinkish_spark.core.foreign_errors import is_gateway_gone
 from tests.support.jvm_errors import FULL_DISK, Throwables
@@ -80,7 +80,7 @@ def test_nothing_becomes_its_own_cause() -> None:
 
 def test_a_refusal_that_no_advice_helps_is_raised_as_it_is() -> None:
     other = ConfigError("the id is refused")
-    assert with_advice(other, "out", 1) is other
+    assert add_advice(other, "out", 1) is other
 
 
 # -- what Delta's calls raise -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from flinkish_spark.checkpoint.control import (
 )
 from flinkish_spark.connectors.control_source import ControlReader
 from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan
-from flinkish_spark.connectors.kafka.format.reader import _offered
+from flinkish_spark.connectors.kafka.format.reader import _parse_offer
 from flinkish_spark.protocol.checkpoint import (
     FinishedParticipants,
     JobPhase,
@@ -195,7 +195,7 @@ def test_other_failures_are_told_as_they_are(job: Job) -> None:
 
 def seen_at(path: str) -> tuple[int, dict[str, int]]:
     """Return what a chained source and the control source see."""
-    offered = _offered(read_control(path), 0)
+    offered = _parse_offer(read_control(path), 0)
     return int(offered.checkpoint), ControlReader(path).latestOffset(start(0), None)
 
 
@@ -217,7 +217,7 @@ def test_only_what_is_on_offer_is_withdrawn(job: Job) -> None:
     job.control.offer(CheckpointId(1))
     job.control.offer(CheckpointId(2))
     assert not job.control.withdraw(CheckpointId(1))
-    assert int(_offered(read_control(str(job.control.path)), 0).checkpoint) == 2
+    assert int(_parse_offer(read_control(str(job.control.path)), 0).checkpoint) == 2
     assert job.control.withdraw(CheckpointId(2))
     assert not job.control.withdraw(CheckpointId(2))
 
@@ -231,18 +231,18 @@ def test_what_an_earlier_start_of_the_query_left_is_not_believed(tmp_path: Path)
     before.offer(CheckpointId(5))
     write_status(str(before.path), STANDS)
     rounds = SharedPlan(before.path.with_suffix(".rounds"))
-    assert rounds.agreed({"t": 1}, lambda: {"t": 2}) == {"t": 2}
+    assert rounds.plan_once({"t": 1}, lambda: {"t": 2}) == {"t": 2}
 
     now = ControlFile.of_start(folder, OwnerEpoch(1), 1)
     assert [path.name for path in folder.iterdir()] == ["first-offsets"]
     assert list((folder / "first-offsets").iterdir())
     # A Python process of the earlier start goes on for a while.
     write_status(str(before.path), STANDS)
-    rounds.agreed({"t": 2}, lambda: {"t": 3})
-    assert int(_offered(read_control(str(now.path)), 4).checkpoint) == 4
+    rounds.plan_once({"t": 2}, lambda: {"t": 3})
+    assert int(_parse_offer(read_control(str(now.path)), 4).checkpoint) == 4
     assert now.source_status() is None
     fresh = SharedPlan(now.path.with_suffix(".rounds"))
-    assert fresh.agreed({"t": 1}, lambda: {"t": 9}) == {"t": 9}
+    assert fresh.plan_once({"t": 1}, lambda: {"t": 9}) == {"t": 9}
 
 
 def test_a_newer_owners_files_are_left_alone(tmp_path: Path) -> None:

@@ -72,12 +72,12 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UserFunctionError, True),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
         (
-            f"{TASK}\n{ADMISSION}.StagingFailed: no such topic.",
+            f"{TASK}\n{ADMISSION}.StagingError: no such topic.",
             QueryFailed,
             True,
         ),
         (
-            f"{TASK}\n{ADMISSION}.StagingUnanswered: no broker.",
+            f"{TASK}\n{ADMISSION}.StagingOutageError: no broker.",
             Outage,
             True,
         ),

@@ -489,7 +489,7 @@ class Group:
     def __init__(self) -> None:
         self.notes: dict[Any, str] = {}
 
-    def committed_notes(self, group: str) -> dict[Any, str]:
+    def find_committed_notes(self, group: str) -> dict[Any, str]:
         return dict(self.notes)
 
     def commit_offsets(self, group: str, offsets: Any, direction: Any = None, note: str = "") -> None:

@@ -205,7 +205,7 @@ def test_settings_that_say_nothing_about_the_connection_are_left_out(
     file.write_text("bootstrap.servers=other:1\nsecurity.protocol=PLAINTEXT\nacks=all\n")
     with file.open() as config:
         connection = connection_of("b:9092", config)
-    assert connection.for_java() == {"bootstrap.servers": "b:9092", "security.protocol": "PLAINTEXT"}
+    assert connection.to_java_options() == {"bootstrap.servers": "b:9092", "security.protocol": "PLAINTEXT"}
     assert "acks" in capsys.readouterr().err
 
 

@@ -7,19 +7,19 @@ from pyspark.sql import types as T
 
 from flinkish_spark import Json, KafkaSource, Raw
 from flinkish_spark.connectors.kafka import checks
-from flinkish_spark.connectors.kafka.checks import TopicKeeping
+from flinkish_spark.connectors.kafka.checks import TopicRetention
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.records import check_names
-from flinkish_spark.connectors.kafka.sink import with_advice
+from flinkish_spark.connectors.kafka.sink import add_advice
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import ConfigError, SchemaError
 
 NEEDED_MS = 130_000
 
 
-def keeping(policy: str, retention_ms: int = 604_800_000, lag_ms: int = 0) -> TopicKeeping:
+def keeping(policy: str, retention_ms: int = 604_800_000, lag_ms: int = 0) -> TopicRetention:
     settings = {"cleanup.policy": policy, "retention.ms": retention_ms, "min.compaction.lag.ms": lag_ms}
-    return TopicKeeping.of({name: str(value) for name, value in settings.items()})
+    return TopicRetention.of({name: str(value) for name, value in settings.items()})
 
 
 def test_what_a_job_may_have_to_decide_and_read_again_is_interval_and_budget() -> None:
@@ -40,12 +40,12 @@ def test_what_a_job_may_have_to_decide_and_read_again_is_interval_and_budget() -
         (keeping("", 1), False, False),
     ],
 )
-def test_a_topic_gives_up_records_by_its_policies(one: TopicKeeping, deletes: bool, compacts: bool) -> None:
+def test_a_topic_gives_up_records_by_its_policies(one: TopicRetention, deletes: bool, compacts: bool) -> None:
     assert (one.deletes_before(NEEDED_MS), one.compacts_before(NEEDED_MS)) == (deletes, compacts)
 
 
 def test_the_refusal_of_a_topic_names_it_and_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "keeping_of", lambda *_: {"in": keeping("delete", 60_000)})
+    monkeypatch.setattr(checks, "read_topic_retention", lambda *_: {"in": keeping("delete", 60_000)})
     with pytest.raises(ConfigError) as refused:
         checks.check_topic_retention(KafkaConnection("h:1"), ["in"], "orders", NEEDED_MS)
     text = str(refused.value)
@@ -66,10 +66,10 @@ def test_the_refusal_of_a_topic_names_it_and_both_numbers(monkeypatch: pytest.Mo
 def test_a_broker_s_refusal_says_what_helps(maximum_ms: int | None, advice: str) -> None:
     """To lower the timeout is no help where the job needs more than the brokers allow."""
     refused = ConfigError("no", why="it exceeds", timeout_ms=900_000, maximum_ms=maximum_ms)
-    text = str(with_advice(refused, "out", NEEDED_MS))
+    text = str(add_advice(refused, "out", NEEDED_MS))
     assert "sink 'out' is 900000 ms" in text and "It exceeds" in text and advice in text
     other = ConfigError("something else")
-    assert with_advice(other, "out", NEEDED_MS) is other
+    assert add_advice(other, "out", NEEDED_MS) is other
 
 
 def test_metadata_is_asked_for_by_name() -> None:

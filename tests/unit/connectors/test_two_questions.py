@@ -19,7 +19,7 @@ from flinkish_spark.connectors.delta.source import DeltaSource, DeltaTableSource
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder
 from flinkish_spark.connectors.kafka.format.options import FIRST_OFFSETS, parse_batch, parse_stream
 from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
-from flinkish_spark.connectors.kafka.source import subscription
+from flinkish_spark.connectors.kafka.source import to_subscription_options
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.job_dir import JobDir
@@ -129,7 +129,7 @@ def test_records_and_dead_letters_begin_at_one_end(tmp_path: Path) -> None:
                 "kafka.bootstrap.servers": "nowhere:1",
                 "startingOffsets": source.starting_option(place),
                 FIRST_OFFSETS: place.beginnings(None),
-                **subscription(source.wanted),
+                **to_subscription_options(source.wanted),
                 **more,
             }
         )

@@ -17,7 +17,7 @@ from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.kafka.format import offsets as topic_watch
 from flinkish_spark.connectors.kafka.format.options import parse_stream
 from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
-from flinkish_spark.connectors.kafka.source import subscription
+from flinkish_spark.connectors.kafka.source import to_subscription_options
 from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader
 from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.stream_readers import ReadAllAvailable
@@ -184,7 +184,7 @@ def test_single_partitions_have_the_numbers_that_their_source_gives_them(tmp_pat
     assert source.channels_of([("a", 2), ("b", 1)]) == wanted
     options = {
         "kafka.bootstrap.servers": "localhost:9092",
-        **subscription(source.wanted),
+        **to_subscription_options(source.wanted),
         "flinkish.held.path": str(tmp_path / "1-0.json"),
         "flinkish.held.source": "in",
     }

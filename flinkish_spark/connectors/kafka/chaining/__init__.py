@@ -1,1 +1,1 @@
-"""Jobs that are chained over a Kafka topic: checkpoints of both that are one consistent cut."""
+"""Jobs chained by a Kafka topic, whose checkpoints together are one consistent cut."""

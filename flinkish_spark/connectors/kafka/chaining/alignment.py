@@ -1,24 +1,24 @@
-"""How far the next micro-batch of a chained source reads, and whether it carries the job's barrier.
+"""Planning of a chained source: where the next micro-batch ends, and whether it carries this job's barrier.
 
-Pure: everything comes in as a value, and the same values give the same plan. Rules:
+The functions are pure: the same values give the same plan. Rules:
 
-1. A partition is read up to its next barrier and no further in one micro-batch, unless barriers are only
-   counted (at least once).
-2. What a barrier means is the gate's business (`protocol/input_gate.py`): a blocked partition is not read.
-3. When the gate takes an upstream checkpoint, its cut is *reached*: nothing more is read until a checkpoint
-   of this job, which its coordinator offers, has been drawn exactly there.
+1. A micro-batch reads a partition at most up to its next barrier, unless barriers are only counted (at least
+   once).
+2. The input gate (`protocol/input_gate.py`) decides what a barrier means; a blocked partition is not read.
+3. When the gate completes the alignment of an upstream checkpoint, its cut is *reached*: the source reads
+   nothing more until a checkpoint of this job, offered by its coordinator, is drawn exactly there.
 4. An unaligned cut is drawn only when a checkpoint is offered, and never for a savepoint. Until then
-   partitions go on to their barriers, so what has to be kept as channel state only gets less. It claims that
-   a barrier lies ahead, so that must be known: the first cut is aligned, as a source may begin behind some.
-5. A checkpoint that is offered later, while nothing behind the newest cut has been read, is drawn at the same
-   cut; before anything was read, at the beginning: so a job whose upstream rests can still be stopped.
-6. A partition that was added is read only when a cut that holds it is next: what it holds was written behind
-   every barrier that it has not got.
-7. A checkpoint whose barrier is missing in a partition has no cut: it is given up as soon as that shows, by
-   a newer barrier or by the number of partitions that the checkpoint has.
-8. Micro-batches between two checkpoints are bounded, since Spark forgets old ones: beyond the bound the rest
-   up to the cut is read in one go, or not before its barriers are there. What is left of a cut that was drawn
-   unaligned is read all the same, so that the source comes to rest there.
+   partitions read on to their barriers, so that the channel state only shrinks. An unaligned cut needs every
+   missing barrier to be ahead. A new source may begin behind some barriers, so its first cut is aligned.
+5. A checkpoint that is offered later, before the source has read beyond the newest cut, is drawn at the same
+   cut; before the first record, at the beginning. So a job can be stopped while its upstream job is idle.
+6. An added partition is read only once the next cut contains it: its records were written after every barrier
+   that it lacks.
+7. A checkpoint whose barrier is missing in a partition has no cut. It is given up as soon as a newer barrier,
+   or the checkpoint's number of partitions, shows that.
+8. Micro-batches between two checkpoints are limited, since Spark deletes old log entries. At the limit the
+   source reads the rest up to the cut in one micro-batch, once all barriers are visible. It always finishes
+   the channel state of an unaligned cut, so that it comes to rest there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, BarrierScan, SeenBarrier
 from flinkish_spark.core.upstream_cut import Cut, CutPhase, CutState, channel_of, place_of
 from flinkish_spark.protocol.ids import CheckpointId, Place
 from flinkish_spark.protocol.input_gate import (
@@ -46,19 +46,19 @@ from flinkish_spark.protocol.input_gate import (
     TakeCheckpoint,
 )
 
-# Micro-batches are shared out and cut as Spark's own Kafka source does it, so that a query keeps its habits.
+# Limits and splits are computed as in Spark's own Kafka source, so that micro-batches keep their sizes.
 Offsets = Mapping[Place, int]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Offsets `start` to `end`, without `end`, of one partition."""
+    """Offsets of one partition from `start` to before `end`."""
 
     topic: str
     partition: int
     start: int
     end: int
-    #: Whether it is the last piece of its partition in the micro-batch.
+    #: Whether it is the last range of its partition in the micro-batch.
     is_last: bool = True
 
     @property
@@ -66,9 +66,9 @@ class Range:
         return self.end - self.start
 
 
-def limited(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
-    """Return where a micro-batch of at most about `most` offsets ends: each partition gets its share."""
-    # At least one offset each, so that a small partition is not starved: so the sum can be above `most`.
+def apply_limit(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
+    """Limit a micro-batch to about `most` offsets, shared among partitions in proportion to their sizes."""
+    # Each partition gets at least one offset, so that none starves; the sum may exceed `most`.
     sizes = {place: max(0, end[place] - start.get(place, 0)) for place in end}
     total = sum(sizes.values())
     if total <= most:
@@ -81,15 +81,15 @@ def limited(start: Offsets, end: Offsets, most: int) -> dict[Place, int]:
     return ends
 
 
-def available(start: Offsets, end: Offsets) -> int:
+def count_available(start: Offsets, end: Offsets) -> int:
     return sum(max(0, end[place] - start.get(place, 0)) for place in end)
 
 
-def pieces(
+def split_ranges(
     ranges: Sequence[Range], *, min_partitions: int | None, max_per_partition: int | None
 ) -> tuple[Range, ...]:
-    """Cut ranges so that there are about `min_partitions` and none is above `max_per_partition`."""
-    # Empty ranges are kept: the last piece of every partition carries its barrier.
+    """Split ranges into about `min_partitions`, none larger than `max_per_partition`."""
+    # Keep empty ranges: the last range of every partition carries its barrier.
     counts = {r: 1 for r in ranges}
     if max_per_partition is not None:
         counts = {r: max(1, math.ceil(r.size / max_per_partition)) for r in ranges}
@@ -97,10 +97,10 @@ def pieces(
     if min_partitions is not None and sum(counts.values()) < min_partitions and total:
         for r in ranges:
             counts[r] = max(counts[r], round(r.size / total * min_partitions), 1)
-    return tuple(piece for r in ranges for piece in _cut(r, min(counts[r], max(1, r.size))))
+    return tuple(piece for r in ranges for piece in _split(r, min(counts[r], max(1, r.size))))
 
 
-def _cut(whole: Range, count: int) -> list[Range]:
+def _split(whole: Range, count: int) -> list[Range]:
     edges = [whole.start + whole.size * i // count for i in range(count + 1)]
     return [
         Range(whole.topic, whole.partition, edges[i], edges[i + 1], is_last=i == count - 1)
@@ -109,7 +109,7 @@ def _cut(whole: Range, count: int) -> list[Range]:
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """Return offsets as they are stored, and as Spark's options have them."""
+    """Return offsets in their stored form, which is also that of Spark's options."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = offset
@@ -128,18 +128,18 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    #: Where each partition is; with partitions that were added at their first offset.
+    #: The position of each partition; for an added partition its first offset.
     begin: Mapping[Place, int]
-    #: What lies ahead of that.
-    ahead: Mapping[Place, Scanned]
-    #: This job's newest checkpoint whose barrier is in a micro-batch.
+    #: Barriers and end of each partition from its position on.
+    ahead: Mapping[Place, BarrierScan]
+    #: This job's newest checkpoint that was drawn (its barrier is in a micro-batch).
     drawn: CheckpointId
-    #: The newest one that is offered.
+    #: The newest checkpoint that the coordinator offers.
     offer: Offer
     now_ms: int
-    #: Offsets that a micro-batch reads at most; None for no limit.
+    #: Most offsets of a micro-batch; None for no limit.
     most: int | None = None
-    #: Partitions that must not be read now, for the caller's own reasons.
+    #: Partitions that the caller holds back.
     held: frozenset[Place] = frozenset()
 
     @property
@@ -150,38 +150,40 @@ class View:
         return sum(name == topic for name, _ in self.begin)
 
 
-def next_barrier(gate: InputGate, ahead: Scanned) -> SeenBarrier | None:
+def next_barrier(gate: InputGate, ahead: BarrierScan) -> SeenBarrier | None:
     pending = {alignment.checkpoint for alignment in gate.pending}
     wanted = (s for s in ahead.barriers if s.mark.checkpoint in pending or s.mark.checkpoint > gate.newest)
     return next(wanted, None)
 
 
-def covered(checkpoint: CheckpointId, topic: str, view: View) -> int:
-    """Return how many partitions of a topic have a barrier of the checkpoint, 0 if that is not known."""
+def count_barriers(checkpoint: CheckpointId, topic: str, view: View) -> int:
+    """Return how many partitions of a topic have a barrier of the checkpoint; 0 if unknown."""
     barriers = (s.mark for (name, _), ahead in view.ahead.items() if name == topic for s in ahead.barriers)
     return max((mark.partitions for mark in barriers if mark.checkpoint == checkpoint), default=0)
 
 
 def turns_unaligned_at_ms(state: CutState, view: View) -> int | None:
-    """Return from when on a checkpoint on offer is drawn unaligned, at the cut that is pending."""
-    # None also where it is not known that the barrier is still ahead of each partition that has not shown it,
-    # and in no other partition.
+    """Return the time from which an offered checkpoint is drawn unaligned at the pending cut, or None."""
+    # Also None unless the barrier is known to be ahead in each awaited partition, and in no partition outside
+    # the gate.
     at_ms = state.gate.turns_unaligned_at_ms
     if at_ms is None or state.cut is None:
         return None
     [alignment] = (one for one in state.gate.pending if one.phase is AlignmentPhase.BLOCKING)
     awaited = map(place_of, alignment.awaited)
     outside = [place for place in view.begin if channel_of(place) not in state.gate.channels]
-    partitions = {topic: covered(alignment.checkpoint, topic, view) for topic, _ in outside}
+    partitions = {topic: count_barriers(alignment.checkpoint, topic, view) for topic, _ in outside}
     is_ahead = all(place in state.passed or place in state.resting for place in awaited)
     return at_ms if is_ahead and all(0 < partitions[topic] <= number for topic, number in outside) else None
 
 
-def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[CutState, tuple[Effect, ...]]:
-    """Return the state for a source that may have had another mode up to its start."""
-    # Where barriers are only counted from now on, nobody waits any more. Where they were only counted, cuts
-    # are given up that some partitions have passed already: the effects say which.
-    gate, effects = replace(state.gate, settings=without_time(settings)), list[Effect]()
+def adapt_to_mode(
+    state: CutState, view: View, settings: AlignmentSettings
+) -> tuple[CutState, tuple[Effect, ...]]:
+    """Adapt the state to the alignment mode, which may have changed at this start."""
+    # If barriers are only counted from now on, blocked partitions go on. If they were only counted before,
+    # cuts that some partitions have passed are given up; the effects name them.
+    gate, effects = replace(state.gate, settings=drop_timeout(settings)), list[Effect]()
     if settings.mode is AlignmentMode.AT_LEAST_ONCE:
         pending = tuple(
             replace(one, phase=AlignmentPhase.COUNTING) if one.phase is AlignmentPhase.BLOCKING else one
@@ -199,16 +201,16 @@ def in_mode(state: CutState, view: View, settings: AlignmentSettings) -> tuple[C
     return state, tuple(effects)
 
 
-def without_time(settings: AlignmentSettings) -> AlignmentSettings:
+def drop_timeout(settings: AlignmentSettings) -> AlignmentSettings:
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
     return AlignmentSettings(AlignmentMode.AT_LEAST_ONCE if counts else AlignmentMode.ALIGNED)
 
 
-def delivered(
+def deliver(
     state: CutState, view: View, end: Mapping[Place, int], settings: AlignmentSettings
 ) -> tuple[InputGate, list[Effect]]:
-    """Let everything up to `end` go through the gate, then what is seen ahead, and then the time."""
-    gate = replace(state.gate, settings=without_time(settings))
+    """Pass records and barriers up to `end` through the gate, then abort lost checkpoints, then time out."""
+    gate = replace(state.gate, settings=drop_timeout(settings))
     effects: list[Effect] = []
 
     def note(step: tuple[InputGate, tuple[Effect, ...]]) -> None:
@@ -218,7 +220,7 @@ def delivered(
 
     moved = [place for place in sorted(end) if end[place] > view.begin[place]]
     passing = {p: [s for s in view.ahead[p].barriers if s.offset < end[p]] for p in moved}
-    # Partitions go on together: all records in front of barriers come before the first barrier.
+    # Partitions advance together: all records before barriers precede the first barrier.
     for place in moved:
         upto = passing[place][0].offset if passing[place] else end[place]
         note(gate.on_records(channel_of(place), upto, view.now_ms))
@@ -242,41 +244,41 @@ def delivered(
 
 
 def _leaves_out(mark: BarrierMark, topic: str, gate: InputGate) -> bool:
-    """Return whether a partition that waits for barriers has none of this checkpoint."""
+    """Return whether a partition of the gate has no barrier of this checkpoint."""
     if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE:
         return False
-    # Brokers that do not agree yet on the number of partitions may have told a lower one to its writer.
+    # The writer may have learnt an old number of partitions from a broker that lags behind.
     return any(name == topic and number >= mark.partitions for name, number in map(place_of, gate.channels))
 
 
-def _is_missing(checkpoint: CheckpointId, ahead: Scanned, position: int) -> bool:
-    """Return whether the next barrier in a partition shows that it has none of a checkpoint."""
+def _is_missing(checkpoint: CheckpointId, ahead: BarrierScan, position: int) -> bool:
+    """Return whether the next barrier in a partition proves that the checkpoint has none there."""
     newer = (s.mark.checkpoint for s in ahead.barriers if s.offset >= position)
     return next((c > checkpoint for c in newer if c >= checkpoint), False)
 
 
-#: Spark keeps the logs of 200 micro-batches, and the coordinator is content with 80 undecided ones.
+#: Spark keeps log entries of 200 micro-batches; the coordinator accepts 80 undecided ones.
 MOST_MICRO_BATCHES = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class MicroBatchPlan:
     end: Mapping[Place, int]
-    #: This job's newest checkpoint with a barrier; rises if this micro-batch carries one.
+    #: This job's newest drawn checkpoint; a higher one if this micro-batch carries a barrier.
     drawn: CheckpointId
-    #: What goes into its offset.
+    #: The state that is stored in the micro-batch's offset.
     state: CutState
-    #: Upstream checkpoints that no checkpoint of this job will name.
+    #: Upstream checkpoints at which no checkpoint of this job will be drawn.
     skipped: tuple[CheckpointId, ...] = ()
 
 
-def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> Planned | None:
-    state, given_up = in_mode(state, view, settings)
-    state = _with_new_partitions(state, view, settings)
-    end = _end(state, view, settings)
-    gate, effects = delivered(state, view, end, settings)
-    after = _moved(replace(state, gate=gate), view, end)
-    after, skipped = _at_new_cut(after, view, end, [*given_up, *effects])
+def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -> MicroBatchPlan | None:
+    state, given_up = adapt_to_mode(state, view, settings)
+    state = _add_new_partitions(state, view, settings)
+    end = _plan_end(state, view, settings)
+    gate, effects = deliver(state, view, end, settings)
+    after = _advance(replace(state, gate=gate), view, end)
+    after, skipped = _take_new_cut(after, view, end, [*given_up, *effects])
     is_drawn = view.is_offered and (after.is_reached or after.stands_at_cut)
     if is_drawn:
         cut = None if after.cut is None else replace(after.cut, phase=CutPhase.TAKEN)
@@ -285,29 +287,29 @@ def plan_micro_batch(state: CutState, view: View, settings: AlignmentSettings) -
         return None
     else:
         after = replace(after, micro_batches=state.micro_batches + 1)
-    return Planned(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
+    return MicroBatchPlan(end, view.offer.checkpoint if is_drawn else view.drawn, after, skipped)
 
 
-def _with_new_partitions(state: CutState, view: View, settings: AlignmentSettings) -> CutState:
-    """Let partitions take part as soon as the cut that is next holds them."""
+def _add_new_partitions(state: CutState, view: View, settings: AlignmentSettings) -> CutState:
+    """Add partitions to the gate as soon as the next cut contains them."""
     gate, resting = state.gate, set(state.resting)
     outside = [place for place in sorted(view.begin) if channel_of(place) not in gate.channels]
     if not outside:
         return state
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
-    target = _target(gate, view)
+    target = _find_next_cut(gate, view)
     awaits = target in {alignment.checkpoint for alignment in gate.pending}
     stands = NewChannel.AWAITS_BARRIERS if awaits else NewChannel.BEHIND_BARRIERS
-    gate = replace(gate, settings=without_time(settings))
+    gate = replace(gate, settings=drop_timeout(settings))
     for place in outside:
-        if counts or (target is not None and place[1] < covered(target, place[0], view)):
+        if counts or (target is not None and place[1] < count_barriers(target, place[0], view)):
             gate, _ = gate.on_new_channel(channel_of(place), view.begin[place], stands, view.now_ms)
             resting.add(place)
     return replace(state, gate=gate, resting=frozenset(resting))
 
 
-def _target(gate: InputGate, view: View) -> CheckpointId | None:
-    """Return the cut that is next: the one that partitions wait for, or else the lowest one ahead."""
+def _find_next_cut(gate: InputGate, view: View) -> CheckpointId | None:
+    """Return the checkpoint of the next cut: the one being aligned, or else the lowest one ahead."""
     waiting = [alignment.checkpoint for alignment in gate.pending if not alignment.channel_state]
     if waiting:
         return waiting[-1]
@@ -316,13 +318,13 @@ def _target(gate: InputGate, view: View) -> CheckpointId | None:
     return min(newer, default=None)
 
 
-def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
-    caps = {place: _cap(place, state, view, settings) for place in view.begin}
+def _plan_end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place, int]:
+    caps = {place: _find_cap(place, state, view, settings) for place in view.begin}
     if state.micro_batches < MOST_MICRO_BATCHES:
-        return caps if view.most is None else limited(view.begin, caps, view.most)
+        return caps if view.most is None else apply_limit(view.begin, caps, view.most)
     if _cut_is_visible(state, view, caps):
         return caps
-    # Partitions go on past their barriers of the newest cut, if it is there, and come to rest.
+    # Partitions read up to their barriers of the newest cut, and come to rest there.
     end = dict(view.begin)
     for place, begin in view.begin.items():
         if state.cut is not None and place not in view.held and not _is_held(place, state.gate):
@@ -332,7 +334,7 @@ def _end(state: CutState, view: View, settings: AlignmentSettings) -> dict[Place
     return end
 
 
-def _cap(place: Place, state: CutState, view: View, settings: AlignmentSettings) -> int:
+def _find_cap(place: Place, state: CutState, view: View, settings: AlignmentSettings) -> int:
     counts = settings.mode is AlignmentMode.AT_LEAST_ONCE
     begin, ahead = view.begin[place], view.ahead[place]
     is_waiting = state.is_reached and not counts
@@ -342,7 +344,7 @@ def _cap(place: Place, state: CutState, view: View, settings: AlignmentSettings)
     barrier = next_barrier(state.gate, ahead)
     if barrier is not None and not counts:
         ends.append(barrier.offset + 1)
-    # A partition that nobody knows of yet may hold records of that checkpoint.
+    # An unknown new partition may hold records of that checkpoint.
     known = view.partitions(place[0])
     ends += [s.offset for s in ahead.barriers if s.mark.partitions > known]
     return max(begin, min(ends))
@@ -354,18 +356,18 @@ def _is_held(place: Place, gate: InputGate) -> bool:
 
 
 def _cut_is_visible(state: CutState, view: View, caps: Mapping[Place, int]) -> bool:
-    """Return whether `caps` lie behind the barriers of all partitions that the next cut still awaits."""
+    """Return whether `caps` are beyond the next cut's barriers in all awaited partitions."""
     gate = state.gate
     awaited = [place for place in view.begin if not _is_held(place, gate)]
     if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE and gate.pending:
         awaited = [place_of(channel) for channel in gate.pending[0].awaited]
-    # While the channel state is replayed others are held, and come to their barriers later.
+    # During a replay of channel state the other partitions are held, and reach their barriers later.
     barriers = {p: next_barrier(gate, view.ahead[p]) for p in awaited if p not in view.held}
     return all(b is not None and b.offset < caps[place] for place, b in barriers.items())
 
 
-def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
-    """Return the state with what was passed on the way to `end`, and what is left of the channel state."""
+def _advance(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
+    """Record the barriers passed on the way to `end`, and the remaining channel state."""
     passed, resting = dict(state.passed), set(state.resting)
     for place in (p for p in end if end[p] > view.begin[p]):
         barriers = [s for s in view.ahead[place].barriers if s.offset < end[place]]
@@ -377,24 +379,24 @@ def _moved(state: CutState, view: View, end: Mapping[Place, int]) -> CutState:
     left = {}
     if state.cut is not None:
         for place in state.channel_state:
-            barrier = _barrier_of(state.cut.checkpoint, view.ahead[place], end[place])
+            barrier = _find_barrier(state.cut.checkpoint, view.ahead[place], end[place])
             is_past = place in passed and passed[place] >= state.cut.checkpoint
             if not is_past and barrier != end[place]:
                 left[place] = barrier
     return replace(state, passed=passed, resting=frozenset(resting), channel_state=left)
 
 
-def _barrier_of(checkpoint: CheckpointId, ahead: Scanned, position: int) -> int | None:
+def _find_barrier(checkpoint: CheckpointId, ahead: BarrierScan, position: int) -> int | None:
     barriers = (s.offset for s in ahead.barriers if s.mark.checkpoint >= checkpoint and s.offset >= position)
     return next(barriers, None)
 
 
-def _at_new_cut(
+def _take_new_cut(
     state: CutState, view: View, end: Mapping[Place, int], effects: list[Effect]
 ) -> tuple[CutState, tuple[CheckpointId, ...]]:
-    """Return the state at the newest cut among `effects`, and the cuts that were given up."""
+    """Move to the newest cut among `effects`; also return the checkpoints that were given up."""
     skipped = [e.checkpoint for e in effects if isinstance(e, AbortAlignment)]
-    # An unaligned cut that was drawn may still be aborted: its offsets are all that is needed of it.
+    # A drawn unaligned cut may still be aborted in the gate; its offsets are enough.
     before = None if state.cut is None or state.is_reached else state.cut.checkpoint
     for effect in effects:
         if not isinstance(effect, TakeCheckpoint):
@@ -405,19 +407,19 @@ def _at_new_cut(
         left: dict[Place, int | None] = {}
         announced: tuple[Effect, ...] = ()
         for place in map(place_of, effect.in_flight):
-            offset = _barrier_of(checkpoint, view.ahead[place], end[place])
+            offset = _find_barrier(checkpoint, view.ahead[place], end[place])
             if offset is not None:
                 gate, announced = gate.on_announcement(channel_of(place), checkpoint, offset, view.now_ms)
             if offset != end[place]:
                 left[place] = offset
         state = replace(state, gate=gate, cut=Cut(checkpoint, CutPhase.REACHED), channel_state=left)
-        state = _with_times(state, announced)
-    state = _with_times(state, effects)
+        state = _add_alignment_times(state, announced)
+    state = _add_alignment_times(state, effects)
     taken = None if state.cut is None else state.cut.checkpoint
     return state, tuple(sorted(c for c in skipped if c not in (taken, before)))
 
 
-def _with_times(state: CutState, effects: Iterable[Effect]) -> CutState:
+def _add_alignment_times(state: CutState, effects: Iterable[Effect]) -> CutState:
     cut = state.cut
     for effect in effects:
         if isinstance(effect, AlignmentComplete) and cut is not None and effect.checkpoint == cut.checkpoint:

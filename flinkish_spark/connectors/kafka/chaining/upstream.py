@@ -1,4 +1,4 @@
-"""What a chained source knows of its upstream job, and what lies ahead of it in the topics."""
+"""The upstream job of a chained source: its settings, the search for its barriers, and status texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flinkish_spark.connectors.kafka.chaining.alignment import (
     next_barrier,
     turns_unaligned_at_ms,
 )
-from flinkish_spark.connectors.kafka.client.barriers import Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
 from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
@@ -29,24 +29,24 @@ from flinkish_spark.protocol.limits import UnusableValueError
 
 @dataclass(frozen=True)
 class UpstreamJob(StoredObject):
-    """The job that writes the topics of a source, and how the source follows its checkpoints.
+    """The job that writes the topics of a source, and how the source aligns to its checkpoints.
 
-    The upstream job's Kafka sinks need ``barriers=BarrierRecords.EACH_CHECKPOINT``. Every checkpoint
-    of the job that has this source is then drawn at a checkpoint of the upstream job, so that the
-    two are one consistent cut. See `docs/chained-jobs.md`.
+    The upstream job's Kafka sinks need ``barriers=BarrierRecords.EACH_CHECKPOINT``. Every checkpoint of the
+    downstream job is then taken at a checkpoint of the upstream job, so that the two are one consistent cut.
+    See `docs/chained-jobs.md`.
 
     Parameters
     ----------
     mode
         ``AlignmentMode.ALIGNED``: a partition waits at the barrier of an upstream checkpoint until all
-        partitions have come to theirs. ``UNALIGNED``: the checkpoint is drawn at the first of these
-        barriers, and the offsets up to the others are part of it. ``ALIGNED_WITH_TIMEOUT``: the first,
-        and the second if it takes too long. ``AT_LEAST_ONCE``: nothing waits.
+        partitions have reached theirs. ``UNALIGNED``: the checkpoint is taken at the first of these
+        barriers and includes the offsets up to the others. ``ALIGNED_WITH_TIMEOUT``: aligned, but
+        unaligned after a timeout. ``AT_LEAST_ONCE``: no partition waits.
     alignment_timeout_ms
-        From the first barrier on, 0 to 365 days; with ``ALIGNED_WITH_TIMEOUT`` and only there.
+        Time since the first barrier, 0 to 365 days; for ``ALIGNED_WITH_TIMEOUT`` only.
     job
-        Uuid of the upstream job, as in its job.json; empty for the first one that is seen. Needed when
-        the topics are written by several jobs, or by another one than before.
+        Uuid of the upstream job, as in its job.json; empty for the first job whose barriers are found.
+        Needed if several jobs write the topics, or another one than before.
 
     Raises
     ------
@@ -74,12 +74,12 @@ class UpstreamJob(StoredObject):
 
     @property
     def settings(self) -> AlignmentSettings:
-        """How the gate aligns."""
+        """Settings of the input gate."""
         return AlignmentSettings(self.mode, alignment_timeout_ms=self.alignment_timeout_ms)
 
     @property
     def wanted(self) -> JobUuid | None:
-        """The job whose barriers count; None for the first one that is seen."""
+        """The job to align to; None for the first one whose barriers are found."""
         return JobUuid(self.job) if self.job else None
 
     def to_option(self) -> str:
@@ -88,27 +88,27 @@ class UpstreamJob(StoredObject):
 
     @classmethod
     def from_option(cls, text: str) -> UpstreamJob:
-        """Return what :meth:`to_option` wrote."""
+        """Parse the value that :meth:`to_option` wrote."""
         return cls.from_json(json.loads(text))
 
 
-#: Offsets looked at backward from the end, one window after the other.
+#: Sizes in offsets of the windows that are scanned one after the other, backward from the end.
 _WINDOWS = (64, 512, 4_096)
-#: Offsets looked at in one go where there is no shorter way.
+#: Offsets per scan if the backward scan does not suffice.
 _PORTION = 100_000
 
-Scan = Callable[[Place, int, int], Scanned]
+Scan = Callable[[Place, int, int], BarrierScan]
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedBarrier:
     job: JobUuid
     checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Everything from where the reader stood up to `upto` has been looked at."""
+class _KnownRange:
+    """The part of a partition from the reader's position up to `upto`, which was scanned."""
 
     start: int
     upto: int
@@ -116,42 +116,46 @@ class _Known:
     barriers: tuple[SeenBarrier, ...] = ()
 
 
-class LookAhead:
-    """Answers for one reader, again and again; keeps what it has seen ahead of the reader."""
+class BarrierFinder:
+    """Finds the barriers ahead of one reader; remembers what it has scanned."""
 
-    # From the end of the log backward first: the upstream job writes a barrier right behind the records of a
-    # checkpoint, and the barrier says which one came before it. Only where that does not tell every record in
-    # between is passed over, a portion at a time.
+    # It scans backward from the end of the log first: the upstream job writes a barrier right after the
+    # records of a checkpoint, and each barrier names the one before it. Only if that leaves a gap it scans
+    # all records, a portion at a time.
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
-        self._known: dict[Place, _Known] = {}
+        self._known: dict[Place, _KnownRange] = {}
 
-    def ahead(self, place: Place, position: int, end: int, passed: Passed | None) -> Scanned:
-        """Return barriers and end of what lies between `position` and `end`, or up to a nearer end."""
+    def find_ahead(self, place: Place, position: int, end: int, passed: PassedBarrier | None) -> BarrierScan:
+        """Return the barriers from `position` to before `end`, or to a nearer end that was scanned so far."""
         known = self._known.get(place)
         if known is None or not known.start <= position <= known.upto:
-            known = _Known(position, position, position)
+            known = _KnownRange(position, position, position)
         if end > known.upto:
-            known = self._extended(place, known, end, passed)
+            known = self._extend(place, known, end, passed)
         barriers = tuple(seen for seen in known.barriers if seen.offset >= position)
-        self._known[place] = _Known(position, known.upto, max(known.end, position), barriers)
-        return Scanned(max(known.end, position), barriers)
+        self._known[place] = _KnownRange(position, known.upto, max(known.end, position), barriers)
+        return BarrierScan(max(known.end, position), barriers)
 
-    def _extended(self, place: Place, known: _Known, end: int, passed: Passed | None) -> _Known:
+    def _extend(
+        self, place: Place, known: _KnownRange, end: int, passed: PassedBarrier | None
+    ) -> _KnownRange:
         newest = passed
         if known.barriers:
             mark = known.barriers[-1].mark
-            newest = Passed(mark.job, mark.checkpoint)
-        upto, more = end, self._from_the_end(place, known.upto, end, newest)
+            newest = PassedBarrier(mark.job, mark.checkpoint)
+        upto, more = end, self._scan_backward(place, known.upto, end, newest)
         if more is None:
             upto = min(end, known.upto + _PORTION)
             more = self._scan(place, known.upto, upto)
         behind = more.end if more.end > known.upto else known.end
-        return _Known(known.start, upto, behind, (*known.barriers, *more.barriers))
+        return _KnownRange(known.start, upto, behind, (*known.barriers, *more.barriers))
 
-    def _from_the_end(self, place: Place, start: int, end: int, newest: Passed | None) -> Scanned | None:
-        """Return all that is between, None if that takes more than a few looks."""
+    def _scan_backward(
+        self, place: Place, start: int, end: int, newest: PassedBarrier | None
+    ) -> BarrierScan | None:
+        """Scan backward from `end`; return None if a few windows do not reach a known barrier."""
         behind, upper = start, end
         barriers: tuple[SeenBarrier, ...] = ()
         for window in _WINDOWS:
@@ -161,7 +165,7 @@ class LookAhead:
                 behind = seen.end
             barriers = (*seen.barriers, *barriers)
             mark = seen.barriers[0].mark if seen.barriers else None
-            # Ids rise along a partition: no barrier lies between the newest one and this.
+            # Checkpoint ids rise along a partition: no barrier lies between this one and the newest known.
             is_next = (
                 mark is not None
                 and newest is not None
@@ -170,7 +174,7 @@ class LookAhead:
                 and mark.previous <= newest.checkpoint
             )
             if lower == start or is_next:
-                return Scanned(behind, barriers)
+                return BarrierScan(behind, barriers)
             upper = lower
         return None
 
@@ -179,18 +183,18 @@ Offset = dict[str, Any]
 
 
 class SharedPlan:
-    """The rounds of one start of a query; each scan has one of these, made when the query starts."""
+    """Lets all scans of a query end each micro-batch at the same offset; each scan has one instance."""
 
-    # Spark scans a source again for every branch of the plan, and asks each scan for its offset once per
-    # round, in a process of its own. All must end every micro-batch at the same place, or a checkpoint would
-    # be at the cut for one branch and elsewhere for another: whoever is asked first in a round plans for all.
+    # Spark scans a source once for every branch of the plan, and asks each scan, in a process of its own,
+    # once per round for its offset. All must end a micro-batch at the same offset, or a checkpoint would be
+    # at the cut in one branch and not in another. So the first scan that is asked in a round plans for all.
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._round = 0
 
-    def agreed(self, start: Offset, plan: Callable[[], Offset]) -> Offset:
-        """Return the offset of this round, planning it if no other scan has."""
+    def plan_once(self, start: Offset, plan: Callable[[], Offset]) -> Offset:
+        """Return the offset of this round; call `plan` if no other scan has done it."""
         self._round += 1
         if self._path.exists():
             known: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
@@ -203,7 +207,7 @@ class SharedPlan:
                     why=f"one is in round {known['round']}, another in round {self._round}",
                 )
         end = plan()
-        # Where the job began with a savepoint nobody else may have made the folder yet.
+        # After a start from a savepoint the folder may not exist yet.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps({"round": self._round, "start": start, "end": end}), encoding="utf-8")
@@ -211,22 +215,22 @@ class SharedPlan:
         return end
 
 
-def described(state: CutState, view: View, topics: str) -> AlignmentStatus:
+def describe_status(state: CutState, view: View, topics: str) -> AlignmentStatus:
     gate, cut, drawn = state.gate, state.cut, int(view.drawn)
     if cut is not None and state.is_reached:
         text = f"stands at upstream checkpoint {cut.checkpoint} and waits for a checkpoint of this job"
         return AlignmentStatus(not view.is_offered, text, int(cut.checkpoint), drawn)
     at_ms = turns_unaligned_at_ms(state, view)
     if gate.blocked and at_ms is not None and view.now_ms >= at_ms and not view.is_offered:
-        return AlignmentStatus(True, _aligning(gate, view), int(gate.pending[-1].checkpoint), drawn)
-    return AlignmentStatus(False, _text(state, view, topics), None, drawn)
+        return AlignmentStatus(True, _describe_alignment(gate, view), int(gate.pending[-1].checkpoint), drawn)
+    return AlignmentStatus(False, _describe_waiting(state, view, topics), None, drawn)
 
 
-def _text(state: CutState, view: View, topics: str) -> str:
-    """Return what is to be said of a source that can do nothing with a checkpoint now."""
+def _describe_waiting(state: CutState, view: View, topics: str) -> str:
+    """Describe why the source cannot take a checkpoint now."""
     gate, cut = state.gate, state.cut
     if any(alignment.phase is not AlignmentPhase.COLLECTING for alignment in gate.pending):
-        return _aligning(gate, view)
+        return _describe_alignment(gate, view)
     if state.stands_at_cut:
         where = "the beginning" if cut is None else f"upstream checkpoint {cut.checkpoint}"
         return f"stands at {where}; nothing new is there"
@@ -248,7 +252,7 @@ def _text(state: CutState, view: View, topics: str) -> str:
     return f"reads on to the next upstream checkpoint behind {cut.checkpoint}"
 
 
-def _aligning(gate: InputGate, view: View) -> str:
+def _describe_alignment(gate: InputGate, view: View) -> str:
     alignment = gate.pending[-1]
     missing = sorted(place_of(channel) for channel in alignment.awaited)
     places = []

@@ -1,4 +1,4 @@
-"""Kafka for the driver and its tasks: connections, reading, writing, transactions, topics and groups."""
+"""Kafka client for the driver and its tasks: connections, reading, producing, transactions, admin."""
 
 import logging
 
@@ -6,8 +6,8 @@ from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
 
-# kafka-python logs every refused connection as an error of its own, dozens in one call; ours say it
-# once. Whoever wants its log sets a level of the logger "kafka".
+# kafka-python logs every refused connection as an error, dozens in one call; errors of this package report
+# it once. Set a level of the logger "kafka" to see its log.
 if logging.getLogger("kafka").level == logging.NOTSET:
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
 

@@ -1,6 +1,6 @@
-"""Questions about topics, partitions and groups, and the checks before a job starts.
+"""Admin client for topics, partitions and consumer groups, and checks before a job starts.
 
-Nothing here takes part in a decision. All calls may be repeated and reconnect by themselves.
+No decision depends on it. All calls may be repeated, and reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     Isolation,
     WireClient,
     ask_until_settled,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.core.errors import (
     AuthorizationError,
@@ -38,20 +38,20 @@ from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import TimeLimits
 
 LOG = logging.getLogger(__name__)
-#: How long the checks before a start wait for a broker; a person waits for the answer.
+#: How long checks before a start wait for a broker; a person waits for them.
 PREFLIGHT_TIMEOUT_MS = 10_000
-#: Kafka's default.api.timeout.ms: how long a planner of micro-batches waits.
+#: How long planning a micro-batch waits for a broker; Kafka's default.api.timeout.ms.
 PLANNING_TIMEOUT_MS = 60_000
-#: Settings by the topic or broker that has them.
+#: Topic or broker -> its settings.
 _Settings = dict[str, dict[str, str]]
-#: Kafka's defaults, for a broker that hides its settings from this principal.
+#: Kafka's default, used if the broker hides its settings from this principal.
 _DEFAULT_TRANSACTION_MAX_TIMEOUT_MS = 900_000
-#: A setting of brokers, by Kafka's default true.
+#: Broker setting, true by default.
 VERIFICATION = "transaction.partition.verification.enable"
 _CLEANUP = "cleanup.policy"
 _RETENTION = "retention.ms"
 _MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES = "max.message.bytes", 1_048_588
-#: The group is in use.
+#: Errors that mean that the group has active members.
 _ACTIVE_MEMBERS = (
     kafka_errors.UnknownMemberIdError,
     kafka_errors.IllegalGenerationError,
@@ -62,21 +62,21 @@ _ACTIVE_MEMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """What a job needs to know about a topic."""
+    """Metadata and settings of a topic."""
 
     partitions: int
-    #: It tells a topic from a later one of the same name; None before Kafka 2.8.
+    #: Distinguishes a topic from a later one of the same name; None before Kafka 2.8.
     topic_id: str | None
     max_message_bytes: int
     times: TimeLimits = field(default_factory=TimeLimits)
-    #: A compacted one takes no record without a key.
+    #: A compacted topic accepts no record without a key.
     is_compacted: bool = False
-    #: How old a record may be by its own time; None where that deletes nothing, or is hidden.
+    #: Retention by the producer's timestamps; None if it deletes nothing, or is hidden.
     keeps_ms: int | None = None
 
 
 class OffsetDirection(enum.Enum):
-    """Whether a group's offsets may be lowered."""
+    """Direction in which a group's offsets may be changed."""
 
     FORWARD_ONLY = "FORWARD_ONLY"
     #: Only for an explicit rewind of the job.
@@ -85,20 +85,20 @@ class OffsetDirection(enum.Enum):
 
 class GroupCommit(enum.Enum):
     COMMITTED = "COMMITTED"
-    #: The group already was there or further; nothing was written.
+    #: The group's offsets were already as high or higher; nothing was written.
     UNCHANGED = "UNCHANGED"
-    #: Consumers are members of the group and Kafka accepts offsets from them only.
+    #: Consumers are members of the group, and Kafka accepts offsets only from them.
     ACTIVE_MEMBERS = "ACTIVE_MEMBERS"
 
 
-#: [a[b]]: a set in a set in Java, something else in Python, which warns of some of them only.
+#: [a[b]] is a nested set in Java but not in Python, which warns about some of them only.
 _NESTED_SET = re.compile(r"\[(?:\\.|[^\]\\])*\[")
-#: A beginning of a pattern that stands for itself.
+#: A literal beginning of a pattern.
 _PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 
 
 class TopicPattern:
-    """A regular expression that a topic's whole name has to match, as in Java's ``matches()``."""
+    """A regular expression for whole topic names, as in Java's ``matches()``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -124,30 +124,30 @@ class TopicPattern:
     def __contains__(self, topic: object) -> bool:
         return isinstance(topic, str) and self.matches(topic)
 
-    def may_match_what(self, other: TopicPattern) -> bool:
-        """Return whether some topic may match both; False only if none can, by how their names begin."""
+    def may_overlap(self, other: TopicPattern) -> bool:
+        """Return False if no topic can match both patterns, judged by their literal prefixes."""
         mine, theirs = _literal_prefix(self.text), _literal_prefix(other.text)
         return mine.startswith(theirs) or theirs.startswith(mine)
 
 
 def _literal_prefix(pattern: str) -> str:
-    """Return what every name that matches begins with, as far as that is plain to see."""
+    """Return a literal prefix of all names that match the pattern; may be empty."""
     if "|" in pattern:
         return ""
     plain = _PLAIN.match(pattern)
     found = "" if plain is None else plain[0]
-    # What may be missing is no beginning.
+    # The last character is optional.
     return found[:-1] if pattern[len(found) : len(found) + 1] in ("?", "*", "{") else found
 
 
-#: The broker keeps the offsets of a request as one batch, which must fit its offsets topic: 1 MB by default.
+#: The broker stores the offsets of a request as one batch, which must fit its offsets topic (1 MB).
 _MOST_OFFSETS_BYTES, _OFFSET_BYTES = 500_000, 150
 
 
-def _in_requests(
+def _split_into_requests(
     group: str, entries: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> Iterator[Mapping[TopicPartition, OffsetAndMetadata]]:
-    """Yield offsets by requests that a broker can store."""
+    """Split offsets into requests that are small enough for a broker to store."""
     left = iter(entries.items())
     own = max((len(place.topic) + len(entry.metadata) for place, entry in entries.items()), default=0)
     count = max(1, _MOST_OFFSETS_BYTES // (_OFFSET_BYTES + 3 * (own + len(group))))
@@ -156,14 +156,14 @@ def _in_requests(
 
 
 class KafkaAdmin(WireClient):
-    """Reads metadata and keeps group offsets."""
+    """Reads metadata of topics, and reads and stores group offsets."""
 
-    # A broker that has just started may not know a topic, or the end of a log, for a second or two: whoever
-    # would conclude from an answer that input is gone asks again first.
+    # A broker that has just started may not know a topic, or the end of a log, for a second or two. A caller
+    # that would conclude from an answer that input is lost asks again first.
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
-        """Return what Kafka knows about `names`; a topic that does not exist is left out, and not created."""
-        rows = self._described(names)
+        """Return the existing ones of the topics `names`; none is created."""
+        rows = self._describe(names)
         wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
         asked = [row["name"] for row in rows]
         settings = self._settings(ConfigResourceType.TOPIC, asked, wanted) if asked else {}
@@ -181,10 +181,10 @@ class KafkaAdmin(WireClient):
         return found
 
     def partition_counts(self, names: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions topics have; one that does not exist is left out, and not created."""
-        return {row["name"]: len(row["partitions"]) for row in self._described(names)}
+        """Return the number of partitions of the existing ones of the topics; none is created."""
+        return {row["name"]: len(row["partitions"]) for row in self._describe(names)}
 
-    def _described(self, names: Iterable[str]) -> list[dict[str, Any]]:
+    def _describe(self, names: Iterable[str]) -> list[dict[str, Any]]:
         wanted = sorted(set(names))
 
         def describe(admin: Any) -> list[dict[str, Any]]:
@@ -199,8 +199,8 @@ class KafkaAdmin(WireClient):
 
         return self._wire.call("describe topics", describe) if wanted else []
 
-    def matching(self, pattern: TopicPattern) -> dict[str, int]:
-        """Return the partition counts of topics that match and can be described, without Kafka's own."""
+    def find_matching_topics(self, pattern: TopicPattern) -> dict[str, int]:
+        """Return the partition counts of matching topics, without internal and hidden ones."""
         rows = self._wire.call("list topics", lambda admin: admin.describe_topics(None))
         return {
             row["name"]: len(row["partitions"])
@@ -229,13 +229,13 @@ class KafkaAdmin(WireClient):
     def end_offsets(
         self, places: Iterable[Place], isolation: Isolation = Isolation.READ_COMMITTED
     ) -> dict[Place, int]:
-        """Return where each partition ends for a reader; the first open transaction hides what follows."""
+        """Return each partition's end; under read_committed this is its first open transaction."""
         return self._offsets(dict.fromkeys(places, OffsetSpec.LATEST), isolation)
 
     def offsets_at(
         self, timestamps_ms: Mapping[Place, int], isolation: Isolation = Isolation.READ_COMMITTED
     ) -> dict[Place, int | None]:
-        """Return the first offset that is at least as late; None if no reader may see one yet."""
+        """Return the first offset at or after each timestamp; None if no visible record is as late."""
         for (topic, partition), timestamp_ms in timestamps_ms.items():
             if timestamp_ms < 0:
                 raise ConfigError(
@@ -252,7 +252,7 @@ class KafkaAdmin(WireClient):
     ) -> dict[Place, int]:
         return {place: offset for place, (offset, _) in self._wire.group_offsets(group, isolation).items()}
 
-    def committed_notes(
+    def find_committed_notes(
         self, group: str, isolation: Isolation = Isolation.READ_UNCOMMITTED
     ) -> dict[Place, str]:
         return {place: note for place, (_, note) in self._wire.group_offsets(group, isolation).items()}
@@ -264,9 +264,9 @@ class KafkaAdmin(WireClient):
         direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
         note: str = "",
     ) -> GroupCommit:
-        """Store `offsets` for a group that nobody else is a member of."""
-        # Reading and writing are several requests: only the owner of the job may call this, and repeats it
-        # until all are stored.
+        """Store `offsets` for a group without members."""
+        # This takes several requests: only the owner of the job may call it, and repeats it until all offsets
+        # are stored.
         current = self.committed_offsets(group)
         changed = {
             place: offset
@@ -285,7 +285,7 @@ class KafkaAdmin(WireClient):
         }
 
         def alter(admin: Any) -> GroupCommit:
-            for some in _in_requests(group, entries):
+            for some in _split_into_requests(group, entries):
                 for place, error in admin.alter_group_offsets(group, some).items():
                     if error in _ACTIVE_MEMBERS:
                         return GroupCommit.ACTIVE_MEMBERS
@@ -296,18 +296,18 @@ class KafkaAdmin(WireClient):
         return self._wire.call(f"store the offsets of group {group}", alter)
 
     def broker_transaction_max_timeout_ms(self) -> int:
-        """Return the longest transaction that every broker allows."""
-        values = self._of_brokers("transaction.max.timeout.ms").values()
+        """Return the longest transaction timeout that every broker allows."""
+        values = self._read_broker_setting("transaction.max.timeout.ms").values()
         return min(map(int, values), default=_DEFAULT_TRANSACTION_MAX_TIMEOUT_MS)
 
     def brokers_that_verify_no_partitions(self) -> list[str]:
-        """Return the ids of brokers that take records for a partition that is in no transaction (KIP-890)."""
-        values = self._of_brokers(VERIFICATION)
+        """Return the ids of brokers that accept records for partitions outside a transaction (KIP-890)."""
+        values = self._read_broker_setting(VERIFICATION)
         return sorted(broker for broker, value in values.items() if value.lower() == "false")
 
     def probe_transactional_id(self, transactional_id: str, timeout_ms: int) -> None:
-        """Check that transactions of `timeout_ms` may be used under an id that nobody else uses."""
-        # It takes a new epoch of the id: aborts what is open under it, and fences its producers.
+        """Check that Kafka allows transactions of `timeout_ms` under an id that nobody else uses."""
+        # This takes a new epoch of the id, aborts its open transaction, and fences its producers.
         wire = self._wire
         denied = int(kafka_errors.TransactionalIdAuthorizationFailedError.errno)
 
@@ -315,7 +315,7 @@ class KafkaAdmin(WireClient):
             try:
                 return wire.init_producer_id(transactional_id, timeout_ms, connect_within_ms=left_ms).code
             except AuthorizationError as refused:
-                # Without DESCRIBE on the id already the question for its coordinator is refused.
+                # Without DESCRIBE on the id Kafka already refuses the search for its coordinator.
                 if getattr(refused.__cause__, "errno", 0) != denied:
                     raise
                 return denied
@@ -327,7 +327,7 @@ class KafkaAdmin(WireClient):
             return
         if code == kafka_errors.InvalidTransactionTimeoutError.errno:
             maximum_ms = self.broker_transaction_max_timeout_ms()
-            # A hidden maximum reads as Kafka's default, which may contradict the refusal.
+            # If the maximum is hidden, Kafka's default is used, which may contradict the refusal.
             known = f", which is {maximum_ms} ms" if maximum_ms < timeout_ms else ""
             raise ConfigError(
                 f"A transaction timeout of {timeout_ms} ms cannot be used",
@@ -347,23 +347,23 @@ class KafkaAdmin(WireClient):
         if code in UNSETTLED:
             raise BrokerUnavailableError(
                 f"No Kafka transaction coordinator was ready within {wire.timeout_ms} ms",
-                why=f"the last answer was {name_of(code)}",
+                why=f"the last answer was {describe_code(code)}",
                 what_to_do="check that the topic __transaction_state can have its replicas",
                 code=code,
             )
         raise EnvironmentFault(
-            f"Kafka refuses transactional id {transactional_id!r} with {name_of(code)}",
+            f"Kafka refuses transactional id {transactional_id!r} with {describe_code(code)}",
             what_to_do="see the brokers' logs",
             code=code,
         )
 
-    def _of_brokers(self, setting: str) -> dict[str, str]:
-        """Return a setting by broker, without those that do not show it to this principal."""
+    def _read_broker_setting(self, setting: str) -> dict[str, str]:
+        """Return a setting of each broker that shows it to this principal."""
         found = self._settings(ConfigResourceType.BROKER, None, [setting])
         return {name: known[setting] for name, known in found.items() if known}
 
     def _settings(self, kind: Any, names: Iterable[str] | None, wanted: Sequence[str]) -> _Settings:
-        """Return settings of topics, or of all brokers, without what is hidden from this principal."""
+        """Return settings of topics, or of all brokers, without hidden ones."""
         of = kind.name.lower()
 
         def read(admin: Any) -> _Settings:
@@ -402,11 +402,11 @@ class KafkaAdmin(WireClient):
         return {(place.topic, place.partition): int(entry.offset) for place, entry in found.items()}
 
 
-def places_of(counts: Mapping[str, int]) -> list[Place]:
+def list_places(counts: Mapping[str, int]) -> list[Place]:
     return [(name, number) for name, count in sorted(counts.items()) for number in range(count)]
 
 
-def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
+def make_unknown_topic_error(topic: str, servers: str, *, of: str = "") -> GraphError:
     return GraphError(
         f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
         why=f"the brokers at {servers} do not know it",
@@ -415,8 +415,8 @@ def unknown_topic(topic: str, servers: str, *, of: str = "") -> GraphError:
     )
 
 
-def check_letters_stay(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
-    """Refuse dead-letter topics that keep one letter of each key; called by the preflight."""
+def check_dead_letter_topics(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
+    """Refuse compacted dead-letter topics; called by the preflight."""
     for topic in topics:
         if topic in found and found[topic].is_compacted:
             raise ConfigError(
@@ -435,7 +435,7 @@ def _keeps_ms(settings: Mapping[str, str]) -> int | None:
 
 
 def warn_of_old_times(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
-    """Warn of topics that delete records by the times that somebody gives them; called before a start."""
+    """Warn about topics that delete records by the timestamps that we set; called before a start."""
     for topic in topics:
         keeps_ms = found[topic].keeps_ms
         if keeps_ms is not None:

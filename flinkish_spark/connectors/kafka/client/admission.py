@@ -1,4 +1,4 @@
-"""From a task's columns to what each partition gets: refused records, routing, hashes."""
+"""Routing of a task's records to partitions: admission, policies for bad records, partitioning, hashes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from flinkish_spark.connectors.kafka.client.batches import (
     all_within,
     binary,
     extents,
-    joined,
+    join_bytes,
     lengths,
     record_sizes,
 )
-from flinkish_spark.connectors.kafka.client.client import TopicLayout, name_of
+from flinkish_spark.connectors.kafka.client.client import TopicLayout, describe_code
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, StagingSettings
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
@@ -33,13 +33,13 @@ from flinkish_spark.types.record_time import Int64s, TimeLimits
 
 
 class Reaction(enum.Enum):
-    #: It is done, now or by an earlier request whose answer was lost.
+    #: Done, now or by an earlier request whose answer was lost.
     DONE = "DONE"
-    #: Nothing is done yet; the same again, with the same sequence number.
+    #: Not done; send the same again, with the same sequence number.
     AGAIN = "AGAIN"
-    #: As AGAIN, after asking who leads the partition.
+    #: As AGAIN, after asking for the partition's leader.
     ASK_FOR_LEADER = "ASK_FOR_LEADER"
-    #: The batch is larger than the topic takes; cut it, or refuse the record it holds.
+    #: The batch is too large for the topic; split it, or refuse its single record.
     CUT = "CUT"
     #: The broker refuses the records themselves.
     BAD_RECORD = "BAD_RECORD"
@@ -47,11 +47,11 @@ class Reaction(enum.Enum):
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     #: Another producer has the transactional id, or the coordinator ended the transaction.
     FENCED = "FENCED"
-    #: The attempt fails.
+    #: Fail the attempt.
     FAIL = "FAIL"
 
 
-#: To codes of InitProducerId, AddPartitionsToTxn and Produce.
+#: Reaction -> the errors of InitProducerId, AddPartitionsToTxn and Produce that cause it.
 _REACTIONS = {
     Reaction.DONE: (kafka_errors.NoError, kafka_errors.DuplicateSequenceNumberError),
     Reaction.AGAIN: (
@@ -63,7 +63,7 @@ _REACTIONS = {
         kafka_errors.NotEnoughReplicasError,
         kafka_errors.NotEnoughReplicasAfterAppendError,
         kafka_errors.ConcurrentTransactionsError,
-        # Of a request with several partitions, when another one of them has an error of its own.
+        # In a request with several partitions, if another one has an error of its own.
         kafka_errors.OperationNotAttemptedError,
     ),
     Reaction.ASK_FOR_LEADER: (
@@ -92,24 +92,24 @@ _REACTIONS = {
 _BY_CODE: dict[int, Reaction] = {
     error.errno: reaction for reaction, errors in _REACTIONS.items() for error in errors
 }
-#: Codes of rights, by what they are about.
+#: Error codes of missing rights.
 TOPIC_DENIED: int = kafka_errors.TopicAuthorizationFailedError.errno
 ID_DENIED: int = kafka_errors.TransactionalIdAuthorizationFailedError.errno
 CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
 
 
-def reaction_to(code: int) -> Reaction:
-    """Return what to do about `code`; FAIL for one that is not in the table."""
+def find_reaction(code: int) -> Reaction:
+    """Return the reaction to an error code; FAIL if it is not in the table."""
     return _BY_CODE.get(code, Reaction.FAIL)
 
 
-# What a task raises reaches the driver as text inside Spark's own error: so two causes open their message
-# with a marker. No message quotes a producer setting's value, and each is one line.
+# A task's error reaches the driver as text inside Spark's own error, so messages of two causes begin with a
+# marker. No message quotes the value of a producer setting, and each is one line.
 BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 
 
-class StagingFailed(EnvironmentFault):
+class StagingError(EnvironmentFault):
     """An attempt to stage records failed; another attempt, with another transaction, may succeed."""
 
     usual_advice = "look at the brokers if it goes on: the records are staged again"
@@ -120,73 +120,73 @@ class StagingFailed(EnvironmentFault):
         super().__init__(f"staging records in Kafka failed: {what}", **more)  # type: ignore[arg-type]
 
 
-class StagingUnanswered(StagingFailed):
-    """The brokers do not answer, or gave up the transaction meanwhile: no fault of the job's."""
+class StagingOutageError(StagingError):
+    """The brokers did not answer, or ended the transaction; the job itself is not at fault."""
 
     ends_when_repeated = False
 
 
-def no_topic() -> BadRecordError:
+def make_no_topic_error() -> BadRecordError:
     return BadRecordError(
         f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic",
         what_to_do="give the sink a topic, or let each record name one",
     )
 
 
-def refused_record(sentence: str, topic: str, what_to_do: str = "") -> BadRecordError:
+def make_bad_record_error(sentence: str, topic: str, what_to_do: str = "") -> BadRecordError:
     return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", what_to_do=what_to_do, topic=topic)
 
 
-def unknown_partition(topic: str, partition: int, partitions: int) -> str:
+def describe_unknown_partition(topic: str, partition: int, partitions: int) -> str:
     return (
         f"a record names partition {partition} of topic {topic}, which has the partitions "
         f"0 to {partitions - 1}"
     )
 
 
-def not_authorized(right: str) -> AuthorizationError:
-    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {one_line(right)}")
+def make_missing_right_error(right: str) -> AuthorizationError:
+    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {to_one_line(right)}")
 
 
-def denied(error: AuthorizationError, right: str) -> AuthorizationError:
+def mark_authorization_error(error: AuthorizationError, right: str) -> AuthorizationError:
     if "bootstrap_servers" in error.facts:
-        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({one_line(error.why)})")
-    return not_authorized(right)
+        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({to_one_line(error.why)})")
+    return make_missing_right_error(right)
 
 
-def missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
+def describe_missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
     if code == TOPIC_DENIED:
         return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
     if code == ID_DENIED:
         return f"WRITE and DESCRIBE on transactional id {transactional_id}"
     if code == CLUSTER_DENIED:
         return "IDEMPOTENT_WRITE on the cluster"
-    return f"a right of this kind: {name_of(code)}"
+    return f"a right of this kind: {describe_code(code)}"
 
 
-def unanswered(what: str, within_ms: int, last: str) -> StagingUnanswered:
-    return StagingUnanswered(f"{within_ms} ms were not enough to {what}", why=one_line(last))
+def make_unanswered_error(what: str, within_ms: int, last: str) -> StagingOutageError:
+    return StagingOutageError(f"{within_ms} ms were not enough to {what}", why=to_one_line(last))
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
-class Addressed:
-    """Records as columns of one length, and where they want to go."""
+class OutgoingRecords:
+    """Records as columns of one length, with the topics and partitions they name."""
 
     keys: Any
     values: Any
-    #: As :func:`~.batches.encode_batches` takes them, a column in one piece.
+    #: Headers as in :func:`~.batches.encode_batches`; a column is one chunk.
     headers: Any
-    #: Milliseconds since 1970 of each record.
+    #: Timestamps in milliseconds since 1970.
     timestamps_ms: Int64s
-    #: One topic for all, or a string column; None and null stand for the default topic.
+    #: One topic for all, or a string column; None and null mean the default topic.
     topics: Any = None
-    #: None, or a column of type int64; null leaves the choice to the key.
+    #: None, or an int64 column; with null the key decides.
     partitions: Any = None
-    #: None, or a string column: why a record does not fit its format; null if it does.
+    #: None, or a string column with the reason why a record does not fit its format, or null.
     misfits: Any = None
 
     @classmethod
@@ -199,8 +199,8 @@ class Addressed:
         partitions: Column | None,
         timestamps_ms: Int64s | int,
         misfits: Column | None = None,
-    ) -> Addressed:
-        """Return a caller's columns, each in one piece and of the type used here."""
+    ) -> OutgoingRecords:
+        """Convert a caller's columns to one chunk each and to the types used here."""
         if topics is not None and not isinstance(topics, str):
             topics = _cast("The topic", topics, pa.string(), pa.types.is_integer)
         if partitions is not None:
@@ -226,7 +226,7 @@ class Addressed:
 
     @property
     def about_bytes(self) -> int:
-        """Memory of keys and values, which is about what they take on the wire; quick to tell."""
+        """Memory of keys and values, a cheap estimate of their size on the wire."""
         return int(self.keys.nbytes + self.values.nbytes)
 
     @property
@@ -239,20 +239,20 @@ class Addressed:
     def _columns(self) -> tuple[Any, ...]:
         return tuple(getattr(self, one.name) for one in fields(self))
 
-    def slice(self, start: int, length: int) -> Addressed:
+    def slice(self, start: int, length: int) -> OutgoingRecords:
         end = start + length
-        return Addressed(*(one[start:end] if is_column(one) else one for one in self._columns))
+        return OutgoingRecords(*(one[start:end] if is_column(one) else one for one in self._columns))
 
-    def take(self, indices: npt.NDArray[Any]) -> Addressed:
+    def take(self, indices: npt.NDArray[Any]) -> OutgoingRecords:
         at = pa.array(indices)
         taken = (
             one[indices] if isinstance(one, np.ndarray) else one.take(at) if is_column(one) else one
             for one in self._columns
         )
-        return Addressed(*taken)
+        return OutgoingRecords(*taken)
 
-    def continues(self, other: Addressed) -> bool:
-        """Return whether both can be joined: each part is a column in both, or one value in both."""
+    def continues(self, other: OutgoingRecords) -> bool:
+        """Return whether both can be concatenated: each part is a column in both, or one value in both."""
         for mine, theirs in zip(self._columns, other._columns, strict=True):
             if is_column(mine) is not is_column(theirs):
                 return False
@@ -263,8 +263,8 @@ class Addressed:
         return True
 
     @classmethod
-    def joined(cls, parts: Sequence[Addressed]) -> Addressed:
-        """Return the rows of `parts` in their order; each must continue the one before it."""
+    def concat(cls, parts: Sequence[OutgoingRecords]) -> OutgoingRecords:
+        """Concatenate `parts`; each must continue the one before it."""
         if len(parts) == 1:
             return parts[0]
         whole = []
@@ -282,7 +282,7 @@ def is_column(value: Any) -> bool:
 
 
 def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
-    # Arrow would turn numbers into texts and cut fractions off; neither is ever meant.
+    # Arrow would turn numbers into text and cut off fractions; neither is ever intended.
     refused = is_refused(column.type)
     try:
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -295,19 +295,19 @@ def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
     )
 
 
-#: What is kept of a value that is too large, and the most that a header of ours says.
+#: Bytes kept of a value that is too large, and longest header that this package writes.
 _DEAD_LETTER_BYTES = 1_024
-#: How large the record was of which a dead letter is the head: a letter without it is whole.
+#: Header of a truncated letter with the record's size; a letter without it is complete.
 _SIZE = "flinkish-size"
-#: The record's time, in milliseconds since 1970. A letter's own time is that of its writing: by it a topic's
-#: retention goes, which would delete the letter of an old record at once.
+#: Header with the record's timestamp in milliseconds since 1970. The letter's own timestamp is the time of
+#: writing: with the record's, the topic's retention would delete the letter of an old record at once.
 _TIME = "flinkish-timestamp"
-#: How many headers of its own a dead letter had to leave behind.
+#: Header with the number of the record's own headers that did not fit into the letter.
 _LEFT_OUT = "flinkish-headers-left-out"
 
 
 class Reason(enum.Enum):
-    """Why a record is refused; the text is what a dead letter's header ``flinkish-error`` says."""
+    """Reason to refuse a record; the text is the dead letter's header ``flinkish-error``."""
 
     DOES_NOT_FIT = "does-not-fit"
     UNDECLARED_TOPIC = "undeclared-topic"
@@ -318,12 +318,12 @@ class Reason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    #: To be written as they are.
-    admitted: Addressed
-    #: Dead letters, by their topic.
-    letters: tuple[tuple[str, Addressed], ...] = ()
-    #: How many are left out.
+class AdmissionResult:
+    #: Records to write unchanged.
+    admitted: OutgoingRecords
+    #: Pairs of a dead-letter topic and its letters.
+    letters: tuple[tuple[str, OutgoingRecords], ...] = ()
+    #: Number of dropped records.
     dropped: int = 0
 
 
@@ -332,20 +332,20 @@ _Letter = tuple[bytes | None, bytes | None, list[dict[str, Any]], int]
 
 
 class Admission:
-    # A record is judged before anything of it is sent: what a broker refuses ends the whole transaction.
+    # Records are checked before they are sent: a refusal by the broker would end the whole transaction.
 
     def __init__(self, settings: StagingSettings, common: CommonHeaders, clock: Clock) -> None:
         self._settings, self._common, self._clock = settings, tuple(common), clock
 
-    def with_common(self, headers: Column | CommonHeaders | None) -> Column | CommonHeaders | None:
+    def add_common_headers(self, headers: Column | CommonHeaders | None) -> Column | CommonHeaders | None:
         if not self._common:
             return headers
         if not isinstance(headers, pa.Array | pa.ChunkedArray):
             return (*self._common, *(headers or ()))
-        return prefixed(self._common, headers)
+        return prepend_headers(self._common, headers)
 
-    def _about(
-        self, reason: Reason, sentence: str, topic: str, records: Addressed, index: int
+    def _make_letter_headers(
+        self, reason: Reason, sentence: str, topic: str, records: OutgoingRecords, index: int
     ) -> list[tuple[str, bytes | None]]:
         about = {"flinkish-error": reason.value}
         if self._settings.uid:
@@ -358,13 +358,13 @@ class Admission:
             about[_TIME] = str(int(records.timestamps_ms[index]))
         if reason is not Reason.OVERSIZE:
             about["flinkish-detail"] = sentence
-        return [(name, _bounded(text)) for name, text in about.items()]
+        return [(name, _truncate(text)) for name, text in about.items()]
 
     def _fits(self, key: bytes | None, value: bytes | None, headers: CommonHeaders) -> bool:
         keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
         return int(record_sizes(keys, values, headers)[0]) <= self._settings.dead_letter_limit_bytes
 
-    def judged(self, topic: str, records: Addressed) -> Judged:
+    def admit(self, topic: str, records: OutgoingRecords) -> AdmissionResult:
         settings = self._settings
         checks: dict[Reason, npt.NDArray[np.bool_]] = {}
         parts = (records.keys, records.values, records.headers)
@@ -384,10 +384,12 @@ class Admission:
         if records.misfits is not None and records.misfits.null_count < len(records):
             checks[Reason.DOES_NOT_FIT] = records.misfits.is_valid().to_numpy(zero_copy_only=False)
         if not any(check.any() for check in checks.values()):
-            return Judged(records)
-        return self._refused(topic, records, checks)
+            return AdmissionResult(records)
+        return self._refuse(topic, records, checks)
 
-    def _refused(self, topic: str, records: Addressed, checks: dict[Reason, npt.NDArray[np.bool_]]) -> Judged:
+    def _refuse(
+        self, topic: str, records: OutgoingRecords, checks: dict[Reason, npt.NDArray[np.bool_]]
+    ) -> AdmissionResult:
         settings = self._settings
         refused = np.logical_or.reduce(list(checks.values()))
         sizes = record_sizes(records.keys, records.values, records.headers).tolist()
@@ -395,20 +397,24 @@ class Admission:
         dropped = 0
         for index in np.flatnonzero(refused).tolist():
             reason = next(one for one in Reason if one in checks and checks[one][index])
-            sentence = self._sentence(reason, topic, records, index, sizes[index])
+            sentence = self._describe(reason, topic, records, index, sizes[index])
             policy, name = (settings.bad_record, settings.bad_record_topic)
             if reason is Reason.OVERSIZE:
                 policy, name = (settings.oversize, settings.dead_letter_topic)
             if policy is OnRefusal.DEAD_LETTER and name is not None:
-                # A dead letter itself says already where it comes from.
-                about = [] if topic == name else self._about(reason, sentence, topic, records, index)
+                # A record that is itself a dead letter has these headers already.
+                about = (
+                    []
+                    if topic == name
+                    else self._make_letter_headers(reason, sentence, topic, records, index)
+                )
                 is_cut = reason is Reason.OVERSIZE
-                letter = self._letter(records, index, about, sizes[index], is_cut)
+                letter = self._make_letter(records, index, about, sizes[index], is_cut)
                 by_topic.setdefault(name, []).append(letter)
             elif policy is OnRefusal.DROP:
                 dropped += 1
             else:
-                raise refused_record(sentence, topic)
+                raise make_bad_record_error(sentence, topic)
         made = []
         for name, letters in by_topic.items():
             keys, values, headers, times = zip(*letters, strict=True)
@@ -417,13 +423,13 @@ class Admission:
                 pa.array(values, pa.binary()),
                 pa.array(headers, HEADERS_TYPE),
             )
-            made.append((name, Addressed.of(*columns, None, None, np.array(times, np.int64))))
-        return Judged(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
+            made.append((name, OutgoingRecords.of(*columns, None, None, np.array(times, np.int64))))
+        return AdmissionResult(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
 
     def _partitions(self, topic: str) -> int:
         return (self._settings.partitions or {}).get(topic, 0)
 
-    def _sentence(self, reason: Reason, topic: str, records: Addressed, index: int, size: int) -> str:
+    def _describe(self, reason: Reason, topic: str, records: OutgoingRecords, index: int, size: int) -> str:
         match reason:
             case Reason.DOES_NOT_FIT:
                 return f"a record for topic {topic} does not fit its format: {records.misfits[index].as_py()}"
@@ -431,7 +437,7 @@ class Admission:
                 return f"a record names the topic {topic}, which the sink does not declare"
             case Reason.NO_SUCH_PARTITION:
                 named = records.partitions[index].as_py()
-                return unknown_partition(topic, named, self._partitions(topic))
+                return describe_unknown_partition(topic, named, self._partitions(topic))
             case Reason.BAD_TIMESTAMP:
                 at_ms = int(records.timestamps_ms[index])
                 where = TimeLimits.why_outside(at_ms, self._clock.wall_ms())
@@ -446,10 +452,15 @@ class Admission:
                     "max_record_bytes and the topic's max.message.bytes, or choose another oversize policy"
                 )
 
-    def _letter(
-        self, records: Addressed, index: int, about: list[tuple[str, bytes | None]], size: int, is_cut: bool
+    def _make_letter(
+        self,
+        records: OutgoingRecords,
+        index: int,
+        about: list[tuple[str, bytes | None]],
+        size: int,
+        is_cut: bool,
     ) -> _Letter:
-        """Return what tells of a refused record: whole if the dead-letter topic takes it, else its head."""
+        """Make the dead letter of a refused record: complete if its topic takes it, else truncated."""
         key, value = records.keys[index].as_py(), records.values[index].as_py()
         given = records.headers
         if is_column(given):
@@ -467,12 +478,12 @@ class Admission:
         return key, value, entries, self._clock.wall_ms()
 
 
-def _bounded(text: str) -> bytes:
+def _truncate(text: str) -> bytes:
     return text.encode()[:_DEAD_LETTER_BYTES].decode(errors="ignore").encode()
 
 
-def prefixed(common: CommonHeaders, headers: Column) -> Any:
-    """Return a column of headers with `common` in front of each list; null counts as an empty list."""
+def prepend_headers(common: CommonHeaders, headers: Column) -> Any:
+    """Prepend `common` to each list of headers; null counts as an empty list."""
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     counts = headers.value_lengths().fill_null(0).to_numpy().astype(np.int64)
@@ -483,7 +494,7 @@ def prefixed(common: CommonHeaders, headers: Column) -> Any:
     begins = ends - counts - len(common)
     places = np.arange(int(ends[-1]) if len(ends) else 0)
     within = places - np.repeat(begins, counts + len(common))
-    # Where the entries of a row begin among those of all rows, behind the common ones.
+    # Where a row's entries begin among those of all rows, after the common ones.
     firsts = np.repeat(np.cumsum(counts) - counts, counts + len(common))
     chosen = np.where(within < len(common), within, within + firsts)
     offsets = np.concatenate((np.zeros(1, np.int64), ends)).astype(np.int32)
@@ -497,9 +508,9 @@ _WORD_BYTES = 8
 #: MurmurHash2's constants, with the seed that Kafka chose.
 _SEED = np.uint32(0x9747B28C)
 _FACTOR = np.uint32(0x5BD1E995)
-#: By the number of bytes behind a key's last whole word: which bits of the next word they are.
+#: Number of bytes after a key's last whole word -> mask of these bytes in the next word.
 _TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
-#: The finalizer of MurmurHash3 and the golden ratio, for digests, which are stored: they must not change.
+#: Constants of MurmurHash3's finalizer, and the golden ratio. Digests are stored: never change them.
 _FIRST_FACTOR = np.uint64(0xFF51AFD7ED558CCD)
 _SECOND_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -516,19 +527,19 @@ def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
 
 
 def murmur2(keys: Column) -> UInt32s:
-    """Return the MurmurHash2 of each key as Kafka computes it; that of a null key means nothing."""
+    """Return the MurmurHash2 of each key as Kafka computes it; undefined for a null key."""
     keys = binary(keys)
     begins = extents(keys)
     sizes = np.diff(begins)
-    # Longest first: the keys that still have a word to mix in are then a leading part. Short numbers are
-    # sorted ten times faster.
+    # Longest first, so that the keys with a word left to mix in form a prefix. Numpy sorts 16-bit numbers ten
+    # times faster.
     narrow = np.int16 if sizes.max(initial=0) < 2**15 else np.int64
     order = np.argsort((-sizes).astype(narrow), kind="stable")
     sizes, count = sizes[order], int(begins[-1] - begins[0])
     data = (
         np.frombuffer(keys.buffers()[2], np.uint8, count, int(begins[0])) if count else np.empty(0, np.uint8)
     )
-    # The word that begins at each byte; zeros follow the last one.
+    # The word that begins at each byte, padded with zeros.
     padded = np.concatenate((data, np.zeros(4, np.uint8)))
     words = np.ndarray((count + 1,), np.dtype("<u4"), padded, strides=(1,))
     at, whole = (begins[:-1] - begins[0])[order], sizes >> 2
@@ -552,8 +563,8 @@ def murmur2(keys: Column) -> UInt32s:
 
 
 def row_hashes(columns: Sequence[Column]) -> UInt64s:
-    """Return a 64-bit hash of each row; the order of columns counts, and the widths of types do not."""
-    # Not zero, so that a row of nothing but empty values and zeros counts in a digest.
+    """Return a 64-bit hash of each row; it depends on the order of columns, not on the width of types."""
+    # Not zero, so that a row of empty values and zeros changes a digest.
     hashes = np.full(len(columns[0]), _STEP, np.uint64)
     for column in columns:
         if len(column) != len(hashes):
@@ -562,7 +573,7 @@ def row_hashes(columns: Sequence[Column]) -> UInt64s:
                 what_to_do="give columns of equal length",
             )
         whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        hashes = _mixed(hashes + _column_hashes(whole))
+        hashes = _mix(hashes + _column_hashes(whole))
     return hashes
 
 
@@ -571,40 +582,40 @@ def _column_hashes(column: Any) -> UInt64s:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         counts = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
         begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        hashes = _folded(_column_hashes(column.flatten()), begins) + counts.astype(np.uint64)
+        hashes = _fold(_column_hashes(column.flatten()), begins) + counts.astype(np.uint64)
     elif pa.types.is_struct(kind):
         hashes = row_hashes(column.flatten())
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_timestamp(kind):
         hashes = column.cast(pa.int64(), safe=False).fill_null(0).to_numpy().view(np.uint64).copy()
     else:
         column = binary(column)
-        hashes = _folded(*_words(column)) + lengths(column).astype(np.uint64)
-    hashes = _mixed(hashes)
+        hashes = _fold(*_words(column)) + lengths(column).astype(np.uint64)
+    hashes = _mix(hashes)
     if column.null_count:
         hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
     return hashes
 
 
 def _words(column: Any) -> tuple[UInt64s, Int64s]:
-    """Return the words of all values of a ``pa.LargeBinaryArray``, and where those of each begin."""
+    """Return the words of all values of a ``pa.LargeBinaryArray``, and where each value's begin."""
     zeros = pa.array([bytes(size) for size in range(_WORD_BYTES)], pa.large_binary())
     missing = -np.maximum(lengths(column), 0) % _WORD_BYTES
-    padded = joined(column, zeros.take(pa.array(missing)))
+    padded = join_bytes(column, zeros.take(pa.array(missing)))
     begins = extents(padded)
     data = np.frombuffer(padded.buffers()[2] or b"", np.dtype("<u8"), count=int(begins[-1]) // _WORD_BYTES)
     return data, begins // _WORD_BYTES
 
 
-def _folded(words: UInt64s, begins: Int64s) -> UInt64s:
-    """Hash together the words from each begin to the next; the place of a word counts."""
+def _fold(words: UInt64s, begins: Int64s) -> UInt64s:
+    """Hash the words from each begin to the next, depending on their positions."""
     places = np.arange(len(words)) - np.repeat(begins[:-1], np.diff(begins))
     total = np.zeros(len(words) + 1, np.uint64)
-    np.cumsum(_mixed(words + places.astype(np.uint64) * _STEP), out=total[1:])
+    np.cumsum(_mix(words + places.astype(np.uint64) * _STEP), out=total[1:])
     return np.diff(total[begins])
 
 
-def _mixed(words: UInt64s) -> UInt64s:
-    """Spread every bit of each word over all of its bits, in place."""
+def _mix(words: UInt64s) -> UInt64s:
+    """Mix each word in place, so that every bit affects all bits."""
     words ^= words >> np.uint64(33)
     words *= _FIRST_FACTOR
     words ^= words >> np.uint64(33)
@@ -613,24 +624,24 @@ def _mixed(words: UInt64s) -> UInt64s:
     return words
 
 
-#: What a record takes beside key and value, about; only the spreading goes by it.
+#: Estimated size of a record without key and value, for the sticky partitioner only.
 _ABOUT_OVERHEAD_BYTES = 16
 _NO_PARTITION = -1
-#: Up to here partition numbers fit 16 bits, which numpy sorts ten times faster.
+#: Below this partition numbers fit 16 bits, which numpy sorts ten times faster.
 _FAST_SORT_PARTITIONS = 2**15
 
 
-def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Addressed]]:
+def split_by_topic(records: OutgoingRecords, default: str | None) -> Iterator[tuple[str, OutgoingRecords]]:
     topics = records.topics
     if not is_column(topics) or topics.null_count == len(topics):
         named = topics if isinstance(topics, str) else default
         if named is None:
-            raise no_topic()
+            raise make_no_topic_error()
         yield named, records
         return
     if topics.null_count:
         if default is None:
-            raise no_topic()
+            raise make_no_topic_error()
         topics = topics.fill_null(default)
     coded = topics.dictionary_encode()
     names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
@@ -641,15 +652,15 @@ def by_topic(records: Addressed, default: str | None) -> Iterator[tuple[str, Add
         yield name, replace(records.take(np.flatnonzero(codes == code)), topics=name)
 
 
-class Spreader:
-    """Chooses partitions for the records without key, one batch's worth after the other."""
+class StickyPartitioner:
+    """Chooses partitions for records without a key, the same one until a batch is full."""
 
     def __init__(self, run_bytes: int, start: Callable[[int], int] = random.randrange) -> None:
         self._run_bytes, self._start = run_bytes, start
         self._positions: dict[str, tuple[int, int]] = {}
 
-    def spread(self, topic: str, sizes: Int64s, partitions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return one of `partitions` for each record, given the bytes each takes."""
+    def choose_partitions(self, topic: str, sizes: Int64s, partitions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return one of `partitions` for each record, given the records' sizes."""
         position, filled = self._positions.get(topic) or (self._start(len(partitions)), 0)
         ends = filled + np.cumsum(sizes)
         runs = (ends - sizes) // self._run_bytes
@@ -659,10 +670,10 @@ class Spreader:
         return chosen
 
 
-def by_partition(
-    topic: str, records: Addressed, layout: TopicLayout, spreader: Spreader
-) -> Mapping[int, Addressed]:
-    # As Kafka's Java producer: an explicit partition wins, then the key decides; records without one spread.
+def split_by_partition(
+    topic: str, records: OutgoingRecords, layout: TopicLayout, spreader: StickyPartitioner
+) -> Mapping[int, OutgoingRecords]:
+    # As in Kafka's Java producer: an explicit partition wins, then the key decides, then stickiness.
     rows, count = replace(records, topics=None, partitions=None, misfits=None), len(layout.leaders)
     chosen: Int64s = np.full(len(rows), _NO_PARTITION, np.int64)
     if records.partitions is not None:
@@ -670,7 +681,7 @@ def by_partition(
         is_named = ~records.partitions.is_null().to_numpy(zero_copy_only=False)
         wrong = chosen[is_named & ((chosen < 0) | (chosen >= count))]
         if len(wrong):
-            raise refused_record(unknown_partition(topic, int(wrong[0]), count), topic)
+            raise make_bad_record_error(describe_unknown_partition(topic, int(wrong[0]), count), topic)
     undecided = chosen == _NO_PARTITION
     if undecided.all():
         chosen = partitions_for_keys(rows.keys, count).astype(np.int64)
@@ -682,17 +693,17 @@ def by_partition(
         sizes = np.maximum(lengths(rows.values), 0)[keyless] + _ABOUT_OVERHEAD_BYTES
         leaders = np.array(layout.leaders)
         led = np.flatnonzero(leaders >= 0) if (leaders >= 0).any() else np.arange(count)
-        chosen[keyless] = spreader.spread(topic, sizes, led)
-    return _grouped(rows, chosen, count)
+        chosen[keyless] = spreader.choose_partitions(topic, sizes, led)
+    return _group(rows, chosen, count)
 
 
-def _grouped(rows: Addressed, chosen: Int64s, count: int) -> Mapping[int, Addressed]:
+def _group(rows: OutgoingRecords, chosen: Int64s, count: int) -> Mapping[int, OutgoingRecords]:
     sizes = np.bincount(chosen, minlength=count)
     used = np.flatnonzero(sizes)
     if len(used) == 1:
         return {int(used[0]): rows}
     narrow = np.int16 if count <= _FAST_SORT_PARTITIONS else np.int64
-    # Stable: the records of a partition keep their order.
+    # Stable sort: the records of a partition keep their order.
     ordered = rows.take(np.argsort(chosen.astype(narrow), kind="stable"))
     begins = np.concatenate(([0], np.cumsum(sizes)))
     return {int(p): ordered.slice(int(begins[p]), int(sizes[p])) for p in used}

@@ -1,9 +1,9 @@
-"""Barrier records: how a job tells the readers of its topic where its checkpoints end.
+"""Barrier records, which mark the end of a job's checkpoints in its output topic.
 
 A barrier record has the header :data:`BARRIER_HEADER`, and neither key nor value, so that most consumers skip
-it; in a compacted topic it is a tombstone of :data:`BARRIER_KEY`. In its partition every record of the
-checkpoint lies before it, and every later record of the same sink behind it. All barrier records of a
-checkpoint are one transaction, so either all partitions show it or none does.
+it; in a compacted topic it is a tombstone of :data:`BARRIER_KEY`. In its partition all records of the
+checkpoint precede it, and all later records of the same sink follow it. All barrier records of a checkpoint
+are one transaction, so that they become visible in all partitions or in none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, unknown_topic
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, make_unknown_topic_error
 from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
 from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -25,8 +25,8 @@ from flinkish_spark.connectors.kafka.client.reader import (
     FetchedBatches,
     OffsetRange,
     RangeFetches,
-    bounds_of,
-    visible,
+    find_bounds,
+    select_visible,
 )
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
@@ -44,7 +44,7 @@ _FORMAT = 1
 
 
 class BarrierRecords(Choice):
-    """Whether a Kafka sink writes barrier records into its topic."""
+    """Setting of a Kafka sink: which barrier records it writes into its topic."""
 
     NONE = "NONE"
     #: One in every partition for every checkpoint.
@@ -53,17 +53,17 @@ class BarrierRecords(Choice):
 
 @dataclass(frozen=True, slots=True)
 class BarrierMark(StoredObject):
-    """What a barrier record says."""
+    """The content of a barrier record."""
 
     job: JobUuid
     sink: SinkUid
     #: The upstream checkpoint. Ids rise along a partition and may skip.
     checkpoint: CheckpointId
     lineage: Lineage
-    #: How many partitions of the topic got one; those added later have no barrier of this checkpoint.
+    #: Number of partitions that got a barrier of this checkpoint; later partitions have none.
     partitions: int
-    #: The checkpoint whose barrier records the same sink staged right before; None if it had staged
-    #: none since it started. Between the two there is no other. They may have been aborted.
+    #: The previous checkpoint of which this sink staged barrier records; None for the first since its start.
+    #: No other lies between the two. The previous ones may have been aborted.
     previous: CheckpointId | None
     written_at_ms: int
 
@@ -87,8 +87,8 @@ class BarrierMark(StoredObject):
             ) from wrong
 
 
-def mark_in(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
-    """Return the mark among a record's headers, None if it is an ordinary record."""
+def find_mark(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
+    """Find the mark in a record's headers; None for an ordinary record."""
     for entry in headers or ():
         if entry["key"] == BARRIER_HEADER:
             return BarrierMark.from_header(entry["value"])
@@ -96,69 +96,69 @@ def mark_in(headers: Iterable[Mapping[str, Any]] | None) -> BarrierMark | None:
 
 
 _CLOCK = SystemClock()
-#: The record of a barrier holds its mark and nothing else.
+#: Largest batch that can be a barrier record, which holds its mark only.
 _MOST_BARRIER_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class SeenBarrier:
-    """A visible barrier record and where it is."""
+    """A visible barrier record and its offset."""
 
     offset: int
     mark: BarrierMark
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
-    #: Behind the last visible record, barrier records included; the start of the range if there is none.
-    #: Markers of transactions and what was aborted are no records.
+class BarrierScan:
+    #: The offset after the last visible record, barrier records included; the start of the range if there is
+    #: none. Transaction markers and aborted records do not count.
     end: int
-    #: In the order of the log.
+    #: Barriers in the order of the log.
     barriers: tuple[SeenBarrier, ...]
 
 
 class BarrierScanner:
-    """Scans ranges of partitions one after the other; used by one thread, keeps nothing."""
+    """Scans ranges of partitions for barriers; stateless, used by one thread."""
 
     def __init__(self, connection: KafkaConnection, settings: ReaderSettings) -> None:
         self._connection = connection
         self._settings = replace(settings, isolation=Isolation.READ_COMMITTED)
 
-    def scan(self, place: Place, start: int, end: int) -> Scanned:
+    def scan(self, place: Place, start: int, end: int) -> BarrierScan:
         if start >= end:
-            return Scanned(start, ())
+            return BarrierScan(start, ())
         wanted = OffsetRange(*place, start, end)
         with WIRES.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
+                FetchClient(wire), lambda: find_bounds(wire, wanted), wanted, self._settings, _CLOCK
             )
-            return scanned(wanted, iter(fetches.take, None))
+            return find_barriers(wanted, iter(fetches.take, None))
 
 
-def scanned(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> Scanned:
+def find_barriers(wanted: OffsetRange, answers: Iterable[FetchedBatches]) -> BarrierScan:
     behind, barriers = wanted.start, []
     for fetched in answers:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
-        for batch in visible(inside, fetched.aborted, Isolation.READ_COMMITTED):
-            # A batch may have lost its records to compaction, or have them all before the range.
+        for batch in select_visible(inside, fetched.aborted, Isolation.READ_COMMITTED):
+            # Compaction may have emptied a batch, or all its records are before the range.
             if not batch.header.records or batch.header.last_offset < wanted.start:
                 continue
             behind = max(behind, min(batch.header.last_offset + 1, wanted.end))
-            seen = _barrier_in(batch, wanted)
+            seen = _find_barrier(batch, wanted)
             if seen is not None and wanted.start <= seen.offset < wanted.end:
                 barriers.append(seen)
-    return Scanned(behind, tuple(barriers))
+    return BarrierScan(behind, tuple(barriers))
 
 
-def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
-    # It is alone in its batch, which is transactional: no other record is looked into.
+def _find_barrier(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
+    # A barrier is the only record of a transactional batch, so no other batch is decoded.
     header = raw.header
     if header.records != 1 or not header.is_transactional or len(raw.body) > _MOST_BARRIER_BYTES:
         return None
     record = decode(raw, with_headers=True)
     assert record.headers is not None
     try:
-        mark = mark_in(record.headers[0].as_py())
+        mark = find_mark(record.headers[0].as_py())
     except CorruptObjectError as broken:
         place = f"{wanted.topic}-{wanted.partition} at offset {header.base_offset}"
         broken.add_note(f"The record is in {place}.")
@@ -167,7 +167,7 @@ def _barrier_in(raw: RawBatch, wanted: OffsetRange) -> SeenBarrier | None:
 
 
 class BarrierWriter:
-    """Stages the barrier records of one sink, checkpoint after checkpoint; used by one thread."""
+    """Stages the barrier records of one sink at each checkpoint; used by one thread."""
 
     def __init__(
         self,
@@ -180,12 +180,12 @@ class BarrierWriter:
         self._connection, self._topic = connection, topic
         self._job, self._sink = job, sink
         self._timeout_ms = transaction_timeout_ms
-        #: A crash loses it, which costs readers a longer look ahead and nothing else.
+        #: Not stored: after a crash readers scan further, with the same result.
         self._previous: CheckpointId | None = None
 
     def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
-        """Write one barrier record into every partition that the topic has now, and leave it open."""
-        # This order matters: all tasks have flushed, and the next micro-batch has not begun.
+        """Write one barrier record into each existing partition; leave the transaction open."""
+        # This order matters: called after all tasks have flushed and before the next micro-batch begins.
         topic = self._topic_now()
         partitions = topic.partitions
         mark = BarrierMark(
@@ -212,9 +212,9 @@ class BarrierWriter:
         return committable
 
     def _topic_now(self) -> TopicInfo:
-        """Ask Kafka now: what is known from before may be older than partitions that have records."""
+        """Ask Kafka for the topic now: cached metadata may lack new partitions that have records."""
         with WIRES.wire(self._connection) as wire:
-            found = KafkaAdmin.over(wire).topics([self._topic])
+            found = KafkaAdmin.from_wire(wire).topics([self._topic])
         if self._topic not in found:
-            raise unknown_topic(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
+            raise make_unknown_topic_error(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
         return found[self._topic]

@@ -1,12 +1,12 @@
-"""Kafka record batches (format v2, KIP-98) to Arrow columns and back, with their compression.
+"""Encoding of Arrow columns as Kafka record batches (format v2, KIP-98), decoding, and compression.
 
-No record exists as a Python object on the way. To write, numpy makes the few bytes between the fields, and
-Arrow joins these with keys, values and headers. To read, one plain loop finds where each record begins, numpy
-reads all else from all records at once, and Arrow copies the fields out.
+No record becomes a Python object. To encode, numpy makes the few bytes between the fields, and Arrow joins
+them with keys, values and headers. To decode, a plain loop finds where each record begins, numpy reads
+everything else from all records at once, and Arrow copies the fields out.
 
-Bytes are believed only as far as they were checked: a field ends within its record, a record within its
-batch, and nothing is followed before that is known. A checksum finds damage on the way and proves nothing
-about a writer: whatever contradicts itself is :class:`CorruptBatch`, with a valid checksum too.
+The decoder checks every length before it follows it: a field ends within its record, and a record within its
+batch. A checksum detects damage in transport only, so a batch that contradicts itself is a
+:class:`CorruptBatch` even if its checksum is valid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flinkish_spark.connectors.kafka.client.client import Marker
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s
 
-#: What Java writes: bytes of uncompressed data per block.
+#: Block sizes of the Java client, in uncompressed bytes.
 _SNAPPY_BLOCK = 32 * 1024
 _LZ4_BLOCK = 64 * 1024
 #: Xerial's magic, then its version and the oldest version that can read it, both 1.
@@ -38,14 +38,14 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 #: Magic; version 1 with independent blocks and no checksums; 64 KB blocks; checksum of these two.
 _LZ4_HEADER = struct.pack("<I", 0x184D2204) + b"\x60\x40\x82"
 _LZ4_END = struct.pack("<I", 0)
-#: Set in the length of a block that is stored as it is.
+#: Flag in the length of an uncompressed block.
 _LZ4_STORED = 0x8000_0000
-#: Snappy's densest element makes 64 bytes of 3, so a larger claim is not worth the memory.
+#: Highest compression ratio: Snappy's densest element encodes 64 bytes in 3. A larger claim is wrong.
 _SNAPPY_MOST = 22
 
 
 class Codec(enum.IntEnum):
-    """How the records of a batch are compressed; the numbers are the protocol's."""
+    """Compression codecs of record batches; the numbers are the protocol's."""
 
     NONE = 0
     GZIP = 1
@@ -67,12 +67,8 @@ def require_codec(codec: Codec) -> None:
         )
 
 
-class UnreadableCompression(EnvironmentFault):
-    """Compressed data that ends early, or is not what its codec writes."""
-
-
 def compress(codec: Codec, data: bytes | memoryview) -> bytes:
-    """Return `data` as Kafka's Java reader of `codec` takes it; a little larger if it is incompressible."""
+    """Compress `data` in the framing of Kafka's Java client; incompressible data gets a little larger."""
     match codec:
         case Codec.NONE:
             return bytes(data)
@@ -95,12 +91,12 @@ def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
             case Codec.SNAPPY:
                 return _snappy_block(memoryview(data))
             case Codec.GZIP | Codec.LZ4 | Codec.ZSTD:
-                # A stream, because only a stream does without the uncompressed size, which Java leaves out.
+                # As a stream: Java does not write the uncompressed size, which other calls need.
                 with pa.CompressedInputStream(pa.BufferReader(data), codec.name.lower()) as stream:
                     return bytes(stream.read())
     except (OSError, ValueError) as broken:
         what = f"{len(data)} bytes are not {codec.name} data"
-        raise UnreadableCompression(
+        raise EnvironmentFault(
             what,
             why=str(broken),
             what_to_do="look whether the topic's segment is damaged, with kafka-dump-log",
@@ -108,7 +104,7 @@ def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[bytes]:
-    # As xerial's snappy-java; librdkafka writes neither header nor blocks, and readers take both.
+    # The framing of xerial's snappy-java. librdkafka writes neither header nor blocks; readers accept both.
     snappy = pa.Codec("snappy")
     yield _XERIAL_HEADER
     for start in range(0, len(data), _SNAPPY_BLOCK):
@@ -148,7 +144,7 @@ def _snappy_block(block: memoryview) -> bytes:
 
 
 def _lz4_frame(data: memoryview) -> Iterator[bytes | memoryview]:
-    # pyarrow's own frames link their blocks, which the Java reader refuses.
+    # Not pyarrow's frames: their blocks depend on each other, which the Java client refuses.
     lz4 = pa.Codec("lz4_raw")
     yield _LZ4_HEADER
     for start in range(0, len(data), _LZ4_BLOCK):
@@ -164,9 +160,9 @@ def _lz4_frame(data: memoryview) -> Iterator[bytes | memoryview]:
     yield _LZ4_END
 
 
-#: An Arrow column, in one piece or several; pyarrow is untyped.
+#: An Arrow column, chunked or not; pyarrow is untyped.
 Column = Any
-#: Headers that every record of a call gets.
+#: Headers that all records of a call get.
 CommonHeaders = Sequence[tuple[str, bytes | None]]
 
 #: The type of Spark's headers column.
@@ -186,11 +182,11 @@ CODEC_BITS = 0x07
 LOG_APPEND_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
-#: What Java counts for a record beside key, value and headers, each varint at its longest.
+#: Java's estimate for a record without key, value and headers, with the longest varints.
 _MOST_RECORD_OVERHEAD = 21
 _NO_LEADER_EPOCH = -1
 _SEQUENCES = 2**31
-#: The protocol's own words for a batch that repeats cannot be told from.
+#: The protocol's numbers for a batch without a producer id, whose repeats cannot be recognised.
 _NO_PRODUCER = _NO_SEQUENCE = -1
 _NO_HEADERS = b"\x00"
 
@@ -198,9 +194,9 @@ _NO_HEADERS = b"\x00"
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
     data: bytes
-    #: How many records it holds, at least one.
+    #: Number of records, at least one.
     records: int
-    #: The sequence number of its first record.
+    #: Sequence number of its first record.
     base_sequence: int
 
 
@@ -217,13 +213,15 @@ def encode_batches(
     max_batch_bytes: int,
     attributes: int = TRANSACTIONAL_BIT,
 ) -> Iterator[EncodedBatch]:
-    """Lay out the records of one partition at the first step; compress and seal one batch in each."""
-    bodies = _bodies(binary(keys), binary(values), headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD)
+    """Encode the records of one partition at the first step, then yield one compressed batch per step."""
+    bodies = _encode_bodies(
+        binary(keys), binary(values), headers, timestamps_ms, max_batch_bytes - BATCH_OVERHEAD
+    )
     if producer_id == _NO_PRODUCER:
         base_sequence = _NO_SEQUENCE
     for records, count, base_ms, latest_ms in bodies:
         bits, body = attributes, records
-        # What compression would not shrink stays as it is: so no batch is above the limit of its records.
+        # Keep what compression would not shrink, so that no batch exceeds the limit.
         if codec is not Codec.NONE and len(squeezed := compress(codec, body)) < len(body):
             bits, body = bits | codec, memoryview(squeezed)
         handle = (producer_id, producer_epoch, base_sequence)
@@ -241,16 +239,16 @@ def sequence_after(base_sequence: int, records: int) -> int:
 
 
 def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders | None) -> Int64s:
-    """Return the most bytes that a batch of each record alone takes, as Java's producer counts them."""
+    """Return an upper bound for the size of a batch of each record alone, as Java's producer does."""
     keys, values = binary(keys), binary(values)
     _check_rows(values, len(keys), "values")
-    content = _coded_lengths(keys)[1] + _coded_lengths(values)[1]
+    content = _encode_lengths(keys)[1] + _encode_lengths(values)[1]
     block_sizes = _header_block_sizes(_header_blocks(headers, len(keys)))
     return content + block_sizes + (BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD)
 
 
 def all_within(limit: int, keys: Column, values: Column, headers: Column | CommonHeaders | None) -> bool:
-    """Return whether the longest key, value and headers are together within a limit of `record_sizes`."""
+    """Return whether even the longest key, value and headers together are within the limit."""
     blocks = _header_blocks(headers, len(keys))
     longest = [
         _longest(keys),
@@ -278,7 +276,7 @@ def binary(column: Column) -> Any:
 
 
 def extents(column: Any) -> Int64s:
-    """Return where in its data each value of a ``pa.LargeBinaryArray`` begins, and the last ends."""
+    """Return the offsets of a ``pa.LargeBinaryArray``: where each value begins, and the last ends."""
     if not len(column):
         return np.zeros(1, np.int64)
     begins: Int64s = np.frombuffer(
@@ -291,13 +289,13 @@ def lengths(column: Any) -> Int64s:
     """Return the length of each value of a ``pa.LargeBinaryArray``, -1 for null."""
     found = np.diff(extents(column))
     if column.null_count:
-        # Data may lie behind a null: Arrow leaves the length of such a value open.
+        # Arrow does not define the length of a null value.
         found[column.is_null().to_numpy(zero_copy_only=False)] = -1
     return found
 
 
-def joined(*pieces: Any) -> Any:
-    """Concatenate row by row; a piece is a ``pa.LargeBinaryArray``, or bytes for every row."""
+def join_bytes(*pieces: Any) -> Any:
+    """Concatenate pieces row by row; each is a ``pa.LargeBinaryArray``, or bytes for every row."""
     empty = pa.scalar(b"", pa.large_binary())
     arrow = [pa.scalar(p, pa.large_binary()) if isinstance(p, bytes) else p for p in pieces]
     return pc.binary_join_element_wise(*arrow, empty, null_handling="replace", null_replacement="")
@@ -305,14 +303,14 @@ def joined(*pieces: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """A column of numbers that become varints, and how many bytes each takes."""
+    """Zigzag-encoded numbers and the number of bytes of each as a varint."""
 
     coded: npt.NDArray[np.uint64]
     sizes: Int64s
 
     @classmethod
     def of(cls, numbers: Int64s) -> _Numbers:
-        # 0, -1, 1, -2 .. become 0, 1, 2, 3 .., so that small numbers of either sign are short varints.
+        # Zigzag: 0, -1, 1, -2 .. become 0, 1, 2, 3 .., so that small negative numbers are short, too.
         coded = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
         sizes = np.ones(len(coded), np.int64)
         septets, most = 1, int(coded.max(initial=0))
@@ -323,10 +321,10 @@ class _Numbers:
 
 
 def _varints(*fields: _Numbers) -> Any:
-    """Return a column whose values are the varints of one number of each field, in this order."""
+    """Return a column that holds, for each row, the varints of the fields in this order."""
     sizes = [field.sizes for field in fields]
     bounds = [(int(size.min(initial=1)), int(size.max(initial=1))) for size in sizes]
-    # Each byte of the longest varint of a field has a column; those that a row does not use go.
+    # Each byte of a field's longest varint is a matrix column; unused cells are dropped at the end.
     cells = np.empty((len(sizes[0]), sum(most for _, most in bounds)), np.uint8)
     used = np.ones(cells.shape, np.bool_) if any(least < most for least, most in bounds) else None
     column = 0
@@ -358,17 +356,17 @@ def _large_binary(begins: Int64s, data: Any) -> Any:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(begins) - 1, buffers)
 
 
-def _coded_lengths(column: Any) -> tuple[_Numbers, Int64s]:
-    """Return the lengths of a column's values to be written, and the bytes of each value behind its own."""
+def _encode_lengths(column: Any) -> tuple[_Numbers, Int64s]:
+    """Return the encoded lengths of a column's values, and the size of each value with its length."""
     found = lengths(column)
     coded = _Numbers.of(found)
     return coded, coded.sizes + np.maximum(found, 0)
 
 
 def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> bytes | Any:
-    """Return what follows a record's value: one block for all records, or a column of blocks."""
+    """Encode the headers, which follow a record's value: one block for all records, or a column."""
     if isinstance(headers, pa.Array | pa.ChunkedArray):
-        return _listed_headers(headers, records)
+        return _encode_header_lists(headers, records)
     if not headers:
         return _NO_HEADERS
     names = pa.array([name for name, _value in headers], pa.string())
@@ -377,7 +375,7 @@ def _header_blocks(headers: Column | CommonHeaders | None, records: int) -> byte
     return b"".join([*count.to_pylist(), *_header_entries(names, values).to_pylist()])
 
 
-def _listed_headers(headers: Column, records: int) -> Any:
+def _encode_header_lists(headers: Column, records: int) -> Any:
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     kind = headers.type
@@ -389,11 +387,11 @@ def _listed_headers(headers: Column, records: int) -> Any:
         )
     _check_rows(headers, records, "lists of headers")
     counts = pc.list_value_length(headers).fill_null(0).to_numpy().astype(np.int64)
-    # flatten() leaves out what lies behind null, so that the counts tell where each list begins.
+    # flatten() drops the entries of null lists, so that the counts tell where each list begins.
     names, values = headers.flatten().flatten()
     entries = _header_entries(names, values)
     begins = extents(entries)[_running_total(counts)]
-    return joined(_varints(_Numbers.of(counts)), _large_binary(begins, entries.buffers()[2]))
+    return join_bytes(_varints(_Numbers.of(counts)), _large_binary(begins, entries.buffers()[2]))
 
 
 def _check_rows(column: Any, records: int, what: str) -> None:
@@ -404,24 +402,24 @@ def _check_rows(column: Any, records: int, what: str) -> None:
 
 
 def _header_entries(names: Any, values: Any) -> Any:
-    """Return each header as it is written: name and value, behind their lengths."""
+    """Encode each header: its name and its value, each after its length."""
     names, values = binary(names), binary(values)
     if names.null_count:
         raise BadRecordError(
             "A Kafka header needs a name, and one is null", what_to_do="leave headers without a name out"
         )
     coded = [_varints(_Numbers.of(lengths(column))) for column in (names, values)]
-    return joined(coded[0], names, coded[1], values)
+    return join_bytes(coded[0], names, coded[1], values)
 
 
 def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
     return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
 
 
-def _bodies(
+def _encode_bodies(
     keys: Any, values: Any, headers: Column | CommonHeaders | None, times: int | Int64s, most_bytes: int
 ) -> Iterator[tuple[memoryview, int, int, int]]:
-    """Yield the records of each batch as they are written, their number, and their first and latest time."""
+    """Yield for each batch its encoded records, their number, and their first and latest timestamp."""
     records = len(keys)
     _check_rows(values, records, "values")
     if np.ndim(times):
@@ -432,9 +430,9 @@ def _bodies(
             f"A timestamp of {times.min()} ms lies before 1970", what_to_do="give times from 1970 on"
         )
     blocks = _header_blocks(headers, records)
-    key_lengths, key_sizes = _coded_lengths(keys)
-    value_lengths, value_sizes = _coded_lengths(values)
-    # All but the record's length and its deltas; one byte is the record's attributes.
+    key_lengths, key_sizes = _encode_lengths(keys)
+    value_lengths, value_sizes = _encode_lengths(values)
+    # Everything but the record's length and deltas; one byte are the record's attributes.
     content = key_sizes + value_sizes + (1 + _header_block_sizes(blocks))
     if not records:
         return
@@ -446,7 +444,7 @@ def _bodies(
     sizes = _Numbers.of(content + offset_deltas.sizes + timestamp_deltas.sizes)
     attributes = _Numbers(np.zeros(records, np.uint64), np.ones(records, np.int64))
     heads = _varints(sizes, attributes, timestamp_deltas, offset_deltas, key_lengths)
-    written = joined(heads, keys, _varints(value_lengths), values, blocks)
+    written = join_bytes(heads, keys, _varints(value_lengths), values, blocks)
     begins = extents(written)[bounds].tolist()
     data = memoryview(written.buffers()[2])
     latest = np.maximum.reduceat(times, firsts).tolist()
@@ -455,8 +453,8 @@ def _bodies(
 
 
 def _cut(content: Int64s, spread_ms: int, most_bytes: int) -> Int64s:
-    """Return the first record of each batch, and how many records there are."""
-    # By what a record takes at most: its offset and timestamp are written relative to its batch.
+    """Return the index of each batch's first record, then the number of records."""
+    # By upper bounds: offset and timestamp deltas depend on the batch.
     most = content + _Numbers.of(np.array([spread_ms, len(content)])).sizes.sum()
     ends = np.cumsum(most + _Numbers.of(most).sizes)
     firsts, used = [0], 0
@@ -467,21 +465,21 @@ def _cut(content: Int64s, spread_ms: int, most_bytes: int) -> Int64s:
     return np.array(firsts, np.int64)
 
 
-#: Length, attributes, two deltas, two lengths and a count.
+#: Smallest record: length, attributes, two deltas, two lengths and a count.
 LEAST_RECORD_BYTES = 7
 
 _LEAST_HEADER_BYTES = 2
 #: The longest varints of 32 and of 64 bits.
 _INT_BYTES = 5
 _LONG_BYTES = 10
-#: A varint may be read beyond the end of its record; zeros behind the last one end it.
+#: Zeros after the last record, so that a varint may be read beyond it.
 _PADDING = bytes(64)
-#: Records with more headers are read one by one: numpy gains nothing from a few rows.
+#: Records with more headers are decoded one by one, since numpy gains nothing from a few rows.
 _MANY_HEADERS = 32
 
 
 class Misfit(ValueError):
-    """A record or field that does not fit into what holds it, in the batch of this number."""
+    """A record that exceeds its batch, or a field that exceeds its record; `batch` is an index."""
 
     def __init__(self, batch: int, why: str) -> None:
         self.batch, self.why = batch, why
@@ -489,7 +487,7 @@ class Misfit(ValueError):
 
 
 class Spans(NamedTuple):
-    """Where one field of each record lies; a negative length is null."""
+    """Positions of one field in all records; a negative length means null."""
 
     begins: Int64s
     lengths: Int64s
@@ -497,7 +495,7 @@ class Spans(NamedTuple):
 
 
 class RecordFields:
-    """The records of some batches in one piece of memory, and where their fields lie in it."""
+    """The records of several batches in one buffer, and the positions of their fields."""
 
     def __init__(self, bodies: Sequence[bytes | memoryview], counts: Sequence[int]) -> None:
         self._data = b"".join((*bodies, _PADDING))
@@ -509,10 +507,10 @@ class RecordFields:
 
         lengths, at = self._varints(self._rows, starts, _INT_BYTES)
         self.require(at + lengths == self._ends, "a record has a negative length")
-        # One byte of attributes, which mean nothing so far.
+        # Skip one byte of attributes, which are unused.
         self.timestamp_deltas, at = self._varints(self._rows, at + 1, _LONG_BYTES)
         self.offset_deltas, at = self._varints(self._rows, at, _INT_BYTES)
-        # After the key comes at least the value's length, after the value the number of headers.
+        # At least the value's length follows the key, and the number of headers follows the value.
         keys = self._spans(self._rows, at, bytes_after=2)
         values = self._spans(self._rows, keys.ends, bytes_after=1)
         self._header_counts, at = self._varints(self._rows, values.ends, _INT_BYTES)
@@ -523,7 +521,7 @@ class RecordFields:
         self.keys, self.values = _columns(self._data, keys, values)
 
     def require(self, fits: npt.NDArray[np.bool_], why: str, rows: Int64s | None = None) -> None:
-        """Raise :class:`Misfit` for the first record that does not fit; `rows` if not all were asked."""
+        """Raise :class:`Misfit` for the first record that does not fit; `rows` if not all were checked."""
         if not fits.all():
             misfit = int(np.argmin(fits))
             raise Misfit(int(self.batch[misfit if rows is None else rows[misfit]]), why)
@@ -545,7 +543,7 @@ class RecordFields:
         return (coded >> np.uint64(1)).view(np.int64) ^ -(coded & np.uint64(1)).view(np.int64), ends
 
     def _spans(self, rows: Int64s, at: Int64s, *, bytes_after: int) -> Spans:
-        """Return where the field lies whose length is `at`; so many bytes have to follow it."""
+        """Return the positions of the field whose length is at `at`; `bytes_after` bytes must follow it."""
         lengths, begins = self._varints(rows, at, _INT_BYTES)
         ends = begins + np.maximum(lengths, 0)
         self.require(ends + bytes_after <= self._ends[rows], "a field is longer than its record", rows)
@@ -567,7 +565,7 @@ class RecordFields:
         return pa.ListArray.from_arrays(offsets, entries, type=HEADERS_TYPE, mask=mask)
 
     def _read_few_headers(self, rows: Int64s, firsts: Int64s, names: Spans, values: Spans) -> None:
-        """Read the first header of all `rows` at once, then the second of those that have it .."""
+        """Read the first header of all `rows` at once, then the second of those that have one, and so on."""
         at, number = self._headers_begin[rows], 0
         while len(rows):
             name = self._spans(rows, at, bytes_after=1)
@@ -614,13 +612,13 @@ def _bounds(data: bytes, sizes: Sequence[int], counts: Sequence[int]) -> Int64s:
 
 
 def _walk(data: bytes, position: int, records: int, starts: array[int]) -> int:
-    """Append where each record starts, return where the last ends; IndexError if `data` ends before."""
+    """Append the start of each record; return the end of the last. IndexError if `data` is too short."""
     append = starts.append
     for _ in range(records):
         append(position)
         length = data[position]
         position += 1
-        # Two bytes are the common case, and worth saving a call for.
+        # Two bytes are common, and are decoded here to save a call.
         if length > 0x7F:
             second = data[position]
             if second > 0x7F:
@@ -628,13 +626,13 @@ def _walk(data: bytes, position: int, records: int, starts: array[int]) -> int:
             else:
                 length += (second - 1) << 7
                 position += 1
-        # A negative length is odd here. It leads ahead like any other, and is found out later.
+        # A negative length is odd here. It moves forward like any other, and is detected later.
         position += length >> 1
     return position
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the varint of at most 32 bits at `position`, its sign not decoded, and where it ends."""
+    """Return the zigzag-encoded varint of at most 32 bits at `position`, and its end."""
     number = 0
     for shift in range(0, 7 * _INT_BYTES, 7):
         byte = data[position]
@@ -646,10 +644,10 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _columns(data: bytes, first: Spans, second: Spans) -> tuple[Any, Any]:
-    """Copy two fields that take turns in `data` into binary columns of their own."""
+    """Copy two fields that alternate in `data` into two binary columns."""
     if not len(first.begins):
         return pa.array([], pa.binary()), pa.array([], pa.binary())
-    # One column over `data` itself, in which what lies between two fields is a value too.
+    # One column over `data` itself, whose values are the fields and the gaps between them.
     borders = np.stack((first.begins, first.ends, second.begins, second.ends), axis=1).astype(np.int32)
     buffers = [None, pa.py_buffer(borders), pa.py_buffer(data)]
     pieces = pa.BinaryArray.from_buffers(pa.binary(), borders.size - 1, buffers)
@@ -661,14 +659,14 @@ def _columns(data: bytes, first: Spans, second: Spans) -> tuple[Any, Any]:
 
 
 def _text(names: Any) -> Any:
-    """Return names as strings; what is not UTF-8 is replaced, as Java does."""
+    """Return names as strings; invalid UTF-8 is replaced, as in Java."""
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([name.decode(errors="replace") for name in names.to_pylist()], pa.string())
 
 
-#: Positions in the records are 32-bit in Arrow's binary columns.
+#: Arrow's binary columns have 32-bit offsets.
 _MOST_BYTES = 2**31 - 1
 _LAST_OFFSET = 2**63 - 1
 _MARKER_KEY_BYTES = 4
@@ -689,7 +687,7 @@ class TimestampType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """What a record batch says about itself; -1 where its writer had no such thing."""
+    """Header of a record batch; -1 for fields that the writer did not set."""
 
     base_offset: int
     last_offset: int
@@ -703,18 +701,18 @@ class BatchHeader:
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    #: How many are left: compaction removes records, and keeps the offsets of the batch.
+    #: Number of remaining records: compaction removes records, and keeps the batch's offsets.
     records: int
 
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """A record batch whose records were not looked at yet; it refers to the fetched bytes."""
+    """A record batch that is not decoded yet; it refers to the fetched bytes."""
 
     header: BatchHeader
     #: The records, compressed as `header.codec` says.
     body: memoryview
-    #: The checksum it came with, to be held against `covered`.
+    #: The batch's checksum of `covered`.
     crc: int
     covered: memoryview
 
@@ -723,9 +721,9 @@ class RawBatch:
 class DecodedRecords:
     """Records as columns of one length; the Arrow columns are copies and keep nothing alive."""
 
-    #: The records' places in the partition.
+    #: Offsets in the partition.
     offsets: Int64s
-    #: Milliseconds since 1970; -1 if the writer gave none.
+    #: Milliseconds since 1970; -1 for no timestamp.
     timestamps_ms: Int64s
     #: ``pa.BinaryArray``, null where the record has no key or is a tombstone.
     keys: Any
@@ -735,7 +733,7 @@ class DecodedRecords:
 
 
 def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
-    """Yield the batches of one partition in a Fetch response, unchecked; a cut-off last one is left out."""
+    """Yield one partition's batches in a Fetch response, unverified; an incomplete last one is dropped."""
     view, position = memoryview(data), 0
     while position + UNCHECKED.size <= len(view):
         base_offset, length, leader_epoch, magic, crc = UNCHECKED.unpack_from(view, position)
@@ -747,20 +745,22 @@ def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
                 magic=magic,
             )
         if length < BATCH_OVERHEAD - LENGTH_END:
-            raise _corrupt(base_offset, f"its length of {length} bytes does not even hold its header")
+            raise _make_corrupt_error(
+                base_offset, f"its length of {length} bytes does not even hold its header"
+            )
         end = position + LENGTH_END + length
         if end > len(view):
             return
         covered = view[position + UNCHECKED.size : end]
-        header = _header(base_offset, leader_epoch, covered)
+        header = _parse_header(base_offset, leader_epoch, covered)
         yield RawBatch(header, covered[CHECKED.size :], crc, covered)
         position = end
 
 
-def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHeader:
+def _parse_header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHeader:
     attributes, last_delta, base_ms, max_ms, pid, epoch, sequence, records = CHECKED.unpack_from(covered)
     if base_offset < 0 or not 0 <= last_delta <= _LAST_OFFSET - base_offset:
-        raise _corrupt(base_offset, f"its last offset is said to be {last_delta} after its first")
+        raise _make_corrupt_error(base_offset, f"its last offset is said to be {last_delta} after its first")
     try:
         codec = Codec(attributes & CODEC_BITS)
     except ValueError as unknown:
@@ -790,26 +790,26 @@ def _header(base_offset: int, leader_epoch: int, covered: memoryview) -> BatchHe
 def verify(raw: RawBatch) -> RawBatch:
     """Check all but base offset and leader epoch, which the broker sets, against the checksum."""
     if crc32c(raw.covered) != raw.crc:
-        raise _corrupt(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
+        raise _make_corrupt_error(raw.header.base_offset, f"its checksum is not {raw.crc:#010x}")
     return raw
 
 
 def control_type(raw: RawBatch) -> Marker | None:
-    """Return which transaction marker a batch is; None for data and for other control batches."""
+    """Return the transaction marker in a batch; None for data and for other control batches."""
     if not raw.header.is_control or not raw.header.records:
         return None
     key = decode(raw, with_headers=False).keys[0].as_py()
     if key is None or len(key) < _MARKER_KEY_BYTES:
-        raise _corrupt(raw.header.base_offset, "its control record has no type")
+        raise _make_corrupt_error(raw.header.base_offset, "its control record has no type")
     # The key is a version and a type, both big-endian int16; later versions may only add to it.
     kind = int.from_bytes(key[2:_MARKER_KEY_BYTES], "big", signed=True)
     return Marker(kind) if kind in (Marker.ABORT.value, Marker.COMMIT.value) else None
 
 
 def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
-    """Return the records of some batches, one after the other, unverified and whatever their transaction."""
-    # In one call: each costs a fraction of a millisecond, and about three times the size in memory.
-    bodies = [_plain(raw) for raw in raws]
+    """Decode the records of several batches, without checking checksums or transactions."""
+    # In one call, which costs a fraction of a millisecond, and three times the size in memory.
+    bodies = [_decompress_records(raw) for raw in raws]
     if sum(map(len, bodies)) > _MOST_BYTES:
         raise UnsupportedFormat(
             "More than 2 GiB of records were to be decoded at once",
@@ -821,41 +821,45 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
         headers = fields.headers() if with_headers else None
         offsets = _offsets(batch_headers, fields)
     except Misfit as misfit:
-        raise _corrupt(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
-    created = _of_records(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
-    appended = _of_records(batch_headers, fields, "max_timestamp_ms")
-    is_appended = _of_records(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
+        raise _make_corrupt_error(batch_headers[misfit.batch].base_offset, misfit.why) from misfit
+    created = _repeat_per_record(batch_headers, fields, "base_timestamp_ms") + fields.timestamp_deltas
+    appended = _repeat_per_record(batch_headers, fields, "max_timestamp_ms")
+    is_appended = _repeat_per_record(batch_headers, fields, "timestamp_type") == TimestampType.LOG_APPEND_TIME
     return DecodedRecords(
         offsets, np.where(is_appended, appended, created), fields.keys, fields.values, headers
     )
 
 
-def _plain(raw: RawBatch) -> bytes | memoryview:
-    """Return the uncompressed records, if there can be as many as the header says."""
+def _decompress_records(raw: RawBatch) -> bytes | memoryview:
+    """Decompress the records; raise CorruptBatch if they are too short for the header's count."""
     header = raw.header
     try:
         body = raw.body if header.codec is Codec.NONE else decompress(header.codec, raw.body)
-    except UnreadableCompression as broken:
-        raise _corrupt(header.base_offset, broken.what) from broken
+    except EnvironmentFault as broken:
+        raise _make_corrupt_error(header.base_offset, broken.what) from broken
     if not 0 <= header.records <= len(body) // LEAST_RECORD_BYTES:
-        raise _corrupt(header.base_offset, f"it claims {header.records} records in {len(body)} bytes")
+        raise _make_corrupt_error(
+            header.base_offset, f"it claims {header.records} records in {len(body)} bytes"
+        )
     return body
 
 
 def _offsets(batch_headers: Sequence[BatchHeader], fields: RecordFields) -> Int64s:
-    offsets = _of_records(batch_headers, fields, "base_offset") + fields.offset_deltas
-    inside = (fields.offset_deltas >= 0) & (offsets <= _of_records(batch_headers, fields, "last_offset"))
+    offsets = _repeat_per_record(batch_headers, fields, "base_offset") + fields.offset_deltas
+    inside = (fields.offset_deltas >= 0) & (
+        offsets <= _repeat_per_record(batch_headers, fields, "last_offset")
+    )
     inside[1:] &= (np.diff(offsets) > 0) | (np.diff(fields.batch) > 0)
     fields.require(inside, "its offsets do not ascend within its range")
     return offsets
 
 
-def _of_records(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:
+def _repeat_per_record(batch_headers: Sequence[BatchHeader], fields: RecordFields, name: str) -> Int64s:
     of_batches: Int64s = np.array([*map(attrgetter(name), batch_headers)], np.int64)
     return of_batches[fields.batch]
 
 
-def _corrupt(base_offset: int, why: str) -> CorruptBatch:
+def _make_corrupt_error(base_offset: int, why: str) -> CorruptBatch:
     return CorruptBatch(
         f"The record batch at offset {base_offset} is corrupt",
         why=why,

@@ -1,9 +1,9 @@
 """The Kafka client: requests that kafka-python's public API lacks, and the pool of connections.
 
-A broker's answer is a value (an error code, a slice of a log); only "nobody answered" and "you may not" are
-exceptions, so that nothing is concluded from a lost connection. After one the client is thrown away, and
-built again by the next call: its own reconnecting backs off for up to 30 s and keeps stale coordinators.
-Topics are never created, whatever the broker's ``auto.create.topics.enable`` says.
+A broker's answer is a value (an error code, a slice of a log). Only a missing answer and a missing right are
+exceptions, so that no caller concludes anything from a lost connection. After a lost connection the client
+closes kafka-python's admin client, and the next call makes a new one: its own reconnecting backs off for up
+to 30 s and keeps stale coordinators. Topics are never created, even with ``auto.create.topics.enable``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ try:
     )
     from kafka.record import MemoryRecords
 
-    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, connected_admin
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, connect_admin
 except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
 
-#: The newest Fetch that names topics by name; later ones want the topic id.
+#: The newest Fetch with topic names; later ones need topic ids.
 _FETCH_VERSION = 12
 _INIT_PRODUCER_ID_VERSION = 4
 _PRODUCE_VERSION_OF_3_7 = 10
@@ -56,16 +56,16 @@ _PRODUCE_VERSION_OF_3_7 = 10
 #: (KIP-890), which a committable must not.
 _PRODUCE_VERSION = 11
 _ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _TXN_OFFSET_COMMIT_VERSION = 3, 3, 3
-#: The oldest Metadata that can tell what a principal may do with a topic, as numbers of bits; two of these.
+#: The oldest Metadata with a principal's rights on a topic, as bit numbers; two of these.
 _TELLS_RIGHTS_VERSION = 8
 _RIGHTS_UNKNOWN = 31
 _WRITE = 4
-#: Java's: a producer without transactions has no time limit.
+#: Java's value for a producer without transactions.
 _NO_TIME_LIMIT_MS = 2**31 - 1
 _MAX_CACHED_COORDINATORS = 10_000
-#: Larger answers are refused by kafka-python's parser, which ends the connection.
+#: kafka-python closes the connection on a larger answer.
 MAX_FRAME_BYTES = 100_000_000
-#: Kafka's word for "nobody else".
+#: Kafka's value for no preferred replica.
 NO_REPLICA = -1
 
 #: EndTxn v3 does not raise the epoch. Mixing it with v5, which does, makes a repeat answer
@@ -77,13 +77,13 @@ def _codes(*errors: Any) -> frozenset[int]:
     return frozenset(error.errno for error in errors)
 
 
-#: "Somebody else coordinates that", or nobody now.
+#: Errors: another broker is the coordinator, or none is now.
 _MOVED = _codes(kafka_errors.CoordinatorNotAvailableError, kafka_errors.NotCoordinatorError)
-#: "Ask again": the coordinator moves, loads, or still writes the markers of the call before.
+#: Errors to retry: the coordinator moves, loads, or still writes the markers of the previous call.
 UNSETTLED = _MOVED | _codes(
     kafka_errors.CoordinatorLoadInProgressError, kafka_errors.ConcurrentTransactionsError
 )
-#: "You may not": retrying cannot help.
+#: Errors of missing rights: retrying cannot help.
 UNAUTHORIZED = _codes(
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.GroupAuthorizationFailedError,
@@ -93,8 +93,8 @@ UNAUTHORIZED = _codes(
 _UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
 
 
-def name_of(code: int) -> str:
-    """Return `code` with its name in kafka-python."""
+def describe_code(code: int) -> str:
+    """Return an error code with its name in kafka-python."""
     return f"{code} {kafka_errors.for_code(code).message}"
 
 
@@ -104,21 +104,21 @@ class EndAction(enum.Enum):
 
 
 class Isolation(enum.IntEnum):
-    """What a reader sees; the numbers are the protocol's."""
+    """Isolation level of a reader; the numbers are the protocol's."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
 class Marker(enum.Enum):
-    """What a control batch says about its producer's transaction."""
+    """Transaction marker in a control batch."""
 
     ABORT = 0
     COMMIT = 1
 
 
 class Handle(NamedTuple):
-    """Names a transaction, for whoever ends it."""
+    """Handle by which any process can end a transaction."""
 
     transactional_id: str
     producer_id: int
@@ -127,7 +127,7 @@ class Handle(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerGrant:
-    """Answer to InitProducerId; `producer_id` and `producer_epoch` count only if `code` is 0."""
+    """Answer to InitProducerId; `producer_id` and `producer_epoch` are valid only if `code` is 0."""
 
     code: int
     producer_id: int = -1
@@ -136,26 +136,26 @@ class ProducerGrant:
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """What a coordinator says about one transactional id; the rest counts only if `code` is 0."""
+    """A coordinator's description of a transactional id; all but `code` is valid only if it is 0."""
 
     code: int
     state: str
     producer_id: int
     producer_epoch: int
     timeout_ms: int | None = None
-    #: The broker's wall clock when the transaction began, None if none is open.
+    #: Start of the open transaction by the broker's wall clock; None if none is open.
     began_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
-    """What the leader of a partition remembers of a producer."""
+    """State of a producer at the leader of a partition."""
 
     producer_id: int
     producer_epoch: int
     #: -1 before its first record of this epoch.
     last_sequence: int
-    #: The offset at which its open transaction begins in the partition, None if it has none there.
+    #: First offset of its open transaction in the partition; None if it has none there.
     open_since: int | None
 
     @property
@@ -177,7 +177,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class LogSlice:
-    """Answer to a Fetch of one partition. Offsets are -1 where the broker did not tell them."""
+    """Answer to a Fetch of one partition; -1 for an offset that the broker did not send."""
 
     code: int
     log_start_offset: int = -1
@@ -188,28 +188,28 @@ class LogSlice:
     batches: tuple[Batch, ...] = ()
 
 
-#: A broker that just started may not know its topics or the end of its logs yet: so many answers in a
-#: row, so far apart, are believed.
+#: A broker that has just started may not know its topics or the end of its logs yet. So a loss is confirmed
+#: after this many answers in a row, with this pause.
 _LOSSES_BELIEVED, _LOSS_PAUSE_MS = 4, 500
 
 _T = TypeVar("_T")
 
 
-class Doubt:
-    """Counts answers in a row of a broker that may just have started, until one is to be believed."""
+class ConfirmationCounter:
+    """Counts missing answers in a row, until the loss is confirmed: the broker may just have started."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def is_over(self, is_missing: bool) -> bool:
+    def is_confirmed(self, is_missing: bool) -> bool:
         self._in_a_row = self._in_a_row + 1 if is_missing else 0
         return not is_missing or self._in_a_row >= _LOSSES_BELIEVED
 
 
-def seen_to_stay(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
-    """Return what `look` sees; if something is missing, only after it was missing again and again."""
-    doubt = Doubt()
-    while not doubt.is_over(is_missing(seen := look())):
+def poll_until_confirmed(look: Callable[[], _T], is_missing: Callable[[_T], bool], clock: Clock) -> _T:
+    """Call `look` until nothing is missing, or until the loss is confirmed; return its result."""
+    doubt = ConfirmationCounter()
+    while not doubt.is_confirmed(is_missing(seen := look())):
         clock.sleep_ms(_LOSS_PAUSE_MS)
     return seen
 
@@ -226,7 +226,7 @@ for _internal in (
         )
 _CLOCK = SystemClock()
 _REFUSALS = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
-#: What is missing where one of them says it; DESCRIBE is in READ and in WRITE.
+#: Error -> the missing right; READ and WRITE include DESCRIBE.
 _RIGHTS = {
     kafka_errors.TopicAuthorizationFailedError: "READ on it for a source, WRITE for a sink",
     kafka_errors.GroupAuthorizationFailedError: "READ on it",
@@ -236,7 +236,7 @@ _RIGHTS = {
 
 
 class UnknownRequest(EnvironmentFault):
-    """The brokers have no version of a request that will do: they are too old, or of another make."""
+    """The brokers do not support a request in a usable version: they are too old, or not Apache Kafka."""
 
 
 class KafkaWire(Connected):
@@ -248,7 +248,7 @@ class KafkaWire(Connected):
         self.connection = connection
         self.timeout_ms = timeout_ms
         self.clock = clock
-        connection.for_python()  # what cannot be used is refused here, not by the first call
+        connection.to_client_arguments()  # refuse unusable options here, not in the first call
         self._admin: Any = None
         self.keep_from_children()
 
@@ -270,24 +270,24 @@ class KafkaWire(Connected):
         connect_within_ms: int | None = None,
         refused: Callable[[int], _T] | None = None,
     ) -> _T:
-        """Run `body(admin client)` once; `refused` makes its result of an error code that Kafka answers."""
+        """Run `body(admin client)` once; `refused` converts an error code from Kafka to the result."""
         if self._admin is None:
             arguments = {
                 "reconnect_backoff_max_ms": 1000,
-                # A hung broker must leave time to find another one within the time allowed.
+                # A hung broker must leave enough time to try another one.
                 "request_timeout_ms": max(1000, self.timeout_ms * 2 // 3),
-                # Anew every time: a certificate may have been renewed since.
-                **self.connection.for_python(),
+                # Read again each time: a certificate may have been renewed.
+                **self.connection.to_client_arguments(),
             }
             try:
                 within_ms = self.timeout_ms if connect_within_ms is None else connect_within_ms
-                self._admin = connected_admin(arguments, self.connection.servers, within_ms)
+                self._admin = connect_admin(arguments, self.connection.servers, within_ms)
             except (kafka_errors.KafkaError, OSError) as failed:
-                raise self._unavailable("connect", failed) from failed
+                raise self._make_unavailable_error("connect", failed) from failed
         try:
             return body(self._admin)
         except _REFUSALS as denied:
-            self._refused(what, denied)
+            self._raise_authorization_error(what, denied)
         except kafka_errors.IncompatibleBrokerVersion as unknown:
             raise UnknownRequest(
                 f"The Kafka brokers at {self.connection.servers} do not know the request to {what}",
@@ -296,17 +296,17 @@ class KafkaWire(Connected):
                 bootstrap_servers=self.connection.servers,
             ) from unknown
         except kafka_errors.BrokerResponseError as answer:
-            self.heed([answer.errno])
+            self.forget_moved_coordinators([answer.errno])
             if isinstance(answer, kafka_errors.RequestTimedOutError):
-                self._unanswered(what, answer)
+                self._raise_unavailable(what, answer)
             if refused is None:
                 raise
             return refused(int(answer.errno))
         except (kafka_errors.KafkaError, OSError) as lost:
-            self._unanswered(what, lost)
+            self._raise_unavailable(what, lost)
 
     def call(self, what: str, body: Callable[[Any], _T]) -> _T:
-        """Run `body(admin client)`, again after a lost connection or a retriable answer."""
+        """Run `body(admin client)`; retry after a lost connection or a retriable error."""
         last: BaseException | None = None
         for left_ms in tries(self.timeout_ms, self.clock):
             try:
@@ -322,13 +322,13 @@ class KafkaWire(Connected):
                         code=answer.errno,
                     ) from answer
                 last = answer
-        raise self._unavailable(what, last) from last
+        raise self._make_unavailable_error(what, last) from last
 
-    def _unanswered(self, what: str, cause: BaseException) -> NoReturn:
+    def _raise_unavailable(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
-        raise self._unavailable(what, cause) from cause
+        raise self._make_unavailable_error(what, cause) from cause
 
-    def _unavailable(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
+    def _make_unavailable_error(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
         servers = self.connection.servers
         return BrokerUnavailableError(
             f"No Kafka broker at {servers} answered the request to {what}",
@@ -337,7 +337,7 @@ class KafkaWire(Connected):
             bootstrap_servers=servers,
         )
 
-    def _refused(self, what: str, cause: BaseException) -> NoReturn:
+    def _raise_authorization_error(self, what: str, cause: BaseException) -> NoReturn:
         self.close()
         right = next((right for kind, right in _RIGHTS.items() if isinstance(cause, kind)), "")
         raise AuthorizationError(
@@ -362,7 +362,7 @@ class KafkaWire(Connected):
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, *, connect_within_ms: int | None = None
     ) -> ProducerGrant:
-        """Ask once for a new epoch of `transactional_id`: fences its producers, aborts what is open."""
+        """Ask once for a new epoch of `transactional_id`, which fences producers and aborts what is open."""
         request = _init_request(transactional_id, timeout_ms)
         what = f"initialise transactional id {transactional_id}"
         code, answer = self.ask_coordinator(what, transactional_id, request, connect_within_ms)
@@ -372,7 +372,7 @@ class KafkaWire(Connected):
     def ask_coordinator(
         self, what: str, transactional_id: str, request: Any, within_ms: int | None
     ) -> tuple[int, Any]:
-        """Return an error code and the answer, if there is one."""
+        """Send a request to the id's coordinator; return the error code, and the answer if there is one."""
 
         async def body(admin: Any) -> tuple[int, Any]:
             nodes = await _coordinators(admin, [transactional_id])
@@ -382,19 +382,19 @@ class KafkaWire(Connected):
         found = self.attempt(
             what, _blocking(body), connect_within_ms=within_ms, refused=lambda code: (code, None)
         )
-        self.heed([found[0]])
+        self.forget_moved_coordinators([found[0]])
         return found
 
-    def heed(self, codes: Iterable[int]) -> None:
-        """Forget all that is known of coordinators if one of the codes says that somebody else is one."""
-        # kafka-python keeps them for ever, and the broker that was asked had more than one.
+    def forget_moved_coordinators(self, codes: Iterable[int]) -> None:
+        """Clear the coordinator cache if one of the codes says that a coordinator has moved."""
+        # kafka-python never clears it, and the broker coordinated more than one id.
         if self._admin is not None and not _MOVED.isdisjoint(codes):
             self._admin._manager.cluster._coordinators.clear()
 
     def group_offsets(self, group: str, isolation: Isolation) -> dict[Place, tuple[int, str]]:
         async def body(admin: Any) -> dict[Any, Any]:
             nodes = await admin._find_coordinator_ids([group], CoordinatorType.GROUP)
-            # One: kafka-python makes a request of each group for brokers that take no more.
+            # A single request: there is one group.
             ((name, request),) = admin._list_group_offsets_requests({group: None})
             request.require_stable = isolation is Isolation.READ_COMMITTED
             response = await admin._manager.send(request, node_id=nodes[group])
@@ -409,7 +409,7 @@ class KafkaWire(Connected):
         }
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
-        """Return what coordinators say about each id; one whose code is in `UNSETTLED` may be asked again."""
+        """Describe the transaction of each id; ask again about one whose code is in `UNSETTLED`."""
         wanted = sorted(set(transactional_ids))
 
         async def body(admin: Any) -> dict[str, TransactionView]:
@@ -418,7 +418,7 @@ class KafkaWire(Connected):
                 by_node[node].append(transactional_id)
             views: dict[str, TransactionView] = {}
             for node, ids in by_node.items():
-                # Not kafka-python's own: it raises at the first id that Kafka does not know.
+                # Not kafka-python's method, which raises at the first unknown id.
                 request = DescribeTransactionsRequest(transactional_ids=ids)
                 response = await admin._manager.send(request, node_id=node)
                 for row in response.transaction_states:
@@ -434,15 +434,15 @@ class KafkaWire(Connected):
             return views
 
         views = self.call("describe transactions", _blocking(body)) if wanted else {}
-        self.heed(view.code for view in views.values())
+        self.forget_moved_coordinators(view.code for view in views.values())
         return views
 
     def list_transactions(self, states: Iterable[str] = ()) -> list[TransactionListing]:
-        """Return transactions of all brokers; Kafka leaves out those that the principal may not describe."""
+        """Return the transactions of all brokers that this principal may describe."""
         filters = list(states)
 
         def look(admin: Any) -> list[TransactionListing]:
-            # A broker that joined a minute ago is not in the cached list yet.
+            # The cached list may lack a broker that has just joined.
             admin._manager.run(admin._manager.cluster.refresh_metadata)
             found = admin.list_transactions(state_filters=filters).values()
             return [row for rows in found for row in rows]
@@ -452,7 +452,7 @@ class KafkaWire(Connected):
     def last_sequences(
         self, places: Iterable[Place], producer_id: int, producer_epoch: int
     ) -> dict[Place, int | None]:
-        """Return a producer's last sequence number by partition, None where its epoch has none."""
+        """Return a producer's last sequence number in each partition; None if its epoch has none."""
         seen: dict[Place, int | None] = {}
         for place, producers in self.producers(places).items():
             mine = [one for one in producers if one.handle == (producer_id, producer_epoch)]
@@ -460,7 +460,7 @@ class KafkaWire(Connected):
         return seen
 
     def producers(self, places: Iterable[Place]) -> dict[Place, tuple[ActiveProducer, ...]]:
-        """Return the producers that each partition's leader remembers; Kafka wants READ on the topics."""
+        """Return the producers known to each partition's leader; this needs READ on the topics."""
         wanted = [TopicPartition(*place) for place in places]
 
         def look(admin: Any) -> dict[Place, tuple[ActiveProducer, ...]]:
@@ -472,10 +472,10 @@ class KafkaWire(Connected):
         return self.call("describe producers", look) if wanted else {}
 
     def verifies_partitions(self) -> bool:
-        """Return whether the brokers refuse records for a partition that is not in an open transaction."""
+        """Return whether the brokers refuse records for partitions outside an open transaction."""
 
         def look(admin: Any) -> bool:
-            # They do since Kafka 3.6 (KIP-890); the requests of 3.7 are the first ones that show it for sure.
+            # They do since Kafka 3.6 (KIP-890); only the request versions of 3.7 prove it.
             known = admin._manager.broker_version_data
             _, newest = known.api_versions.get(ProduceRequest.API_KEY, (0, 0))
             return int(newest) >= _PRODUCE_VERSION_OF_3_7
@@ -485,8 +485,8 @@ class KafkaWire(Connected):
     def fetch(
         self, topic: str, partition: int, offset: int, isolation: Isolation, max_bytes: int
     ) -> LogSlice:
-        """Read batch headers from `offset` on, without waiting for new data; one attempt."""
-        # No consumer: it hides producer ids, the last stable offset and markers, and needs every codec.
+        """Read batch headers from `offset` on, once, without waiting for new data."""
+        # Not a consumer, which hides producer ids, the last stable offset and markers, and needs every codec.
         limits = FetchLimits(isolation, max_bytes, max_bytes, self.timeout_ms)
         request = _request({(topic, partition): offset}, limits)
 
@@ -502,13 +502,13 @@ class KafkaWire(Connected):
 
 
 class WireClient:
-    """A client with a wire of its own, or one that it borrows; belongs to one thread."""
+    """Base of clients that own or borrow a wire; belongs to one thread."""
 
     def __init__(self, connection: KafkaConnection, *, timeout_ms: int = 15_000) -> None:
         self._use(KafkaWire(connection, timeout_ms=timeout_ms))
 
     @classmethod
-    def over(cls, wire: KafkaWire) -> Self:
+    def from_wire(cls, wire: KafkaWire) -> Self:
         client = cls.__new__(cls)
         client._use(wire)
         return client
@@ -529,7 +529,7 @@ class WireClient:
 def ask_until_settled(
     wire: KafkaWire, within_ms: int, ask: Callable[[int], int]
 ) -> tuple[int, BrokerUnavailableError | None]:
-    """Ask until the coordinator settles; return the last code, and why nobody answered, if so."""
+    """Ask until the coordinator is settled; return the last code, and the error if nobody answered."""
     code, lost = int(kafka_errors.CoordinatorNotAvailableError.errno), None
     for left_ms in tries(within_ms, wire.clock):
         try:
@@ -543,7 +543,7 @@ def ask_until_settled(
 
 
 def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any], _T]:
-    """Turn a coroutine function of the admin client into a plain one."""
+    """Turn a coroutine function of the admin client into a blocking one."""
 
     def run(admin: Any) -> _T:
         result: _T = admin._manager.run(body, admin)
@@ -553,7 +553,7 @@ def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any],
 
 
 async def _coordinators(admin: Any, transactional_ids: list[str]) -> dict[str, int]:
-    # kafka-python keeps the coordinator of every id for ever; a job uses new ids for hours.
+    # kafka-python caches the coordinator of every id without a limit, and a job uses many ids.
     if len(admin._manager.cluster._coordinators) > _MAX_CACHED_COORDINATORS:
         admin._manager.cluster._coordinators.clear()
     nodes: dict[str, int] = await admin._find_coordinator_ids(transactional_ids, CoordinatorType.TRANSACTION)
@@ -576,7 +576,7 @@ def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
     )
 
 
-def _by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
+def _group_by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
     found: dict[str, list[tuple[int, _T]]] = defaultdict(list)
     for (topic, partition), value in values:
         found[topic].append((partition, value))
@@ -587,7 +587,7 @@ def _slice_of(answer: Any) -> LogSlice:
     batches: list[Batch] = []
     for batch in MemoryRecords(answer.records or b""):
         if batch.magic < 2:
-            continue  # written before transactions existed: nobody's evidence
+            continue  # older than transactions: no evidence
         marker = None
         if batch.is_control_batch:
             kind = next(iter(batch)).type if batch.records_count else None
@@ -614,22 +614,22 @@ def _slice_of(answer: Any) -> LogSlice:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """What a Fetch may take; sizes in bytes, beyond which Kafka still sends the first batch whole."""
+    """Limits of a Fetch; Kafka sends the first batch even if it exceeds the sizes."""
 
     isolation: Isolation
     max_bytes: int
     partition_max_bytes: int
     request_timeout_ms: int
-    #: How long the broker may hold the answer back until it has `min_bytes`.
+    #: How long the broker may delay the answer until it has `min_bytes`.
     max_wait_ms: int = 0
     min_bytes: int = 0
-    #: A leader may name a replica there, which is asked instead (KIP-392); for a Fetch of one place.
+    #: Rack of the reader: a leader may name a closer replica (KIP-392); for a Fetch of one partition.
     rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RawSlice:
-    """Answer for one partition. Offsets are -1 where the broker did not tell them."""
+    """Answer for one partition; -1 for an offset that the broker did not send."""
 
     code: int
     log_start_offset: int = -1
@@ -637,18 +637,18 @@ class RawSlice:
     high_watermark: int = -1
     #: (producer id, first offset) of the aborted transactions that overlap what was read.
     aborted: tuple[tuple[int, int], ...] = ()
-    #: Whole batches and maybe a cut-off last one; the first may begin before the offset that was asked for.
+    #: Whole batches and maybe an incomplete last one; the first may begin before the requested offset.
     records: bytes = b""
-    #: The broker that the leader wants to be asked instead, or NO_REPLICA.
+    #: The broker to which the leader redirects the reader, or NO_REPLICA.
     preferred_replica: int = NO_REPLICA
 
 
-#: The partitions that were answered; a broker that throttles this client leaves all out.
+#: Partition -> its answer; empty if the broker throttles this client.
 FetchAnswer = Mapping[Place, RawSlice]
 
 
 class PendingFetch:
-    """A Fetch on its way; nothing of it is lost by not asking for the result."""
+    """A Fetch under way; its result may be ignored."""
 
     def __init__(self, wire: KafkaWire, future: Any, what: str, places: Sequence[Place]) -> None:
         self._wire, self._future, self._what, self._places = wire, future, what, places
@@ -656,22 +656,22 @@ class PendingFetch:
     def result(self) -> FetchAnswer:
         """Wait for the answer; call it at most once."""
 
-        async def settled(_admin: Any) -> FetchAnswer:
+        async def wait(_admin: Any) -> FetchAnswer:
             answer: FetchAnswer = await self._future
             return answer
 
         return self._wire.attempt(
-            self._what, _blocking(settled), refused=lambda code: dict.fromkeys(self._places, RawSlice(code))
+            self._what, _blocking(wait), refused=lambda code: dict.fromkeys(self._places, RawSlice(code))
         )
 
 
 class FetchClient:
-    """Sends Fetches for partitions with a common leader over a borrowed wire."""
+    """Sends Fetches for partitions with the same leader over a borrowed wire."""
 
-    # Pending results must have been taken before anything else is asked over the same wire.
+    # Take pending results before sending anything else over the same wire.
     #
-    # A replica that a leader names is believed only as far as it has records. What else it says, an end of
-    # the log, an offset out of range, an error, may just be that it lags behind: the leader is asked then.
+    # A replica that the leader names is trusted only for the records that it sends. An end of the log, an
+    # offset out of range or an error may mean that it lags behind, and then the leader is asked.
 
     def __init__(self, wire: KafkaWire) -> None:
         self._wire = wire
@@ -681,7 +681,7 @@ class FetchClient:
     def send(
         self, offsets: Mapping[Place, int], limits: FetchLimits, *, connect_within_ms: int
     ) -> PendingFetch:
-        """Send one Fetch from `offsets` on to the leader of the first place, and do not wait."""
+        """Send one Fetch from `offsets` on to the first partition's leader, without waiting."""
         topic, partition = next(iter(offsets))
         what = f"read {topic}-{partition} at offset {offsets[topic, partition]}"
 
@@ -701,7 +701,7 @@ class FetchClient:
         code, node = await self._leader(admin, next(iter(offsets)))
         if code:
             return dict.fromkeys(offsets, RawSlice(code))
-        answer = await _fetched(admin, node, offsets, limits)
+        answer = await _send_fetch(admin, node, offsets, limits)
         if any(seen.code for seen in answer.values()):
             self._leaders.clear()
         return answer
@@ -709,22 +709,22 @@ class FetchClient:
     async def _from_nearest(
         self, admin: Any, offsets: Mapping[Place, int], limits: FetchLimits
     ) -> FetchAnswer:
-        """Ask the replica that the leader has named, if it has; else the leader."""
+        """Fetch from the replica that the leader has named, or else from the leader."""
         (place,) = offsets
         if place not in self._replicas:
             answer = await self._from_leader(admin, offsets, limits)
             if place not in answer or answer[place].preferred_replica == NO_REPLICA:
                 return answer
-            # With the name come no records.
+            # This answer has no records.
             self._replicas[place] = answer[place].preferred_replica
             if admin._manager.cluster.broker_metadata(self._replicas[place]) is None:
-                # It joined since the client was built.
+                # It joined after the client was made.
                 await admin._manager.cluster.refresh_metadata()
         without_rack = replace(limits, rack="")
         try:
-            answer = await _fetched(admin, self._replicas[place], offsets, without_rack)
+            answer = await _send_fetch(admin, self._replicas[place], offsets, without_rack)
         except (kafka_errors.KafkaError, OSError):
-            # Of one broker only. Whether there is an outage the leader shows.
+            # One broker failed; the leader will tell whether there is an outage.
             answer = {}
         if place in answer and not answer[place].code and answer[place].records:
             return answer
@@ -732,11 +732,11 @@ class FetchClient:
         return await self._from_leader(admin, offsets, without_rack)
 
     async def _leader(self, admin: Any, place: Place) -> tuple[int, int]:
-        """Return (error code, node) of the broker that leads `place`, from Kafka if not known."""
+        """Return (error code, node) of the partition's leader; ask Kafka if it is not cached."""
         if place in self._leaders:
             return 0, self._leaders[place]
         name, partition = place
-        # Named topics come back with their own code, also those that the principal may not see.
+        # The answer has a code for each named topic, even for a hidden one.
         metadata = await admin._get_cluster_metadata([name])
         topic = metadata["topics"][0]
         if topic["error_code"]:
@@ -750,7 +750,9 @@ class FetchClient:
         return 0, row["leader_id"]
 
 
-async def _fetched(admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits) -> FetchAnswer:
+async def _send_fetch(
+    admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits
+) -> FetchAnswer:
     response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
     if response.error_code:
         return dict.fromkeys(offsets, RawSlice(int(response.error_code)))
@@ -781,7 +783,7 @@ def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
                 for partition, offset in rows
             ],
         )
-        for topic, rows in _by_topic(offsets.items()).items()
+        for topic, rows in _group_by_topic(offsets.items()).items()
     ]
     return FetchRequest(
         max_wait_ms=limits.max_wait_ms,
@@ -799,24 +801,24 @@ def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    #: An error code of Kafka; the leaders count only if it is 0.
+    #: Kafka's error code; the leaders are valid only if it is 0.
     code: int
-    #: At index i the broker that leads partition i, -1 where there is none now.
+    #: The leader of each partition, -1 if it has none now.
     leaders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    #: An error code of Kafka.
+    #: Kafka's error code.
     code: int
-    #: The offset of the batch's first record, -1 where the broker did not tell it.
+    #: Offset of the batch's first record; -1 if the broker did not send it.
     base_offset: int = -1
-    #: What the broker said about an error, often nothing.
+    #: The broker's error message, often empty.
     detail: str = ""
 
 
 class ProduceInFlight:
-    """A Produce request that was handed to the client's thread; finished once."""
+    """A Produce request under way in the client's thread; to be finished once."""
 
     def __init__(self, places: Iterable[Place], future: Any, is_orphan: Callable[[], bool]) -> None:
         self.places = tuple(places)
@@ -824,7 +826,7 @@ class ProduceInFlight:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was answered or lost; finishing it does not wait then."""
+        """True if it was answered or lost, so that finishing it does not wait."""
         return bool(self._future.is_done) or self._is_orphan()
 
     def _response(self) -> Any:
@@ -835,18 +837,18 @@ class ProduceInFlight:
             return self._future.value
         if isinstance(failure, kafka_errors.KafkaError | OSError):
             raise failure
-        # A socket that closes under its feet, a task that is cancelled: the client has many words for it.
+        # kafka-python raises many types for a closed socket or a cancelled task.
         raise kafka_errors.KafkaConnectionError(f"the request was dropped ({type(failure).__name__})")
 
 
 class ProduceClient:
-    """What a transactional writer asks of Kafka, over a borrowed wire."""
+    """Sends the requests of a producer over a borrowed wire."""
 
     def __init__(self, wire: KafkaWire) -> None:
         self._wire = wire
 
     def layouts(self, topics: Iterable[str], *, connect_within_ms: int) -> dict[str, TopicLayout]:
-        """Ask once for partitions and leaders; every topic has an entry, if only with an error code."""
+        """Ask once for partitions and leaders; the result has each topic, maybe with an error code."""
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
 
@@ -860,7 +862,7 @@ class ProduceClient:
             cluster = admin._manager.cluster
             nodes = {node for layout in found.values() for node in layout.leaders if node >= 0}
             if any(cluster.broker_metadata(node) is None for node in nodes):
-                # A broker that joined since the client was built; it could not be connected to.
+                # Learn about brokers that joined after the client was made, to connect to them.
                 await cluster.refresh_metadata()
             return found
 
@@ -869,8 +871,8 @@ class ProduceClient:
         found = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
         return {topic.name: found.get(topic.name, unknown) for topic in wanted}
 
-    def unwritable(self, topics: Iterable[str]) -> list[str]:
-        """Return the topics that this principal may not write, as far as the broker tells."""
+    def find_unwritable_topics(self, topics: Iterable[str]) -> list[str]:
+        """Return the topics that this principal may not write to, if the broker tells."""
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
         request = MetadataRequest(
             topics=wanted,
@@ -882,18 +884,18 @@ class ProduceClient:
         async def body(admin: Any) -> list[str]:
             response = await admin._manager.send(request)
             rights = {topic.name: topic.authorized_operations for topic in response.topics}
-            # Anything but a set is kafka-python's word for "the broker did not say".
+            # Not a set if the broker did not tell.
             told = {name: bits for name, bits in rights.items() if isinstance(bits, set)}
             return [name for name, bits in told.items() if not bits & {_RIGHTS_UNKNOWN, _WRITE}]
 
         try:
             return self._wire.attempt("ask for rights on topics", _blocking(body))
         except UnknownRequest:
-            # They do not tell; whoever writes will be told.
+            # Old brokers do not tell; a write will fail later.
             return []
 
     def init_idempotent(self, *, connect_within_ms: int) -> ProducerGrant:
-        """Ask any broker once for a producer id that belongs to no transactional id."""
+        """Ask any broker once for a producer id without a transactional id."""
         request = _init_request(None, _NO_TIME_LIMIT_MS)
 
         async def body(admin: Any) -> ProducerGrant:
@@ -907,7 +909,7 @@ class ProduceClient:
     def add_partitions(
         self, handle: Handle, places: Iterable[Place], *, connect_within_ms: int
     ) -> dict[Place, int]:
-        """Ask once to make partitions part of the transaction, before anything is produced to them."""
+        """Ask once to add partitions to the transaction, before producing to them."""
         wanted, name = tuple(places), handle.transactional_id
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=name,
@@ -917,7 +919,7 @@ class ProduceClient:
                 AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
                     name=topic, partitions=[partition for partition, _ in rows]
                 )
-                for topic, rows in _by_topic((place, None) for place in wanted).items()
+                for topic, rows in _group_by_topic((place, None) for place in wanted).items()
             ],
             max_version=_ADD_PARTITIONS_VERSION,
         )
@@ -930,11 +932,11 @@ class ProduceClient:
             for topic in answer.results_by_topic_v3_and_below
             for row in topic.results_by_partition
         }
-        self._wire.heed(codes.values())
+        self._wire.forget_moved_coordinators(codes.values())
         return {place: codes[place] for place in wanted}
 
     def add_group(self, handle: Handle, group: str, *, connect_within_ms: int) -> int:
-        """Ask once to make a group's offsets part of the transaction, before they are stored."""
+        """Ask once to add a group to the transaction, before storing its offsets."""
         request = AddOffsetsToTxnRequest(**handle._asdict(), group_id=group, max_version=_ADD_OFFSETS_VERSION)
         name = handle.transactional_id
         what = f"add group {group} to transaction {name}"
@@ -949,7 +951,7 @@ class ProduceClient:
         *,
         connect_within_ms: int,
     ) -> dict[Place, int]:
-        """Store offsets that show with the commit, as no member: Kafka takes them while there are others."""
+        """Store a group's offsets in the transaction, as a non-member, which Kafka always accepts."""
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         topics = [
             topic_type(
@@ -961,7 +963,7 @@ class ProduceClient:
                     for partition, offset in rows
                 ],
             )
-            for topic, rows in _by_topic(offsets.items()).items()
+            for topic, rows in _group_by_topic(offsets.items()).items()
         ]
         request = TxnOffsetCommitRequest(
             **handle._asdict(), group_id=group, topics=topics, max_version=_TXN_OFFSET_COMMIT_VERSION
@@ -982,7 +984,7 @@ class ProduceClient:
             connect_within_ms=connect_within_ms,
             refused=lambda code: dict.fromkeys(offsets, code),
         )
-        self._wire.heed(codes.values())
+        self._wire.forget_moved_coordinators(codes.values())
         return codes
 
     def begin_produce(
@@ -996,16 +998,16 @@ class ProduceClient:
         answered: threading.Event,
         connect_within_ms: int,
     ) -> ProduceInFlight:
-        """Hand a Produce request with at most one batch per partition to the client's thread."""
-        # `answered` is set once it is answered or lost; without `acks`, once it is sent. At most five
-        # requests may be under way to one leader, counting all kinds (KIP-98).
+        """Pass a Produce request with at most one batch per partition to the client's thread."""
+        # `answered` is set when it is answered or lost, or with acks=0 when it is sent. At most five requests
+        # of all kinds may be under way to one leader (KIP-98).
         topic_type = ProduceRequest.TopicProduceData
         topic_data = [
             topic_type(
                 name=topic,
                 partition_data=[topic_type.PartitionProduceData(index=i, records=data) for i, data in rows],
             )
-            for topic, rows in _by_topic(batches.items()).items()
+            for topic, rows in _group_by_topic(batches.items()).items()
         ]
         request = ProduceRequest(
             transactional_id=transactional_id,
@@ -1023,12 +1025,12 @@ class ProduceClient:
         return self._wire.attempt("write records", begin, connect_within_ms=connect_within_ms)
 
     def finish_produce(self, request: ProduceInFlight) -> dict[Place, BatchAnswer]:
-        """Return the answer for every batch of a request; call it when the request is done."""
+        """Return the answer for each batch of a request that is done."""
 
         def finish(_admin: Any) -> dict[Place, BatchAnswer]:
             response = request._response()
             if response is None:
-                # Nobody was to acknowledge it.
+                # With acks=0 there is no answer.
                 return dict.fromkeys(request.places, BatchAnswer(0))
             return {
                 (topic.name, row.index): BatchAnswer(
@@ -1039,22 +1041,22 @@ class ProduceClient:
             }
 
         if request._is_orphan():
-            # Something else on the wire was lost, and took this request's connection along.
-            raise self._wire._unavailable("write records", None)
+            # Another loss on this wire has closed the request's connection.
+            raise self._wire._make_unavailable_error("write records", None)
         return self._wire.attempt(
             "write records", finish, refused=lambda code: dict.fromkeys(request.places, BatchAnswer(code))
         )
 
 
-#: Brokers close idle connections after ten minutes; a stream that still runs is back long before.
+#: Shorter than the ten minutes of brokers; a running stream uses its connections more often.
 _IDLE_MS = 60_000
 
 
 class WirePool:
-    """Lends connections; safe to call from any thread and after a fork."""
+    """Pool of wires; safe to call from any thread and after a fork."""
 
-    # A wire stays in the process that made it: Spark's workers are forked, and a fork must neither use nor
-    # close its parent's sockets. No thread cleans up: what is idle for too long is closed by the next call.
+    # A wire stays in the process that made it: Spark's workers are forked, and a child must neither use nor
+    # close its parent's sockets. There is no cleaning thread: the next call closes wires idle for too long.
 
     def __init__(
         self,
@@ -1065,13 +1067,13 @@ class WirePool:
     ) -> None:
         self._idle_ms = idle_ms
         self._clock, self._make = clock, make
-        #: By process id, so that after a fork the child finds an empty one and a free lock: the idle wires,
-        #: longest idle first, and when each was given back.
+        #: Process id -> lock and idle wires, longest idle first, with the time of their return. By process,
+        #: so that a forked child gets an empty list and a free lock.
         self._shelves: dict[int, tuple[threading.Lock, list[tuple[KafkaWire, int]]]] = {}
 
     @contextmanager
     def wire(self, connection: KafkaConnection) -> Iterator[KafkaWire]:
-        """Lend a wire for the length of a with block, whatever ends it."""
+        """Lend a wire for the duration of a with block."""
         wire = self.borrow(connection)
         try:
             yield wire
@@ -1101,7 +1103,7 @@ class WirePool:
 
     @contextmanager
     def _idle(self) -> Iterator[list[tuple[KafkaWire, int]]]:
-        """Yield the idle wires of this process, locked, without those that are idle for too long."""
+        """Yield the idle wires of this process, locked; close those idle for too long."""
         lock, wires = self._shelves.setdefault(os.getpid(), (threading.Lock(), []))
         with lock:
             oldest_ms = self._clock.monotonic_ms() - self._idle_ms

@@ -1,7 +1,7 @@
-"""One description of how to reach Kafka, for Spark, for Java and for Python, and opening it.
+"""Connection settings for Kafka, usable by Spark, Java and Python, and opening a connection.
 
-No ``repr``, message or log line of this module holds the value of a secret option; a private key is never in
-a file that has a name. What Java refuses is refused here as well, so that one set of options serves both.
+No ``repr``, message or log line of this module contains the value of a secret option, and a private key is
+never in a named file. Options that Java refuses are refused here, too, so one set of options serves both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from flinkish_spark.connectors.kafka.client.oauth import OAUTH_OPTIONS, Tokens, take_token_source, unusable
+from flinkish_spark.connectors.kafka.client.oauth import (
+    OAUTH_OPTIONS,
+    Tokens,
+    make_option_error,
+    take_token_source,
+)
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
 from flinkish_spark.protocol.choices import closest
@@ -41,15 +46,15 @@ _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([^-:]*)-----END \1-----")
 
 
 def take_tls(left: dict[str, str]) -> ssl.SSLContext | None:
-    """Move the TLS options out of `left` and translate them to a context, PEM only."""
+    """Take the TLS options out of `left` and make an SSL context of them; PEM only."""
     options = {name: left.pop(name) for name in _OPTIONS & left.keys()}
     if not options:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # As in Java, whatever is in the truststore is trusted, also an intermediate authority alone.
+    # As in Java, trust everything in the truststore, even an intermediate authority alone.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    # Kafka's way to say "do not check the host name" is an empty string.
+    # In Kafka an empty string turns the check of the host name off.
     context.check_hostname = options.get("ssl.endpoint.identification.algorithm", "https") != ""
     for store, inline in (("truststore", ("certificates",)), ("keystore", ("key", "certificate.chain"))):
         _check_store(store, [f"ssl.{store}.{name}" for name in inline], options)
@@ -66,20 +71,20 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
     kind, location = options.get(f"ssl.{store}.type", "JKS"), options.get(f"ssl.{store}.location")
     given = [name for name in inline if name in options]
     if location is not None and kind.upper() != "PEM":
-        raise unusable(
+        raise make_option_error(
             f"ssl.{store}.location",
             f"its type is {kind}, and Python reads PEM only",
-            f"run `{_conversion(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, then set "
-            f"ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
+            f"run `{_to_pem_command(store, kind, location)}`{'' if store == 'truststore' else _GUARD}, then "
+            f"set ssl.{store}.location to the new file, ssl.{store}.type to PEM, and no ssl.{store}.password",
         )
     if (given or location is not None) and kind != "PEM":
-        raise unusable(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
+        raise make_option_error(f"ssl.{store}.type", f"it is {kind}", "set it to PEM, in capitals")
     if given and location is not None:
-        raise unusable(given[0], f"ssl.{store}.location is given as well", "keep one of them")
+        raise make_option_error(given[0], f"ssl.{store}.location is given as well", "keep one of them")
     if given and given != inline:
-        raise unusable(given[0], "the other half is missing", f"give {' and '.join(inline)}")
+        raise make_option_error(given[0], "the other half is missing", f"give {' and '.join(inline)}")
     if f"ssl.{store}.password" in options:
-        raise unusable(
+        raise make_option_error(
             f"ssl.{store}.password",
             f"a {store} in PEM has none",
             "remove it; a key of its own password needs ssl.key.password",
@@ -89,9 +94,9 @@ def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> N
 _GUARD = ", guard the new file, whose key has no password"
 
 
-def _conversion(store: str, kind: str, location: str) -> str:
-    """Return the command line that makes PEM of a Java store; it asks for the passwords."""
-    # The key in clear: Java 17 cannot read the encryption that openssl uses (PBES2).
+def _to_pem_command(store: str, kind: str, location: str) -> str:
+    """Return a command line that converts a Java store to PEM; it asks for the passwords."""
+    # It writes the key unencrypted: Java 17 cannot read openssl's encryption (PBES2).
     source, pem, p12 = (shlex.quote(f"{location}{suffix}") for suffix in ("", ".pem", ".p12"))
     if store == "truststore":
         return f"keytool -list -rfc -keystore {source} > {pem}"
@@ -107,12 +112,14 @@ def _load_trusted(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
         if location is not None:
             context.load_verify_locations(cafile=location)
         elif text is not None:
-            context.load_verify_locations(cadata=_pem(text))
+            context.load_verify_locations(cadata=_normalize_pem(text))
         else:
             context.load_default_certs()
     except (OSError, ValueError) as unreadable:
         name = "ssl.truststore.certificates" if location is None else "ssl.truststore.location"
-        raise unusable(name, _reason(unreadable, location), "give certificates in PEM") from None
+        raise make_option_error(
+            name, _describe_error(unreadable, location), "give certificates in PEM"
+        ) from None
 
 
 def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
@@ -120,26 +127,29 @@ def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
     if location is None and key is None:
         return
     name = "ssl.keystore.key" if location is None else "ssl.keystore.location"
-    # Without a password OpenSSL would ask for one at the terminal, and the driver would hang there.
+    # Never None: OpenSSL would ask for a password at the terminal, and the driver would hang.
     password = options.get("ssl.key.password", "")
     try:
         if location is not None:
             context.load_cert_chain(location, password=password)
         else:
             chain = options["ssl.keystore.certificate.chain"]
-            with _nameless_file(_pem(chain)) as chain_path, _nameless_file(_pem(key or "")) as key_path:
+            with (
+                _nameless_file(_normalize_pem(chain)) as chain_path,
+                _nameless_file(_normalize_pem(key or "")) as key_path,
+            ):
                 context.load_cert_chain(chain_path, key_path, password=password)
     except (OSError, ValueError) as unreadable:
-        raise unusable(
+        raise make_option_error(
             name,
-            _reason(unreadable, location),
+            _describe_error(unreadable, location),
             "give a private key, its certificate behind it, in PEM, and the key's password, if it has one, "
             "as ssl.key.password",
         ) from None
 
 
-def _pem(text: str) -> str:
-    """Return the PEM blocks of `text` with their line breaks, which properties files lose."""
+def _normalize_pem(text: str) -> str:
+    """Return the PEM blocks of `text` with line breaks, which properties files lose."""
     blocks = [(kind, "".join(body.split())) for kind, body in _PEM_BLOCK.findall(text)]
     if not blocks:
         raise ValueError("it holds no PEM block")
@@ -151,7 +161,7 @@ def _pem(text: str) -> str:
 
 @contextmanager
 def _nameless_file(text: str) -> Iterator[str]:
-    """Yield a path to `text` that no other process can open: OpenSSL takes keys from files only."""
+    """Yield a path to `text` that no other process can open; OpenSSL reads keys only from files."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode())
         file.flush()
@@ -159,7 +169,7 @@ def _nameless_file(text: str) -> Iterator[str]:
         yield f"/dev/fd/{file.fileno()}"
 
 
-def _reason(error: OSError | ValueError, location: str | None) -> str:
+def _describe_error(error: OSError | ValueError, location: str | None) -> str:
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     return f"{location}: {text}" if location is not None else text
 
@@ -167,17 +177,17 @@ def _reason(error: OSError | ValueError, location: str | None) -> str:
 _PREFIX = "kafka."
 _SERVER = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _SECRET = re.compile(r"password|jaas|secret|token|key", re.IGNORECASE)
-#: Hidden although the pattern matches only by accident; a file's place is no secret.
+#: Names that the pattern matches by accident; a file's path is no secret.
 _NOT_SECRET = frozenset({"ssl.keystore.location", "ssl.keystore.type"})
-#: Here a file: is a URL from which tokens come.
+#: Here ``file:`` begins a URL of tokens, not the place of a secret.
 _NO_PLACE = frozenset({"sasl.oauthbearer.token.endpoint.url"})
 _HIDDEN = "<hidden>"
 
-#: One entry of a JAAS configuration, as Kafka's Java client splits it: module, flag, options.
+#: An entry of a JAAS configuration, parsed as in Kafka's Java client: module, flag, options.
 _JAAS_WORD = r"[\w.$-]++"
 _JAAS_OPTION = rf"""\s*({_JAAS_WORD})\s*=\s*("(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|{_JAAS_WORD})"""
 _JAAS = re.compile(rf"\s*({_JAAS_WORD})\s+\w++((?:{_JAAS_OPTION})*+)\s*;\s*", re.DOTALL)
-#: A secret in such an entry that is elsewhere.
+#: A reference to a secret in such an entry.
 _JAAS_SECRET = re.compile(
     r"""(\b(?:password|clientSecret)\s*=\s*)("(?:env|file):[^"\\]*"|'(?:env|file):[^'\\]*')"""
 )
@@ -202,7 +212,7 @@ _MILLISECONDS = {
     "retry.backoff.ms": "retry_backoff_ms",
 }
 _CONNECTION_PREFIXES = ("security.", "sasl.", "ssl.")
-#: Options of the Java client that have a meaning there only; harmless to leave out here.
+#: Options of the Java client without a meaning here; ignored.
 _JAVA_ONLY = frozenset({"ssl.enabled.protocols", "ssl.protocol", "ssl.provider"})
 
 
@@ -228,7 +238,7 @@ def is_secret(option: str) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KafkaConnection:
-    """Where Kafka is and how to log in: a plain value, safe to print, checked on construction."""
+    """Servers and login of Kafka; a plain value, checked on construction and safe to print."""
 
     #: ``"host:port"``, several separated by commas, or a list of them.
     bootstrap_servers: str | list[str] | tuple[str, ...]
@@ -239,13 +249,13 @@ class KafkaConnection:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bootstrap_servers", _checked_servers(self.bootstrap_servers))
-        object.__setattr__(self, "options", MappingProxyType(_checked_options(self.options)))
+        object.__setattr__(self, "bootstrap_servers", _check_servers(self.bootstrap_servers))
+        object.__setattr__(self, "options", MappingProxyType(_check_options(self.options)))
 
     def __reduce__(self) -> tuple[Callable[..., KafkaConnection], tuple[str, dict[str, str]]]:
-        # The read-only view of the options cannot be pickled, and a Spark task needs this value. It gets the
-        # secrets themselves: their places are the driver's.
-        return (_of_driver, (self.servers, self._resolved()))
+        # The read-only view of the options cannot be pickled, but Spark tasks need this value. They get the
+        # secrets themselves, since references to them are valid on the driver only.
+        return (_rebuild_connection, (self.servers, self._resolve_secrets()))
 
     def __hash__(self) -> int:
         return hash((self.servers, frozenset(self.options.items())))
@@ -259,36 +269,38 @@ class KafkaConnection:
         shown = {name: _HIDDEN if is_secret(name) else value for name, value in self.options.items()}
         return f"KafkaConnection({self.servers!r}, {shown!r})"
 
-    def for_spark(self) -> dict[str, str]:
-        return {_PREFIX + name: value for name, value in self.for_java().items()}
+    def to_spark_options(self) -> dict[str, str]:
+        return {_PREFIX + name: value for name, value in self.to_java_options().items()}
 
-    def for_java(self) -> dict[str, str]:
-        return {"bootstrap.servers": self.servers, **self._resolved()}
+    def to_java_options(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.servers, **self._resolve_secrets()}
 
-    def _resolved(self) -> dict[str, str]:
+    def _resolve_secrets(self) -> dict[str, str]:
         return {name: _read(name, value) for name, value in self.options.items()}
 
-    def for_python(self) -> dict[str, object]:
-        """Return the keyword arguments of a kafka-python client, secrets in clear; not to be pickled."""
-        # Before every connect: it reads the files that are named. At level DEBUG kafka-python's own logger
-        # prints what it sends, and PLAIN sends the password, OAUTHBEARER the token; SCRAM sends neither.
+    def to_client_arguments(self) -> dict[str, object]:
+        """Return the arguments of a kafka-python client, with secrets in clear; never pickle them."""
+        # Called before every connect, since it reads files. At level DEBUG kafka-python logs what it sends:
+        # with PLAIN the password, with OAUTHBEARER the token, with SCRAM neither.
         assert isinstance(self.bootstrap_servers, tuple)
         servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
         arguments: dict[str, object] = {"bootstrap_servers": servers}
-        # Kafka's Java client trims all values as well.
-        left = {name: value.strip() for name, value in self._resolved().items()}
+        # Kafka's Java client trims all values, too.
+        left = {name: value.strip() for name, value in self._resolve_secrets().items()}
         if "client.id" in left:
             arguments["client_id"] = left.pop("client.id")
         if "security.protocol" in left:
             protocol = left.pop("security.protocol").upper()
             if protocol not in _SECURITY_PROTOCOLS:
                 what_to_do = f"use one of {', '.join(_SECURITY_PROTOCOLS)}"
-                raise unusable("security.protocol", f"it is {protocol!r}", what_to_do)
+                raise make_option_error("security.protocol", f"it is {protocol!r}", what_to_do)
             arguments["security_protocol"] = protocol
         for name in sorted(left.keys() & _MILLISECONDS.keys()):
             text = left.pop(name)
             if not text.isdecimal():
-                raise unusable(name, f"it is {text!r}, and no whole number", "give whole milliseconds")
+                raise make_option_error(
+                    name, f"it is {text!r}, and no whole number", "give whole milliseconds"
+                )
             arguments[_MILLISECONDS[name]] = int(text)
         arguments.update(_take_sasl(left, str(arguments.get("security_protocol", ""))))
         if (context := take_tls(left)) is not None:
@@ -296,20 +308,22 @@ class KafkaConnection:
         unknown = sorted(left.keys() - _JAVA_ONLY)
         if unknown:
             why = "it does not go with the security.protocol and the sasl.mechanism that are given"
-            raise unusable(unknown[0], why, "remove it, or correct these")
+            raise make_option_error(unknown[0], why, "remove it, or correct these")
         return arguments
 
 
-def _of_driver(servers: str, options: dict[str, str]) -> KafkaConnection:
-    """Return the connection of a task, whose secrets stand for themselves."""
+def _rebuild_connection(servers: str, options: dict[str, str]) -> KafkaConnection:
+    """Return a task's connection, whose secrets are already resolved."""
     connection = object.__new__(KafkaConnection)
-    object.__setattr__(connection, "bootstrap_servers", _checked_servers(servers))
-    object.__setattr__(connection, "options", MappingProxyType({n: _Known(v) for n, v in options.items()}))
+    object.__setattr__(connection, "bootstrap_servers", _check_servers(servers))
+    object.__setattr__(
+        connection, "options", MappingProxyType({n: _ResolvedValue(v) for n, v in options.items()})
+    )
     return connection
 
 
-class _Known(str):
-    """A value that says no place, whatever it begins with: it was read already."""
+class _ResolvedValue(str):
+    """A resolved value, which is no reference to a secret even if it begins like one."""
 
     __slots__ = ()
 
@@ -319,7 +333,7 @@ def _is_place(name: str) -> bool:
 
 
 def _read(name: str, value: str) -> str:
-    if isinstance(value, _Known) or not _is_place(name):
+    if isinstance(value, _ResolvedValue) or not _is_place(name):
         return value
     text = secret_of(value.strip(), name).read() if value.strip().startswith(("env:", "file:")) else value
     return _JAAS_SECRET.sub(_read_in_jaas, text) if name == "sasl.jaas.config" else text
@@ -331,7 +345,7 @@ def _read_in_jaas(found: re.Match[str]) -> str:
     return f'{found[1]}"{escaped}"'
 
 
-def _checked_servers(servers: object) -> tuple[str, ...]:
+def _check_servers(servers: object) -> tuple[str, ...]:
     entries = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(entries, (list, tuple)) or not entries:
         raise ConfigError(
@@ -353,7 +367,7 @@ def _checked_servers(servers: object) -> tuple[str, ...]:
     return tuple(checked)
 
 
-def _checked_options(options: Mapping[str, object]) -> dict[str, str]:
+def _check_options(options: Mapping[str, object]) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not name.removeprefix(_PREFIX):
@@ -365,11 +379,13 @@ def _checked_options(options: Mapping[str, object]) -> dict[str, str]:
         if isinstance(value, EnvironmentSecret | FileSecret):
             value = place_of(value)
         if not isinstance(value, str):
-            raise unusable(bare, f"it must be a string, not {type(value).__name__}", "write it as text")
+            raise make_option_error(
+                bare, f"it must be a string, not {type(value).__name__}", "write it as text"
+            )
         if bare == "bootstrap.servers":
-            raise unusable(bare, "it is given twice", "use bootstrap_servers only")
+            raise make_option_error(bare, "it is given twice", "use bootstrap_servers only")
         if bare not in CONNECTION_OPTIONS:
-            raise unusable(
+            raise make_option_error(
                 bare,
                 "flinkish_spark also talks to Kafka from Python and does not know it there",
                 closest(bare, CONNECTION_OPTIONS)
@@ -377,24 +393,26 @@ def _checked_options(options: Mapping[str, object]) -> dict[str, str]:
                 "into a source's reader_options=",
             )
         if _is_place(bare):
-            secret_of(value.strip(), bare)  # Raises if it begins like a place, and is none.
+            secret_of(value.strip(), bare)  # Raises if it is an invalid reference.
         if checked.setdefault(bare, value) != value:
             what_to_do = f"keep one of {bare!r} and {_PREFIX + bare!r}"
-            raise unusable(bare, "it is given twice with different values", what_to_do)
+            raise make_option_error(bare, "it is given twice with different values", what_to_do)
     return checked
 
 
 def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object]:
-    """Move the SASL options out of `left` and translate them."""
+    """Take the SASL options out of `left` and translate them for kafka-python."""
     mechanism, jaas = left.pop("sasl.mechanism", None), left.pop("sasl.jaas.config", None)
     wanted = security_protocol.startswith("SASL_")
     what_to_do = f"use one of {', '.join(_SASL_MODULES)}"
     if mechanism is None:
         if wanted or jaas is not None:
-            raise unusable("sasl.mechanism", "its default GSSAPI is not supported", what_to_do, missing=True)
+            raise make_option_error(
+                "sasl.mechanism", "its default GSSAPI is not supported", what_to_do, missing=True
+            )
         return {}
     if mechanism not in _SASL_MODULES:
-        raise unusable("sasl.mechanism", f"it is {mechanism!r}", what_to_do)
+        raise make_option_error("sasl.mechanism", f"it is {mechanism!r}", what_to_do)
     if jaas is None and not wanted:
         return {}
     if mechanism == "OAUTHBEARER":
@@ -402,7 +420,7 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
         return {"sasl_mechanism": mechanism, **source}
     user, password = _jaas_login(jaas, mechanism)
     if mechanism != "PLAIN":
-        # In SCRAM both separate fields (RFC 5802); kafka-python leaves that to its caller.
+        # Both are separators in SCRAM (RFC 5802), which kafka-python does not escape.
         user = user.replace("=", "=3D").replace(",", "=2C")
     return {
         "sasl_mechanism": mechanism,
@@ -412,21 +430,21 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
 
 
 def _jaas_options(jaas: str | None, mechanism: str) -> dict[str, str] | None:
-    """Return the options of the one entry; None if it is none of the mechanism's."""
+    """Return the options of the JAAS entry; None if it is not the mechanism's."""
     entry = _JAAS.fullmatch(jaas or "")
-    # Some distributions move Kafka's classes to a package of their own.
+    # Some distributions move Kafka's classes to another package.
     if entry is None or entry[1].rpartition(".")[2] != _SASL_MODULES[mechanism].rpartition(".")[2]:
         return None
-    return {name: _unquoted(value) for name, value in re.findall(_JAAS_OPTION, entry[2])}
+    return {name: _unquote(value) for name, value in re.findall(_JAAS_OPTION, entry[2])}
 
 
 def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
-    """Return name and password; the error never holds a part of `jaas`."""
+    """Return name and password; the error never contains a part of `jaas`."""
     fields = _jaas_options(jaas, mechanism) or {}
     module = _SASL_MODULES[mechanism]
     token = fields.get("tokenauth", "").lower() == "true"
     if token or not fields.get("username") or not fields.get("password"):
-        raise unusable(
+        raise make_option_error(
             "sasl.jaas.config",
             "Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
             f'write it as: {module} required username="..." password="...";',
@@ -435,12 +453,12 @@ def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
     return fields["username"], fields["password"]
 
 
-def _unquoted(text: str) -> str:
-    def meant(escape: re.Match[str]) -> str:
+def _unquote(text: str) -> str:
+    def unescape(escape: re.Match[str]) -> str:
         code = escape[1]
         return chr(int(code, 8)) if code[0] in "01234567" else _JAAS_ESCAPED.get(code, code)
 
-    return _JAAS_ESCAPE.sub(meant, text[1:-1]) if text[0] in "\"'" else text
+    return _JAAS_ESCAPE.sub(unescape, text[1:-1]) if text[0] in "\"'" else text
 
 
 class _Secret(str):
@@ -458,16 +476,16 @@ _LOGIN_REFUSALS = (
     kafka_errors.SaslAuthenticationFailedError,
     kafka_errors.UnsupportedSaslMechanismError,
 )
-#: A broker that dies during a handshake; another attempt may succeed.
+#: The broker died during the handshake; another attempt may succeed.
 _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 #: OpenSSL's codes for a certificate of another host name or address.
 _OTHER_NAME = (62, 64)
 _THROTTLE_POLL_S = 0.005
-#: A connection is made, and a login done, within a third of a request's time, and at least this.
+#: Least time to connect and log in; otherwise a third of the request timeout.
 _LEAST_SETUP_MS = 3_000
 
 
-def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
+def connect_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
     """Return a kafka-python admin client that has reached a broker."""
     made: list[tuple[KafkaNetClient, _Manager]] = []
 
@@ -479,13 +497,13 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
         return made[-1][0]
 
     if isinstance(tokens := arguments.get("sasl_oauth_token_provider"), Tokens):
-        # Here it is heard what the endpoint says; a login would only be one that failed.
+        # Fetch a token now: this error says what the endpoint answered, a failed login would not.
         tokens.token()
     try:
         admin = KafkaAdminClient(**arguments, bootstrap_timeout_ms=max(1, within_ms), kafka_client=make)
     except (kafka_errors.KafkaError, OSError) as failed:
-        # The constructor leaves its thread and sockets behind when it raises: hours of a broker being
-        # down would otherwise pile them up.
+        # A failed constructor leaves its thread and sockets behind; they would pile up while a broker is
+        # down.
         reason: BaseException = failed
         for client, manager in made:
             reason = manager.failure or reason
@@ -499,7 +517,7 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
                 bootstrap_servers=servers,
             ) from reason
         if (broken := _final_tls_error(reason)) is not None:
-            raise _tls_failed(servers, broken) from reason
+            raise _make_tls_error(servers, broken) from reason
         raise reason from None
     for _, manager in made:
         manager.opening = False
@@ -507,12 +525,12 @@ def connected_admin(arguments: Mapping[str, object], servers: str, within_ms: in
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """While opening, remembers the last failure, and gives up when asking again cannot help."""
+    """Remembers the last failure while opening, and gives up if another attempt cannot help."""
 
-    # Where a broker throttles this client, requests wait for their turn. kafka-python refuses them, which
-    # looks like a lost connection: it would be closed, and whatever else was under way on it be lost.
+    # While a broker throttles this client, requests wait here. kafka-python would refuse them, which looks
+    # like a lost connection: the client would close it and lose all other requests on it.
 
-    #: Later on a closed manager would leave the requests of others without an answer.
+    #: False after opening: closing the manager then would leave other requests without an answer.
     opening = True
     failure: BaseException | None = None
 
@@ -521,14 +539,14 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         self._waiting: dict[Any, deque[tuple[Any, int | None, Future]]] = {}
 
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: int | None = None) -> Future:
-        """Send a request, behind those that wait for the same broker; any broker if none is named."""
+        """Send a request after those that wait for the same broker; to any broker without `node_id`."""
         try:
             connection = self.get_connection(self.least_loaded_node() if node_id is None else node_id)
         except kafka_errors.NodeNotReadyError as unknown:
             return Future().failure(unknown)
         if connection not in self._waiting:
             if not connection.paused or connection.closed:
-                return _sent(connection, request, request_timeout_ms)
+                return _send_request(connection, request, request_timeout_ms)
             self._waiting[connection] = deque()
             self._net.call_soon(lambda: self._send_when_allowed(connection))
         answer = Future()
@@ -547,32 +565,32 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
                 while connection.paused and not connection.closed:
                     await self._net.sleep(_THROTTLE_POLL_S)
                 request, request_timeout_ms, answer = waiting.popleft()
-                sent = _sent(connection, request, request_timeout_ms)
+                sent = _send_request(connection, request, request_timeout_ms)
                 sent.add_callback(answer.success).add_errback(answer.failure)
         finally:
             del self._waiting[connection]
 
     def get_connection(self, node_id: Any, timeout_ms: float | None = None, **how: Any) -> Any:
         if timeout_ms is not None and len(self.cluster.bootstrap_brokers()) > 1:
-            # kafka-python would give all of the time allowed to the first one that it tries, which may hang.
+            # kafka-python would spend the whole timeout on the first broker that it tries, which may hang.
             timeout_ms = min(timeout_ms, self.config["socket_connection_setup_timeout_ms"])
         connection = super().get_connection(node_id, timeout_ms, **how)
         if self.opening:
-            connection.init_future.add_errback(self._failed)
+            connection.init_future.add_errback(self._on_failure)
         return connection
 
-    def _failed(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         if self.closed or not self.opening:
-            return  # closed by us: the reason for that is the one that counts
-        # A mechanism's own checks raise what they like.
+            return  # closed by us; the first reason counts
+        # A SASL mechanism may raise any type.
         ours = isinstance(error, kafka_errors.KafkaError | OSError)
         self.failure = error if ours else kafka_errors.KafkaConnectionError(error)
-        # kafka-python would ask again until its time is over, which can lock an account.
+        # kafka-python would retry until its timeout, which can lock an account.
         if isinstance(error, _LOGIN_REFUSALS) or _final_tls_error(error) is not None:
             self._net.call_soon(self.close)
 
     async def _build_transport(self, *args: Any, **how: Any) -> Any:
-        # kafka-python drops what arrives together with the end of the stream, and that is how a broker says
+        # kafka-python drops data that arrives together with the end of the stream, such as a broker's answer
         # that the password is wrong.
         transport = await super()._build_transport(*args, **how)
         receive = transport._sock_recv
@@ -581,7 +599,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         def receive_all_before_the_end() -> tuple[bytes, Any]:
             data, error = (b"", ended.pop()) if ended else receive()
             if data and error is not None:
-                ended.append(error)  # the next call, which comes at once, tells
+                ended.append(error)  # returned by the next call, which follows at once
                 error = None
             return data, error
 
@@ -589,30 +607,30 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
         return transport
 
 
-def _sent(connection: Any, request: Any, request_timeout_ms: int | None) -> Future:
+def _send_request(connection: Any, request: Any, request_timeout_ms: int | None) -> Future:
     try:
         return connection.send_request(request, request_timeout_ms=request_timeout_ms)
     except RuntimeError as closed:
-        # kafka-python's way to say that the socket closed under its feet.
+        # kafka-python raises this if the socket was closed meanwhile.
         return Future().failure(kafka_errors.KafkaConnectionError(str(closed)))
 
 
 def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
-    # kafka-python keeps the error as context or as argument of its own.
+    # kafka-python keeps the error as context or as an argument.
     for candidate in (error, error.__context__, *error.args):
         if isinstance(candidate, ssl.SSLError) and not isinstance(candidate, _TLS_CUT_SHORT):
             return candidate
     return None
 
 
-class TlsFailed(EnvironmentFault):
-    """There is no TLS connection to Kafka; certificates that are being renewed fit again in a moment."""
+class TlsError(EnvironmentFault):
+    """A failed TLS handshake with Kafka; it may pass, since certificates may be being renewed."""
 
     restartable = True
     ends_when_repeated = True
 
 
-def _tls_failed(servers: str, error: ssl.SSLError) -> TlsFailed:
+def _make_tls_error(servers: str, error: ssl.SSLError) -> TlsError:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}"
@@ -628,7 +646,7 @@ def _tls_failed(servers: str, error: ssl.SSLError) -> TlsFailed:
     else:
         why = str(error)
         what_to_do = "check that security.protocol fits the port, and TLS versions and ciphers"
-    return TlsFailed(
+    return TlsError(
         f"There is no TLS connection to Kafka at {servers}",
         why=why,
         what_to_do=what_to_do,

@@ -1,12 +1,12 @@
 """Bearer tokens for SASL OAUTHBEARER: from an identity provider's token endpoint, or from a file.
 
-As Kafka's `OAuthBearerLoginCallbackHandler` makes them for Java's client, and out of the same options: the
-grant is `client_credentials` (RFC 6749, 4.4), or a file holds the token.
+It has the options of Kafka's `OAuthBearerLoginCallbackHandler` for Java's client: the grant is
+`client_credentials` (RFC 6749, 4.4), or a file contains the token.
 
-- A token is kept in this process until four fifths of its life are over, which is when Java's client takes a
-  new one, too; brokers that set `connections.max.reauth.ms` ask again later than that.
-- A redirect is not followed: it would carry the client's secret to another host.
-- Neither secret nor token is in a message or a `repr`.
+- The process keeps a token for four fifths of its lifetime, as Java's client does. Brokers that set
+  `connections.max.reauth.ms` ask for a new one later than that.
+- Redirects are refused: one would send the client's secret to another host.
+- No message and no `repr` contains a secret or a token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flinkish_spark.core.errors import AuthorizationError, ConfigError
 _HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _URL, _HANDLER_OPTION = "sasl.oauthbearer.token.endpoint.url", "sasl.login.callback.handler.class"
 _READ_TIMEOUT, _URLENCODE = "sasl.login.read.timeout.ms", "sasl.oauthbearer.header.urlencode"
-#: Of the Java client alone: how it refreshes in the background, how often it asks again, names of claims.
+#: Options of the Java client without a meaning here: refresh, retries, names of claims.
 _JAVA_ONLY = frozenset(
     {
         *("sasl.login.connect.timeout.ms", "sasl.login.refresh.buffer.seconds"),
@@ -44,28 +44,28 @@ _JAVA_ONLY = frozenset(
 )
 OAUTH_OPTIONS = _JAVA_ONLY | {_URL, _HANDLER_OPTION, _READ_TIMEOUT, _URLENCODE}
 _EXTENSION = "extension_"
-#: What Kafka's client takes for names and values of extensions (RFC 7628).
+#: Names and values of extensions that Kafka's client accepts (RFC 7628).
 _EXTENSION_NAME, _EXTENSION_VALUE = re.compile(r"[A-Za-z]+"), re.compile(r"[\x21-\x7E \t\r\n]+")
 _DEFAULT_READ_TIMEOUT_MS = 10_000
 _MOST_ANSWER_BYTES = 1_000_000
-#: How much of a token's life it is used for.
+#: Share of a token's lifetime for which it is used.
 _USED_SHARE = 0.8
-#: The endpoint says that the client, its secret or what it asks for is wrong; asking again may lock it.
+#: Status codes for a wrong client, secret or scope; a retry may lock the client.
 _REFUSALS = (400, 401, 403)
 _CLOCK = SystemClock()
 
-#: Makes the TLS of the endpoint out of options by Kafka's names.
+#: Makes the endpoint's SSL context from options by Kafka's names.
 ContextOf = Callable[[Mapping[str, str]], ssl.SSLContext]
 
 
 def take_token_source(
     left: dict[str, str], jaas: Mapping[str, str] | None, context_of: ContextOf
 ) -> dict[str, object]:
-    """Move the options of OAUTHBEARER out of `left` and translate them for kafka-python."""
+    """Take the options of OAUTHBEARER out of `left` and translate them for kafka-python."""
     given = {name: left.pop(name) for name in OAUTH_OPTIONS & left.keys()}
     handler, url = given.get(_HANDLER_OPTION, ""), given.get(_URL, "")
     if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
-        raise unusable(
+        raise make_option_error(
             _HANDLER_OPTION,
             "without one Java's client makes unsecured tokens, which are for nobody but developers"
             if not handler
@@ -75,24 +75,28 @@ def take_token_source(
         )
     kind = urllib.parse.urlsplit(url).scheme.lower()
     if kind not in ("http", "https", "file"):
-        raise unusable(_URL, "it says where tokens come from", "give an https or file URL", missing=not url)
+        raise make_option_error(
+            _URL, "it says where tokens come from", "give an https or file URL", missing=not url
+        )
     if jaas is None or (kind != "file" and not (jaas.get("clientId") and jaas.get("clientSecret"))):
         module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-        raise unusable(
+        raise make_option_error(
             "sasl.jaas.config",
             "OAUTHBEARER needs one of its form",
             f'write it as: {module} required clientId="..." clientSecret="..." scope="...";',
         )
     timeout = given.get(_READ_TIMEOUT, str(_DEFAULT_READ_TIMEOUT_MS))
     if not timeout.isdecimal() or int(timeout) == 0:
-        raise unusable(_READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number")
+        raise make_option_error(
+            _READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number"
+        )
     extensions = {
         name.removeprefix(_EXTENSION): value for name, value in jaas.items() if name.startswith(_EXTENSION)
     }
     for name, value in extensions.items():
         if name == "auth" or not _EXTENSION_NAME.fullmatch(name) or not _EXTENSION_VALUE.fullmatch(value):
             what_to_do = "use letters for its name"
-            raise unusable("sasl.jaas.config", f"the extension {name!r} cannot be sent", what_to_do)
+            raise make_option_error("sasl.jaas.config", f"the extension {name!r} cannot be sent", what_to_do)
     source = TokenSource(
         url,
         jaas.get("clientId", "").strip(),
@@ -105,8 +109,8 @@ def take_token_source(
     return {"sasl_oauth_token_provider": Tokens(source, extensions, context_of)}
 
 
-def unusable(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
-    """Return the error about an option of a connection; `why` quotes no value of one that may be a secret."""
+def make_option_error(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
+    """Return the error of an make_option_error connection option; `why` must not quote a secret."""
     return ConfigError(
         f"Kafka option {option!r} {'is missing' if missing else 'cannot be used'}",
         why=why,
@@ -117,7 +121,7 @@ def unusable(option: str, why: str, what_to_do: str, *, missing: bool = False) -
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """Where tokens come from, and for whom; compares by all of it."""
+    """Endpoint, client and scope of tokens; the key of the token cache."""
 
     url: str
     client_id: str
@@ -135,7 +139,7 @@ class _Token:
     fresh_until_ms: int
 
 
-#: The newest token of each source in this process. A plain value: a forked worker may go on with it.
+#: Newest token of each source in this process; a forked worker may use it, too.
 _known: dict[TokenSource, _Token] = {}
 
 
@@ -153,12 +157,12 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         self._context_of, self._clock = context_of, clock
 
     def token(self) -> str:
-        """Return a token that lives for at least a fifth of its life, from the process or anew."""
+        """Return the cached token, or fetch a new one if less than a fifth of its lifetime is left."""
         if self._source.url.lower().startswith("file:"):
             return self._from_file()
         known = _known.get(self._source)
         if known is None or self._clock.wall_ms() >= known.fresh_until_ms:
-            known = _known[self._source] = self._fetched()
+            known = _known[self._source] = self._fetch()
         return known.text
 
     def extensions(self) -> dict[str, str]:
@@ -167,18 +171,18 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
     def _from_file(self) -> str:
         path = urllib.request.url2pathname(urllib.parse.urlsplit(self._source.url).path)
         try:
-            return _checked(Path(path).read_text(encoding="ascii").strip())
+            return _check_token(Path(path).read_text(encoding="ascii").strip())
         except (OSError, ValueError) as unreadable:
             raise kafka_errors.KafkaConnectionError(
                 f"the token in {path} cannot be read: {type(unreadable).__name__}"
             ) from None
 
-    def _fetched(self) -> _Token:
+    def _fetch(self) -> _Token:
         asked_ms = self._clock.wall_ms()
         try:
-            body = self._posted()
+            body = self._post()
         except urllib.error.HTTPError as refused:
-            self._refused(refused)
+            self._raise_refusal(refused)
         except (OSError, ValueError) as failed:
             reason = getattr(failed, "reason", None) or type(failed).__name__
             raise kafka_errors.KafkaConnectionError(
@@ -186,14 +190,14 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
             ) from None
         try:
             answer = json.loads(body)
-            text = _checked(answer["access_token"])
+            text = _check_token(answer["access_token"])
         except (ValueError, KeyError, TypeError):
             raise kafka_errors.KafkaConnectionError(
                 f"the answer of the token endpoint {self._place} has no access_token"
             ) from None
         return _Token(text, asked_ms + int(_life_ms(text, answer) * _USED_SHARE))
 
-    def _posted(self) -> bytes:
+    def _post(self) -> bytes:
         source = self._source
         names = (source.client_id, source.client_secret)
         if source.urlencode:
@@ -221,7 +225,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         parts = urllib.parse.urlsplit(self._source.url)
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
-    def _refused(self, refused: urllib.error.HTTPError) -> NoReturn:
+    def _raise_refusal(self, refused: urllib.error.HTTPError) -> NoReturn:
         if refused.code not in _REFUSALS:
             raise kafka_errors.KafkaConnectionError(
                 f"the token endpoint {self._place} answers {refused.code}"
@@ -235,20 +239,20 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An answer 3xx is an error."""
+    """Turns a redirect into an error."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Follow nothing."""
+        """Refuse to follow the redirect."""
 
 
-def _checked(token: object) -> str:
+def _check_token(token: object) -> str:
     if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7E]+", token):
         raise ValueError("no token")
     return token
 
 
 def _life_ms(token: str, answer: Mapping[str, Any]) -> int:
-    """Return how long a token lives: as the endpoint says, else as it says itself; 0 if nobody says."""
+    """Return a token's lifetime from the endpoint's answer, or else from its claims; 0 if unknown."""
     seconds = answer.get("expires_in")
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds > 0:
         return int(seconds * 1000)

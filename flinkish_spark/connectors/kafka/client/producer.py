@@ -1,4 +1,4 @@
-"""Writing the Kafka records of a task in Python, in a transaction that another process ends."""
+"""Producer of a task's Kafka records, in a transaction that another process ends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import numpy as np
 
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.admission import (
-    Addressed,
     Admission,
+    OutgoingRecords,
     Reaction,
-    Spreader,
-    by_partition,
-    by_topic,
-    reaction_to,
+    StickyPartitioner,
+    find_reaction,
+    split_by_partition,
+    split_by_topic,
 )
 from flinkish_spark.connectors.kafka.client.batches import (
     TRANSACTIONAL_BIT,
@@ -37,7 +37,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
 from flinkish_spark.connectors.kafka.client.client import (
     WIRES,
     BatchAnswer,
-    Doubt,
+    ConfirmationCounter,
     EndAction,
     Handle,
     KafkaWire,
@@ -46,7 +46,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     ProducerGrant,
     TopicLayout,
     WirePool,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
@@ -68,43 +68,43 @@ from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import Int64s
 
 _T = TypeVar("_T")
-#: Partitions can be added to a topic: this old, what we know is asked for again.
+#: Age at which cached partitions are asked for again, since partitions can be added.
 _LAYOUT_MAX_AGE_MS = 300_000
 _UNKNOWN: int = kafka_errors.UnknownTopicOrPartitionError.errno
 _INVALID: int = kafka_errors.InvalidTopicError.errno
 
-#: What this process knows about topics, and since when on the monotonic clock. Plain values, so a
-#: forked worker may use what its parent knew.
+#: Cached topic layouts of this process, with their time on the monotonic clock. Plain values, so that a
+#: forked worker can use its parent's.
 _known: dict[KafkaConnection, dict[str, tuple[TopicLayout, int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The producer of an attempt, by its task's ticket id: every attempt gets another one, in order."""
+    """Producer id and epoch that an attempt got for its task's ticket id; increases with each attempt."""
 
     producer_id: int
     producer_epoch: int
 
     def follows(self, other: Ticket | None) -> bool:
-        """Return whether nobody has taken one in between; None stands for an id that nobody has used."""
+        """Return whether no ticket was taken in between; None means that the id was never used."""
         if other is not None and other.producer_epoch < _LAST_EPOCH:
             return self == Ticket(other.producer_id, other.producer_epoch + 1)
-        # A new id, or one whose epochs are used up.
+        # A new producer id, or the next one after its epochs are used up.
         return self.producer_epoch == 0 and (other is None or self.producer_id != other.producer_id)
 
 
-#: Behind it Kafka gives a transactional id another producer id; it keeps one epoch more to fence with.
+#: After this epoch Kafka assigns another producer id; it reserves one more epoch for fencing.
 _LAST_EPOCH = 32_766
 
 
 class ProducerSession:
-    """Topics and their partitions, and who writes into them: here nobody in particular."""
+    """Topic metadata and the producer's identity; this one writes without a producer id."""
 
-    #: What every batch is, as bits of its attributes.
+    #: Attribute bits of every batch.
     batch_attributes = 0
-    #: Whether something may have to be aborted, once it is begun.
+    #: Whether a begun session may have a transaction to abort.
     is_transactional = False
-    #: Of an attempt that writes into the transaction of all tasks, once it is begun.
+    #: Ticket of a begun attempt that writes into a shared transaction.
     ticket: Ticket | None = None
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
@@ -122,13 +122,13 @@ class ProducerSession:
         self.is_begun = True
 
     def join(self, places: Iterable[Place]) -> None:
-        """Make partitions part of what is written, unless they are; raises as :meth:`begin`."""
+        """Prepare writing to partitions; may raise the errors of :meth:`begin`."""
 
     def first_sequence(self, place: Place) -> int:
         return 0
 
     def _take(self, what: str, right: str, ask: Callable[[int], ProducerGrant]) -> None:
-        grant = self.asked(what, right, ask, lambda grant: self.unsettled(what, [grant.code]))
+        grant = self.ask_brokers(what, right, ask, lambda grant: self.why_ask_again(what, [grant.code]))
         self.producer_id, self.producer_epoch = grant.producer_id, grant.producer_epoch
         self.is_begun = True
 
@@ -150,31 +150,31 @@ class ProducerSession:
         return leaders[place[1]] if place[1] < len(leaders) else -1
 
     def refresh(self, topics: Iterable[str]) -> None:
-        """Ask for partitions and leaders now; see :meth:`layout`."""
+        """Ask for partitions and leaders of topics now."""
         wanted = sorted(set(topics))
         for topic in wanted:
             self._layouts.pop(topic, None)
-        what, doubt = f"describe topics {', '.join(wanted)}", Doubt()
+        what, doubt = f"describe topics {', '.join(wanted)}", ConfirmationCounter()
 
-        def unsettled(found: dict[str, TopicLayout]) -> str:
+        def why_ask_again(found: dict[str, TopicLayout]) -> str:
             codes = {topic: layout.code for topic, layout in found.items()}
             self.check_topics_allowed(codes.items())
-            is_believed = doubt.is_over(_UNKNOWN in codes.values())
+            is_believed = doubt.is_confirmed(_UNKNOWN in codes.values())
             for topic, code in codes.items():
                 if code == _INVALID or (code == _UNKNOWN and is_believed):
-                    raise faults.StagingFailed(
+                    raise faults.StagingError(
                         f"topic '{topic}' does not exist",
                         why=f"the brokers at {self.wire.connection.servers} do not know it",
                         what_to_do="create it, or correct its name",
                         topic=topic,
                     )
-            return self.unsettled(what, codes.values())
+            return self.why_ask_again(what, codes.values())
 
-        found = self.asked(
+        found = self.ask_brokers(
             what,
             f"DESCRIBE on topics [{', '.join(wanted)}]",
             lambda left_ms: self.client.layouts(wanted, connect_within_ms=left_ms),
-            unsettled,
+            why_ask_again,
         )
         now_ms = self.wire.clock.monotonic_ms()
         self._layouts.update((topic, (layout, now_ms)) for topic, layout in found.items())
@@ -182,11 +182,13 @@ class ProducerSession:
     def check_topics_allowed(self, codes: Iterable[tuple[str, int]]) -> None:
         denied = [topic for topic, code in codes if code == faults.TOPIC_DENIED]
         if denied:
-            right = faults.missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
-            raise faults.not_authorized(right)
+            right = faults.describe_missing_right(faults.TOPIC_DENIED, denied, self.settings.transactional_id)
+            raise faults.make_missing_right_error(right)
 
-    def asked(self, what: str, right: str, ask: Callable[[int], _T], unsettled: Callable[[_T], str]) -> _T:
-        """Ask until `unsettled` has nothing to say about the answer; it raises on a refusal."""
+    def ask_brokers(
+        self, what: str, right: str, ask: Callable[[int], _T], why_ask_again: Callable[[_T], str]
+    ) -> _T:
+        """Ask until `why_ask_again` returns "" for the answer; it raises on a refusal."""
         budget_ms = self.settings.producer.delivery_timeout_ms
         last = ""
         for left_ms in tries(budget_ms, self.wire.clock):
@@ -196,39 +198,39 @@ class ProducerSession:
                 last = lost.why
                 continue
             except AuthorizationError as denied:
-                raise faults.denied(denied, right) from None
+                raise faults.mark_authorization_error(denied, right) from None
             except EnvironmentFault as broken:
-                raise faults.StagingUnanswered(
-                    f"could not {what}: {faults.one_line(broken.what)}",
-                    why=faults.one_line(broken.why),
+                raise faults.StagingOutageError(
+                    f"could not {what}: {faults.to_one_line(broken.what)}",
+                    why=faults.to_one_line(broken.why),
                     what_to_do=broken.what_to_do,
                 ) from None
-            last = unsettled(answer)
+            last = why_ask_again(answer)
             if not last:
                 return answer
-        raise faults.unanswered(what, budget_ms, last)
+        raise faults.make_unanswered_error(what, budget_ms, last)
 
-    def unsettled(self, what: str, codes: Iterable[int]) -> str:
-        """Return why to ask again, if so; raise if that cannot help."""
+    def why_ask_again(self, what: str, codes: Iterable[int]) -> str:
+        """Return the reason to ask again, or ""; raise if another attempt cannot help."""
         last = ""
         for code in codes:
-            match reaction_to(code):
+            match find_reaction(code):
                 case Reaction.DONE:
                     continue
                 case Reaction.AGAIN | Reaction.ASK_FOR_LEADER:
-                    last = f"Kafka answered {name_of(code)}"
+                    last = f"Kafka answered {describe_code(code)}"
                 case _:
-                    raise self.fault(what, code)
+                    raise self.make_error(what, code)
         return last
 
-    def fault(self, what: str, code: int, topics: Iterable[str] = (), detail: str = "") -> FlinkishError:
+    def make_error(self, what: str, code: int, topics: Iterable[str] = (), detail: str = "") -> FlinkishError:
         name = self.settings.transactional_id
-        match reaction_to(code):
+        match find_reaction(code):
             case Reaction.NOT_AUTHORIZED:
-                return faults.not_authorized(faults.missing_right(code, topics, name))
+                return faults.make_missing_right_error(faults.describe_missing_right(code, topics, name))
             case Reaction.FENCED:
-                return faults.StagingUnanswered(
-                    f"the transaction of {name} is no longer ours ({name_of(code)})",
+                return faults.StagingOutageError(
+                    f"the transaction of {name} is no longer ours ({describe_code(code)})",
                     why="another attempt took its id, or its transaction timeout passed",
                     transactional_id=name,
                     code=code,
@@ -237,22 +239,24 @@ class ProducerSession:
                 if code == kafka_errors.InvalidTransactionTimeoutError.errno:
                     limit = "transaction.max.timeout.ms"
                     detail = detail or f"the transaction timeout is above the broker's {limit}"
-                why = faults.one_line(detail)
-                return faults.StagingFailed(f"Kafka refused to {what} ({name_of(code)})", why=why, code=code)
+                why = faults.to_one_line(detail)
+                return faults.StagingError(
+                    f"Kafka refused to {what} ({describe_code(code)})", why=why, code=code
+                )
 
 
 class IdempotentSession(ProducerSession):
-    """A producer id of its own: a batch that is sent again is written once."""
+    """Idempotent producer: a batch that is sent again is written once."""
 
     def begin(self) -> None:
-        right = faults.missing_right(faults.CLUSTER_DENIED, (), None)
+        right = faults.describe_missing_right(faults.CLUSTER_DENIED, (), None)
         self._take(
             "get a producer id", right, lambda left_ms: self.client.init_idempotent(connect_within_ms=left_ms)
         )
 
 
 class TransactionSession(ProducerSession):
-    """One producer id and epoch, and the partitions of its transaction; for one transaction."""
+    """Transactional producer: one producer id and epoch, and the partitions of its transaction."""
 
     batch_attributes = TRANSACTIONAL_BIT
     is_transactional = True
@@ -268,12 +272,12 @@ class TransactionSession(ProducerSession):
         return Handle(self._name, self.producer_id, self.producer_epoch)
 
     def begin(self) -> None:
-        """Take a new epoch of the transactional id; fences its producers, aborts what they left open."""
-        # This order matters: without a new epoch for every transaction a handle would name two of them, and
-        # committing the older one would commit the newer data.
+        """Take a new epoch of the transactional id, which fences its producers and aborts what is open."""
+        # This order matters: without a new epoch for every transaction a handle would name two of them, and a
+        # commit of the older one would commit the newer data.
         if (attempt := self.settings.attempt) is not None:
-            # Here and not earlier: nobody else is to take the id between the question and its use.
-            self._name = free_transactional_id(self.wire, self._name, attempt)
+            # Choose the id as late as possible, so that no other attempt takes it before its use.
+            self._name = find_free_transactional_id(self.wire, self._name, attempt)
             self.settings = replace(self.settings, transactional_id=self._name, attempt=None)
         self._take_epoch(self._name)
 
@@ -283,11 +287,11 @@ class TransactionSession(ProducerSession):
         def ask(left_ms: int) -> ProducerGrant:
             return self.wire.init_producer_id(name, timeout_ms, connect_within_ms=left_ms)
 
-        right = faults.missing_right(faults.ID_DENIED, (), name)
+        right = faults.describe_missing_right(faults.ID_DENIED, (), name)
         self._take(f"initialise transactional id {name}", right, ask)
 
     def join(self, places: Iterable[Place]) -> None:
-        """Make partitions part of the transaction, unless they are."""
+        """Add partitions to the transaction, unless they are in it."""
         new = sorted(set(places) - self._joined)
         if not new:
             return
@@ -297,65 +301,65 @@ class TransactionSession(ProducerSession):
         def ask(left_ms: int) -> dict[Place, int]:
             return self.client.add_partitions(self.handle, new, connect_within_ms=left_ms)
 
-        def unsettled(codes: dict[Place, int]) -> str:
+        def why_ask_again(codes: dict[Place, int]) -> str:
             self.check_topics_allowed((topic, code) for (topic, _), code in codes.items())
-            if any(reaction_to(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
-                # Raises if the topic is gone; the coordinator may also just not know it yet.
+            if any(find_reaction(code) is Reaction.ASK_FOR_LEADER for code in codes.values()):
+                # Raises if the topic was deleted; otherwise the coordinator may not know it yet.
                 self.refresh({topic for topic, _ in new})
-            return self.unsettled(what, codes.values())
+            return self.why_ask_again(what, codes.values())
 
-        right = faults.missing_right(faults.ID_DENIED, (), name)
-        self.asked(what, right, ask, unsettled)
+        right = faults.describe_missing_right(faults.ID_DENIED, (), name)
+        self.ask_brokers(what, right, ask, why_ask_again)
         self._joined.update(new)
 
     def commit_offsets(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
         right = f"READ on the consumer group {group}"
 
-        def settled(codes: Iterable[int]) -> str:
+        def check_codes(codes: Iterable[int]) -> str:
             found = [code for code in codes if code]
             if kafka_errors.GroupAuthorizationFailedError.errno in found:
-                raise faults.not_authorized(right)
-            return self.unsettled(f"store the offsets of group {group}", found)
+                raise faults.make_missing_right_error(right)
+            return self.why_ask_again(f"store the offsets of group {group}", found)
 
-        self.asked(
+        self.ask_brokers(
             f"add the group {group} to {self._name}",
             right,
             lambda left_ms: self.client.add_group(self.handle, group, connect_within_ms=left_ms),
-            lambda code: settled([code]),
+            lambda code: check_codes([code]),
         )
-        self.asked(
+        self.ask_brokers(
             f"store the offsets of group {group}",
             right,
             lambda left_ms: self.client.commit_in_transaction(
                 self.handle, group, offsets, note, connect_within_ms=left_ms
             ),
-            lambda codes: settled(codes.values()),
+            lambda codes: check_codes(codes.values()),
         )
 
     def commit(self) -> None:
-        """Make everything of the transaction visible; the next one may begin, under the same epoch."""
+        """Commit the transaction; the next one may begin, under the same epoch."""
         what = f"commit the transaction of {self._name}"
-        right = faults.missing_right(faults.ID_DENIED, (), self._name)
-        self.asked(
+        right = faults.describe_missing_right(faults.ID_DENIED, (), self._name)
+        self.ask_brokers(
             what,
             right,
             lambda left_ms: self.wire.end_transaction(
                 self.handle, EndAction.COMMIT, connect_within_ms=left_ms
             ),
-            lambda code: self.unsettled(what, [code]),
+            lambda code: self.why_ask_again(what, [code]),
         )
         self._joined.clear()
 
 
 class SharedSession(TransactionSession):
-    """Writes partitions of a transaction that the driver began and will end."""
+    """Producer of a task in a shared transaction, which the driver begins and ends."""
 
-    # Spark may run a task again while an earlier attempt of it still writes, and brokers cannot tell the two
-    # apart: a batch that has the sequence numbers of an earlier one is acknowledged and dropped. So an
-    # attempt takes a ticket, and then looks whether somebody has written already. Two attempts that looked at
-    # the same time both have a ticket, and the driver gives the transaction up.
+    # Spark may run a task again while an earlier attempt still writes, and brokers cannot distinguish the
+    # two: they acknowledge and drop a batch with the sequence numbers of an earlier one. So an attempt takes
+    # a ticket first, and then checks whether another attempt has written. If two attempts check at the same
+    # time, both have a ticket, and the driver gives the transaction up.
 
-    #: Nothing is for a task to abort.
+    #: The driver aborts, not the task.
     is_transactional = False
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings) -> None:
@@ -364,32 +368,32 @@ class SharedSession(TransactionSession):
         self._shared = settings.shared
 
     def begin(self) -> None:
-        # This order matters: the ticket tells the driver about this attempt for good, before it writes.
+        # This order matters: before the attempt writes, its ticket lets the driver know about it.
         self._take_epoch(self._shared.ticket)
         self.ticket = Ticket(self.producer_id, self.producer_epoch)
         self.producer_id, self.producer_epoch = self._shared.producer_id, self._shared.producer_epoch
 
     def join(self, places: Iterable[Place]) -> None:
-        """Look whether partitions are as the driver has left them."""
+        """Check that partitions have only the records that the driver knows of."""
         new = sorted(set(places) - self._joined)
         if not new:
             return
-        found = self.asked(
+        found = self.ask_brokers(
             f"describe the producers of {len(new)} partitions",
             f"READ on topics [{', '.join(sorted({topic for topic, _ in new}))}]",
             lambda _left_ms: self.wire.last_sequences(new, self.producer_id, self.producer_epoch),
             lambda _found: "",
         )
         for place, last in found.items():
-            wanted = self._shared.next_in(place)
+            wanted = self._shared.find_next_sequence(place)
             if wanted is None:
-                raise faults.StagingFailed(
+                raise faults.StagingError(
                     f"partition {place[1]} of topic {place[0]} is not in the checkpoint's transaction",
                     why="it was added to the topic since the checkpoint began",
                 )
-            # Numbers begin anew behind 2**31 - 1 records; a transaction has fewer.
+            # Sequence numbers wrap after 2**31 - 1 records; a transaction has fewer.
             if last != (wanted - 1 if wanted else None):
-                raise faults.StagingFailed(
+                raise faults.StagingError(
                     f"partition {place[1]} of topic {place[0]} is not as it was when the micro-batch began",
                     why="another attempt of its task has written to it, and brokers cannot tell them apart",
                     what_to_do="none: the transaction is given up, and its micro-batches run again",
@@ -400,7 +404,7 @@ class SharedSession(TransactionSession):
         self._joined.update(new)
 
     def first_sequence(self, place: Place) -> int:
-        return self._shared.next_in(place) or 0
+        return self._shared.find_next_sequence(place) or 0
 
 
 _SESSIONS = {
@@ -410,30 +414,30 @@ _SESSIONS = {
 }
 
 
-#: More than this is not held back in memory by a task: the caller waits for acknowledgements.
+#: Above this many unacknowledged bytes the caller waits for acknowledgements.
 _MOST_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
 _LEAST_UNACKNOWLEDGED_BYTES = 1024 * 1024
-#: The client ends a request by itself; this much later its thread must be dead.
+#: Grace time after a request's timeout; after it the client's thread is taken for dead.
 _THREAD_DEAD_MS = 10_000
 _NO_ANSWER = BatchAnswer(-1, -1, "the answer does not name the partition")
 
 
 @dataclass(slots=True)
-class _Parcel:
-    """A batch that is not acknowledged yet, and its records, in case it has to be cut."""
+class _PendingBatch:
+    """An unacknowledged batch, with its records in case it must be split."""
 
     batch: EncodedBatch
-    rows: Addressed
-    #: Set at the first sending, in the outbox's attended time.
+    rows: OutgoingRecords
+    #: In the outbox's active time; set when the batch is first sent.
     deadline_ms: int | None = None
 
 
 @dataclass(slots=True)
-class _Lane:
-    """The batches of one partition, in the order of their sequence numbers."""
+class _PartitionQueue:
+    """Pending batches of one partition in the order of their sequence numbers."""
 
     place: Place
-    parcels: deque[_Parcel] = field(default_factory=deque)
+    parcels: deque[_PendingBatch] = field(default_factory=deque)
     next_sequence: int = 0
     acknowledged: int = 0
     is_under_way: bool = False
@@ -442,37 +446,37 @@ class _Lane:
 
 
 class Outbox:
-    """All records of one transaction between their encoding and their acknowledgement."""
+    """Sends the records of one transaction and tracks their acknowledgement."""
 
-    # The order of a partition's batches is the correctness argument (KIP-98: a broker accepts the next
-    # sequence number or refuses). A batch leaves its lane only when it is acknowledged; until then it is sent
-    # again as it is, with the same producer id, epoch and sequence number: a broker that has it already says
-    # so. One batch of a lane is under way at a time, and one request to a leader.
+    # Correctness depends on the order of a partition's batches (KIP-98: a broker accepts only the next
+    # sequence number). A batch leaves its queue only when it is acknowledged; until then it is sent again
+    # unchanged, with the same producer id, epoch and sequence number, and a broker recognises a repeat. One
+    # batch of a queue is under way at a time, and one request to a leader.
 
     def __init__(self, session: ProducerSession) -> None:
         self._session, self._settings = session, session.settings.producer
         self._clock = session.wire.clock
-        self._lanes: dict[Place, _Lane] = {}
-        #: By leader, what is under way, and when the client's thread must be dead without an answer.
+        self._lanes: dict[Place, _PartitionQueue] = {}
+        #: Leader -> its request under way, and when without an answer the client's thread is taken for dead.
         self._flights: dict[int, tuple[ProduceInFlight, int]] = {}
         self._answered = threading.Event()
         self._unacknowledged_bytes = 0
         self._most_bytes = max(
             _LEAST_UNACKNOWLEDGED_BYTES, _MOST_UNACKNOWLEDGED_BYTES // session.settings.transactions_of_task
         )
-        #: How long the caller has done something else, and since when.
+        #: Total time outside the outbox, and since when the caller is outside.
         self._away_ms, self._left_at_ms = 0, self._clock.monotonic_ms()
         self._stale_topics: set[str] = set()
-        #: Topic -> what its batches may take since the broker refused a larger one.
+        #: Topic -> lower batch size limit since the broker refused a larger batch.
         self._lowered_limits: dict[str, int] = {}
         self.acknowledged = 0
         self.evidence: Evidence | None = None
 
-    def post(self, parts: Mapping[Place, Addressed]) -> None:
-        """Encode records and send them as far as possible; waits only while too much is under way."""
-        with self._attended():
-            # In turn, so that a request has a batch for each of a leader's partitions.
-            for turn in _in_turn([self._parcels(place, rows) for place, rows in parts.items()]):
+    def post(self, parts: Mapping[Place, OutgoingRecords]) -> None:
+        """Encode records and send them if possible; wait only while too many bytes are unacknowledged."""
+        with self._exclude_idle_time():
+            # Interleaved, so that a request has a batch for each of a leader's partitions.
+            for turn in _interleave([self._parcels(place, rows) for place, rows in parts.items()]):
                 for place, parcel in turn:
                     self._lanes[place].parcels.append(parcel)
                     self._unacknowledged_bytes += len(parcel.batch.data)
@@ -480,15 +484,15 @@ class Outbox:
                 self._wait_until(self._most_bytes)
 
     def drain(self) -> None:
-        with self._attended():
+        with self._exclude_idle_time():
             self._advance()
             self._wait_until(0)
 
-    def acknowledged_by_place(self) -> dict[Place, int]:
+    def count_acknowledged(self) -> dict[Place, int]:
         return {place: lane.acknowledged for place, lane in self._lanes.items()}
 
-    def hush(self, within_ms: int) -> bool:
-        """Wait for what is under way without sending more; return whether nothing is any more."""
+    def wait_for_pending(self, within_ms: int) -> bool:
+        """Wait for requests under way without sending more; return whether none is left."""
         end_ms = self._clock.monotonic_ms() + within_ms
         while any(not request.is_done for request, _ in self._flights.values()):
             left_ms = end_ms - self._clock.monotonic_ms()
@@ -499,28 +503,28 @@ class Outbox:
         return True
 
     @contextmanager
-    def _attended(self) -> Iterator[None]:
-        """Begin with the time in which nobody looked left out of what deliveries took."""
+    def _exclude_idle_time(self) -> Iterator[None]:
+        """Exclude the time since the last call from the delivery timeouts."""
         self._away_ms += self._clock.monotonic_ms() - self._left_at_ms
         try:
             yield
         finally:
             self._left_at_ms = self._clock.monotonic_ms()
 
-    def _attended_ms(self) -> int:
+    def _read_active_ms(self) -> int:
         return self._clock.monotonic_ms() - self._away_ms
 
-    def _parcels(self, place: Place, rows: Addressed) -> Iterator[tuple[Place, _Parcel]]:
+    def _parcels(self, place: Place, rows: OutgoingRecords) -> Iterator[tuple[Place, _PendingBatch]]:
         lane = self._lanes.get(place)
         if lane is None:
-            lane = _Lane(place, next_sequence=self._session.first_sequence(place))
+            lane = _PartitionQueue(place, next_sequence=self._session.first_sequence(place))
             self._lanes[place] = lane
         first = lane.next_sequence
         lane.next_sequence = sequence_after(first, len(rows))
-        for parcel in self._encoded(place[0], rows, first):
+        for parcel in self._encode(place[0], rows, first):
             yield place, parcel
 
-    def _encoded(self, topic: str, rows: Addressed, sequence: int) -> Iterator[_Parcel]:
+    def _encode(self, topic: str, rows: OutgoingRecords, sequence: int) -> Iterator[_PendingBatch]:
         limit = min(self._settings.batch_bytes, self._session.settings.record_limit_bytes)
         batches = encode_batches(
             rows.keys,
@@ -536,26 +540,26 @@ class Outbox:
         )
         start = 0
         for batch in batches:
-            yield _Parcel(batch, rows.slice(start, batch.records))
+            yield _PendingBatch(batch, rows.slice(start, batch.records))
             start += batch.records
 
-    def _cut(self, lane: _Lane) -> None:
-        """Put two batches in the place of the first one, which its topic does not take."""
+    def _cut(self, lane: _PartitionQueue) -> None:
+        """Replace the first batch, which is too large for its topic, by two halves."""
         topic, parcel = lane.place[0], lane.parcels.popleft()
         size, records = len(parcel.batch.data), parcel.batch.records
         if size <= self._lowered_limits.get(topic, size):
-            # Otherwise it was encoded before the limit was lowered, and tells nothing about the new one.
+            # A larger one was encoded before the limit was lowered, and says nothing about the new limit.
             self._lowered_limits[topic] = size // 2
         half, sequence = records // 2, parcel.batch.base_sequence
         halves = [
-            *self._encoded(topic, parcel.rows.slice(0, half), sequence),
-            *self._encoded(topic, parcel.rows.slice(half, records - half), sequence_after(sequence, half)),
+            *self._encode(topic, parcel.rows.slice(0, half), sequence),
+            *self._encode(topic, parcel.rows.slice(half, records - half), sequence_after(sequence, half)),
         ]
         lane.parcels.extendleft(reversed(halves))
         self._unacknowledged_bytes += sum(len(one.batch.data) for one in halves) - size
 
     def _advance(self) -> None:
-        """Take in what is answered and send what can be sent; does not wait."""
+        """Process answers and send what can be sent, without waiting."""
         self._answered.clear()
         self._collect()
         if self._stale_topics:
@@ -579,9 +583,9 @@ class Outbox:
                 self._clock.sleep_ms(pause_ms)
             self._advance()
 
-    def _sendable(self) -> dict[int, list[_Lane]]:
+    def _sendable(self) -> dict[int, list[_PartitionQueue]]:
         now_ms, limit = self._clock.monotonic_ms(), self._session.settings.request_limit_bytes
-        lanes: dict[int, list[_Lane]] = {}
+        lanes: dict[int, list[_PartitionQueue]] = {}
         used: dict[int, int] = {}
         for lane in self._lanes.values():
             if not lane.parcels or lane.is_under_way or lane.not_before_ms > now_ms:
@@ -598,14 +602,14 @@ class Outbox:
             used[leader] = used.get(leader, 0) + size
         return lanes
 
-    def _send(self, leader: int, lanes: Iterable[_Lane]) -> None:
+    def _send(self, leader: int, lanes: Iterable[_PartitionQueue]) -> None:
         now_ms = self._clock.monotonic_ms()
         batches = {}
         for lane in lanes:
             lane.is_under_way = True
             batches[lane.place] = lane.parcels[0].batch.data
             if lane.parcels[0].deadline_ms is None:
-                lane.parcels[0].deadline_ms = self._attended_ms() + self._settings.delivery_timeout_ms
+                lane.parcels[0].deadline_ms = self._read_active_ms() + self._settings.delivery_timeout_ms
         timeout_ms = self._settings.request_timeout_ms
         try:
             request = self._session.client.begin_produce(
@@ -618,7 +622,7 @@ class Outbox:
                 connect_within_ms=self._settings.delivery_timeout_ms,
             )
         except (BrokerUnavailableError, AuthorizationError) as lost:
-            self._lost(lost)
+            self._forget_requests(lost)
         else:
             self._flights[leader] = (request, now_ms + timeout_ms + _THREAD_DEAD_MS)
 
@@ -629,44 +633,44 @@ class Outbox:
             try:
                 answers = self._session.client.finish_produce(request)
             except (BrokerUnavailableError, AuthorizationError) as lost:
-                self._lost(lost)
+                self._forget_requests(lost)
                 return
             del self._flights[leader]
             for place in request.places:
                 self._lanes[place].is_under_way = False
                 self._take(self._lanes[place], answers.get(place, _NO_ANSWER))
 
-    def _take(self, lane: _Lane, answer: BatchAnswer) -> None:
+    def _take(self, lane: _PartitionQueue, answer: BatchAnswer) -> None:
         (topic, partition), parcel = lane.place, lane.parcels[0]
-        match reaction_to(answer.code):
+        match find_reaction(answer.code):
             case Reaction.DONE:
-                self._acknowledged(lane, answer.base_offset)
+                self._acknowledge(lane, answer.base_offset)
             case Reaction.AGAIN | Reaction.ASK_FOR_LEADER as reaction:
                 if reaction is Reaction.ASK_FOR_LEADER:
                     self._stale_topics.add(topic)
                 detail = f", {answer.detail}" if answer.detail else ""
-                self._postpone(lane, f"Kafka answered {name_of(answer.code)}{detail}")
+                self._postpone(lane, f"Kafka answered {describe_code(answer.code)}{detail}")
             case Reaction.CUT if parcel.batch.records > 1:
                 self._cut(lane)
             case Reaction.CUT:
                 limit = self._session.settings.record_limit_bytes
-                raise faults.refused_record(
+                raise faults.make_bad_record_error(
                     f"the broker refuses a record for topic {topic} as too large although it is within the "
                     f"limit of {limit} bytes",
                     topic,
                     "raise the topic's max.message.bytes or lower max_record_bytes",
                 )
             case Reaction.BAD_RECORD:
-                # What the broker checks beside sizes: keys of a compacted topic, timestamps.
-                said = faults.one_line(f"{name_of(answer.code)}, {answer.detail}").rstrip(", ")
-                raise faults.refused_record(
+                # The broker checks keys of compacted topics and timestamps.
+                said = faults.to_one_line(f"{describe_code(answer.code)}, {answer.detail}").rstrip(", ")
+                raise faults.make_bad_record_error(
                     f"the broker refuses a record for topic {topic}, partition {partition} ({said})", topic
                 )
             case _:
                 what = f"write to topic {topic}, partition {partition}"
-                raise self._session.fault(what, answer.code, [topic], answer.detail)
+                raise self._session.make_error(what, answer.code, [topic], answer.detail)
 
-    def _acknowledged(self, lane: _Lane, base_offset: int) -> None:
+    def _acknowledge(self, lane: _PartitionQueue, base_offset: int) -> None:
         batch = lane.parcels.popleft().batch
         lane.pause_ms = 0
         lane.acknowledged += batch.records
@@ -675,34 +679,34 @@ class Outbox:
         if base_offset >= 0:
             self.evidence = Evidence(*lane.place, base_offset)
 
-    def _lost(self, lost: BrokerUnavailableError | AuthorizationError) -> None:
-        """Forget every request: the connection is closed, for all leaders."""
-        # It says nothing about what was appended: the batches under way are still first in their lanes.
+    def _forget_requests(self, lost: BrokerUnavailableError | AuthorizationError) -> None:
+        """Forget all requests after the connection to all leaders was closed."""
+        # The broker may have appended their batches or not, so they stay first in their queues.
         if isinstance(lost, AuthorizationError):
-            raise faults.denied(lost, "a right to write") from None
+            raise faults.mark_authorization_error(lost, "a right to write") from None
         self._flights.clear()
         for lane in self._lanes.values():
             if lane.is_under_way:
                 lane.is_under_way = False
-                # Leaders move when a broker goes.
+                # Leaders move if a broker fails.
                 self._stale_topics.add(lane.place[0])
                 self._postpone(lane, lost.why)
 
-    def _postpone(self, lane: _Lane, why: str) -> None:
-        """Let a lane wait before its first batch is sent again; raise if its time is over."""
-        parcel, attended_ms = lane.parcels[0], self._attended_ms()
+    def _postpone(self, lane: _PartitionQueue, why: str) -> None:
+        """Let a queue pause before its first batch is sent again; raise if the delivery timeout is over."""
+        parcel, attended_ms = lane.parcels[0], self._read_active_ms()
         if parcel.deadline_ms is None:
             parcel.deadline_ms = attended_ms + self._settings.delivery_timeout_ms
         elif attended_ms >= parcel.deadline_ms:
             topic, partition = lane.place
             what = f"deliver a batch to topic {topic}, partition {partition}"
-            raise faults.unanswered(what, self._settings.delivery_timeout_ms, why) from None
+            raise faults.make_unanswered_error(what, self._settings.delivery_timeout_ms, why) from None
         lane.pause_ms = min(max(2 * lane.pause_ms, FIRST_PAUSE_MS), LONGEST_PAUSE_MS)
         lane.not_before_ms = self._clock.monotonic_ms() + lane.pause_ms
 
 
-def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
-    """Yield the first of each stream, then the second of each, until all are at their end."""
+def _interleave(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
+    """Yield the first elements of all streams, then the second ones, until all are exhausted."""
     while streams:
         turn = []
         for stream in tuple(streams):
@@ -714,22 +718,22 @@ def _in_turn(streams: list[Iterator[_T]]) -> Iterator[list[_T]]:
 
 
 _LOG = logging.getLogger(__name__)
-#: A task collects records until there are about this many bytes, then they are encoded while the ones before
-#: travel. Less means more and smaller batches, more means that the broker waits for the first ones.
+#: A task collects about this many bytes of records and encodes them while the previous ones are under way.
+#: A lower value makes smaller batches; with a higher one the broker waits longer for the first.
 _PORTION_BYTES = 4 * 1024 * 1024
 _LEAST_PORTION_BYTES = 256 * 1024
-#: How long an abort may take that nobody's data depends on: whoever leased the id aborts it again.
+#: Time limit of an abort that may fail: the owner of the lease aborts again.
 ABORT_BOUND_MS = 3_000
 
 
 @dataclass(slots=True)
 class StagedCounts:
-    #: Records that went out, dead letters included.
+    #: Number of records sent, dead letters included.
     sent: int = 0
-    #: Of their keys and values.
+    #: Size of their keys and values.
     bytes: int = 0
     dropped: int = 0
-    #: Made a dead letter by ``OnRefusal.DEAD_LETTER``.
+    #: Number of dead letters.
     dead_lettered: int = 0
 
 
@@ -741,11 +745,11 @@ class _Phase(enum.Enum):
 
 
 class StagedTransaction:
-    """The output of one task attempt; left without :meth:`prepare`, it abandons itself. Not thread safe."""
+    """Transaction of one task attempt; abandoned on exit unless it is prepared. Not thread safe."""
 
-    # It begins when the first records are sent, so a task without records leaves nothing behind at the
-    # broker. A crash leaves at most an open transaction under `settings.transactional_id`, which whoever
-    # leased the id, or its timeout, aborts. After any error the only way on is to abandon.
+    # It begins when the first records are sent, so a task without records leaves nothing at the broker. A
+    # crash leaves at most an open transaction under `settings.transactional_id`, which the owner of the
+    # lease, or the timeout, aborts. After any error the caller can only abandon it.
 
     def __init__(
         self, settings: StagingSettings, *, pool: WirePool = WIRES, common_headers: CommonHeaders = ()
@@ -757,8 +761,8 @@ class StagedTransaction:
         self._session = session(self._wire, settings)
         self._admission = Admission(settings, common_headers, self._clock)
         self._outbox = Outbox(self._session)
-        self._spreader = Spreader(settings.producer.batch_bytes)
-        self._collected: list[Addressed] = []
+        self._spreader = StickyPartitioner(settings.producer.batch_bytes)
+        self._collected: list[OutgoingRecords] = []
         self._collected_bytes = 0
         self._portion_bytes = max(_LEAST_PORTION_BYTES, _PORTION_BYTES // settings.transactions_of_task)
         self._phase = _Phase.WRITING
@@ -777,8 +781,8 @@ class StagedTransaction:
     def ticket(self) -> Ticket | None:
         return self._session.ticket
 
-    def acknowledged_by_place(self) -> dict[Place, int]:
-        return self._outbox.acknowledged_by_place()
+    def count_acknowledged(self) -> dict[Place, int]:
+        return self._outbox.count_acknowledged()
 
     def now_ms(self) -> int:
         return self._clock.wall_ms()
@@ -793,14 +797,14 @@ class StagedTransaction:
         timestamps_ms: Int64s | int | None = None,
         misfits: Column | None = None,
     ) -> None:
-        """Add records. They are sent once there are enough of them, at the latest by :meth:`prepare`."""
+        """Add records; they are sent once there are enough of them, at the latest by :meth:`prepare`."""
         self._require_writing()
         if not len(values):
             return
         at_ms = self._clock.wall_ms() if timestamps_ms is None else timestamps_ms
         with self._failing():
-            headers = self._admission.with_common(headers)
-            records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
+            headers = self._admission.add_common_headers(headers)
+            records = OutgoingRecords.of(keys, values, headers, topics, partitions, at_ms, misfits)
             if self._collected and not records.continues(self._collected[-1]):
                 self._send_collected()
             self._collected.append(records)
@@ -809,7 +813,7 @@ class StagedTransaction:
                 self._send_collected()
 
     def prepare(self) -> KafkaCommittable | None:
-        """Make all durable and invisible; return the handle that ends it, None without a transaction."""
+        """Make all records durable but not visible; return the handle, or None without a transaction."""
         self._require_writing()
         with self._failing():
             self._send_collected()
@@ -820,17 +824,17 @@ class StagedTransaction:
         return committable
 
     def abandon(self, within_ms: int = ABORT_BOUND_MS) -> None:
-        """Abort what was begun, in about the time that is given; never raises, may be repeated."""
+        """Abort the transaction in about `within_ms`; never raises, may be repeated."""
         if self._phase in (_Phase.PREPARED, _Phase.ABANDONED):
             return
         failed_before, self._phase = self._phase is _Phase.FAILED, _Phase.ABANDONED
         self._collected.clear()
         try:
-            # What is under way should arrive before the abort; a broker would refuse it later, but
-            # only since Kafka 3.6 (KIP-890).
-            quiet = self._outbox.hush(within_ms // 3)
+            # Requests under way should arrive before the abort. Only since Kafka 3.6 (KIP-890) do brokers
+            # refuse them after it.
+            quiet = self._outbox.wait_for_pending(within_ms // 3)
             if (failed_before or not quiet) and self._wire is not None:
-                # The next task gets this wire, and it may be what failed.
+                # The next task would get this wire, which may be broken.
                 self._wire.close()
             if within_ms > 0 and self._session.is_begun and self._session.is_transactional:
                 self._abort(within_ms // 2)
@@ -846,26 +850,26 @@ class StagedTransaction:
     def _send_collected(self) -> None:
         if not self._collected:
             return
-        whole = Addressed.joined(self._collected)
+        whole = OutgoingRecords.concat(self._collected)
         self._collected, self._collected_bytes = [], 0
         portions = max(1, whole.about_bytes // self._portion_bytes)
         step = -(-len(whole) // portions)
         for start in range(0, len(whole), step):
-            for topic, records in by_topic(whole.slice(start, step), self._settings.default_topic):
-                judged = self._admission.judged(topic, records)
+            for topic, records in split_by_topic(whole.slice(start, step), self._settings.default_topic):
+                judged = self._admission.admit(topic, records)
                 self.counts.dropped += judged.dropped
                 for name, letters in judged.letters:
                     self._send(name, letters)
                     self.counts.dead_lettered += len(letters)
                 self._send(topic, judged.admitted)
 
-    def _send(self, topic: str, records: Addressed) -> None:
+    def _send(self, topic: str, records: OutgoingRecords) -> None:
         if not len(records):
             return
         layout = self._session.layout_with(topic, records.highest_partition)
-        parts = by_partition(topic, records, layout, self._spreader)
+        parts = split_by_partition(topic, records, layout, self._spreader)
         places = {(topic, partition): rows for partition, rows in parts.items()}
-        # This order matters: a broker refuses records of a partition that is not in the transaction.
+        # This order matters: brokers refuse records of a partition outside the transaction.
         if not self._session.is_begun:
             self._session.begin()
         self._session.join(places)
@@ -884,7 +888,7 @@ class StagedTransaction:
         if not session.is_begun or name is None:
             return None
         if outbox.evidence is None:
-            raise faults.StagingFailed(
+            raise faults.StagingError(
                 "the broker acknowledged no record with its offset",
                 why="each was a repeat whose first answer was lost; the transaction's fate could not be "
                 "proved later",
@@ -894,7 +898,7 @@ class StagedTransaction:
 
     def _abort(self, within_ms: int) -> None:
         assert isinstance(self._session, TransactionSession)
-        # Its own connection with short time limits: the borrowed one may be what fails.
+        # Use a new connection with short timeouts: the borrowed one may be broken.
         wire = KafkaWire(self._settings.connection, timeout_ms=within_ms, clock=self._clock)
         try:
             left = abort_own(wire, self._session.handle, within_ms)
@@ -902,7 +906,7 @@ class StagedTransaction:
             wire.close()
         if left:
             name = self._session.settings.transactional_id
-            raise faults.StagingFailed(f"{name} was not aborted", why=left)
+            raise faults.StagingError(f"{name} was not aborted", why=left)
 
     def _release(self) -> None:
         wire, self._wire = self._wire, None
@@ -924,28 +928,28 @@ class StagedTransaction:
 
 
 def abandon_all(transactions: Iterable[StagedTransaction]) -> None:
-    """Abandon what a task has begun, one behind the other, in the time that one of them may take."""
+    """Abandon a task's transactions one after the other, all within the time limit of one."""
     clock = SystemClock()
     end_ms = clock.monotonic_ms() + ABORT_BOUND_MS
     for transaction in transactions:
         transaction.abandon(max(0, end_ms - clock.monotonic_ms()))
 
 
-#: Spark's attempt numbers begin anew with every attempt of a stage; each of those has so many ids.
+#: Transactional ids of a task per stage attempt; Spark restarts task attempt numbers in each of these.
 _ATTEMPTS_PER_STAGE_ATTEMPT = 16
 MAX_ATTEMPT_INDEX = 64
 _ONGOING = "Ongoing"
 
 
-def free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) -> str:
-    """Return an id ``<prefix>-<partition>-<index>`` under which nothing is open."""
-    # When executors are lost Spark runs a stage again while old tasks of it may still write, and numbers
-    # their attempts from 0 again; PySpark does not tell which attempt of the stage it is. Taking the id of a
-    # task whose result Spark has accepted would abort its transaction, so the coordinator is asked first.
+def find_free_transactional_id(wire: KafkaWire, prefix: str, attempt: TaskAttempt) -> str:
+    """Return an id ``<prefix>-<partition>-<index>`` without an open transaction."""
+    # When executors are lost Spark runs a stage again while old tasks may still write, and numbers task
+    # attempts from 0 again; PySpark does not tell the stage attempt. Taking the id of a task whose result
+    # Spark has accepted would abort its transaction, so the coordinator is asked first.
     indexes = range(attempt.number, MAX_ATTEMPT_INDEX, _ATTEMPTS_PER_STAGE_ATTEMPT)
     names = [f"{prefix}-{attempt.partition}-{index}" for index in indexes]
     if attempt.number < _ATTEMPTS_PER_STAGE_ATTEMPT:
-        views = TransactionClient.over(wire).described(names)
+        views = TransactionClient.from_wire(wire).describe(names)
         for name in names:
             view = views.get(name)
             if view is None or view.code or view.state != _ONGOING:

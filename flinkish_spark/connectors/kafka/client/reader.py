@@ -1,4 +1,4 @@
-"""Ranges of Kafka partitions as Arrow record batches, with the columns of Spark's Kafka source."""
+"""Reader of offset ranges as Arrow record batches, with the columns of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from flinkish_spark.connectors.kafka.client.batches import (
     DecodedRecords,
     RawBatch,
     TimestampType,
-    UnreadableCompression,
     UnsupportedFormat,
     batches,
     control_type,
@@ -37,7 +36,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     PendingFetch,
     RawSlice,
     WirePool,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import DOUBT_MS, ReaderSettings
@@ -50,13 +49,13 @@ from flinkish_spark.core.errors import (
 )
 from flinkish_spark.types.record_time import check_times
 
-#: What a record is taken for before the first answer tells; and the least that a Fetch asks for.
+#: Assumed record size before the first answer; smallest size of a Fetch.
 _GUESSED_RECORD_BYTES, _LEAST_BYTES = 1024, 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The records of a partition from offset `start` on, before offset `end`."""
+    """Offsets of a partition from `start` to before `end`."""
 
     topic: str
     partition: int
@@ -73,7 +72,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """A part of a range that Kafka no longer has, and why that is believed."""
+    """A part of a range that Kafka no longer has, with the evidence."""
 
     range: OffsetRange
     why: str
@@ -81,20 +80,20 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """The whole batches of one answer, at least one."""
+    """The complete batches of one answer, at least one."""
 
     batches: list[RawBatch]
     aborted: tuple[tuple[int, int], ...]
-    #: The offset that was asked for; the first batch may begin before it.
+    #: The requested offset; the first batch may begin before it.
     start: int
 
 
 class RangeFetches:
-    """Takes the batches of one range, answer by answer; used once, by one thread."""
+    """Fetches the batches of one range, answer by answer; used once, by one thread."""
 
-    # The next Fetch is sent as soon as the end of this answer is known, before it is decoded. A broker that
-    # has just started may not know a topic, or the end of its log, for a moment: a loss counts only when it
-    # shows again and again for two seconds.
+    # It sends the next Fetch as soon as it knows where the answer ends, before the answer is decoded. A
+    # broker that has just started may not know a topic, or the end of its log, for a moment, so a loss is
+    # confirmed only after it has lasted for two seconds.
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class RangeFetches:
         self._bytes_per_offset = float(_GUESSED_RECORD_BYTES)
         self._is_waiting = False
         self._ahead: PendingFetch | None = None
-        #: How long the loss is that shows, and since when it has been showing without anything against it.
+        #: Number of offsets that seem lost, and since when.
         self._doubt: tuple[int, int] | None = None
         self.losses: list[LostRange] = []
 
@@ -124,17 +123,17 @@ class RangeFetches:
             try:
                 pending, self._ahead = self._ahead, None
                 seen = (pending or self._send(left_ms)).result().get(self._place)
-                fetched = None if seen is None else self._whole_batches(seen, left_ms)
+                fetched = None if seen is None else self._take_batches(seen, left_ms)
                 if fetched is not None:
                     return fetched
-                trouble = self._without_batches(seen)
+                trouble = self._handle_no_batches(seen)
                 if self._position >= self._end:
                     return None
             except BrokerUnavailableError as lost:
                 self._doubt = None
                 trouble = lost.why or lost.what
         raise BrokerUnavailableError(
-            f"Reading {self._wanted} did not get on at offset {self._position} for {allowed_ms} ms",
+            f"Reading {self._wanted} made no progress at offset {self._position} for {allowed_ms} ms",
             why=trouble,
             what_to_do="look at the broker that leads the partition; the task can be tried again",
             topic=self._wanted.topic,
@@ -145,13 +144,13 @@ class RangeFetches:
     def _send(self, left_ms: int) -> PendingFetch:
         settings = self._settings
         limits = settings.waiting_limits() if self._is_waiting else settings.fetch_limits()
-        # A small range in the middle of a log is not worth a whole answer of what follows it.
+        # A small range needs only a part of the largest answer.
         guessed = max(_LEAST_BYTES, int((self._end - self._position) * self._bytes_per_offset))
         limits = replace(limits, partition_max_bytes=min(limits.partition_max_bytes, guessed))
         return self._client.send({self._place: self._position}, limits, connect_within_ms=left_ms)
 
-    def _whole_batches(self, seen: RawSlice, left_ms: int) -> FetchedBatches | None:
-        """Return what the answer holds, go on behind it and send the next Fetch."""
+    def _take_batches(self, seen: RawSlice, left_ms: int) -> FetchedBatches | None:
+        """Return the batches of an answer, move on behind them and send the next Fetch."""
         if seen.code:
             return None
         found = list(batches(seen.records))
@@ -168,70 +167,71 @@ class RangeFetches:
                 self._ahead = None  # take() sends it again; this answer must not be lost
         return FetchedBatches(found, seen.aborted, asked)
 
-    def _without_batches(self, seen: RawSlice | None) -> str:
-        """Act on an answer that brought no batch; return what to say if it stays like that."""
+    def _handle_no_batches(self, seen: RawSlice | None) -> str:
+        """Handle an answer without a batch; return the reason to report if this goes on."""
         if seen is None:
             return "the broker throttles this client"
         error = kafka_errors.for_code(seen.code)
         if error is kafka_errors.NoError:
-            return self._without_error(seen)
+            return self._handle_empty_answer(seen)
         if error is kafka_errors.OffsetOutOfRangeError:
-            return self._out_of_range()
+            return self._handle_out_of_range()
         if error is kafka_errors.UnknownTopicOrPartitionError:
-            return self._absent()
+            return self._handle_absent()
         self._doubt = None
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
-                f"Kafka refuses this principal READ on topic {self._wanted.topic!r} ({name_of(seen.code)})",
+                f"Kafka refuses this principal READ on topic {self._wanted.topic!r} "
+                f"({describe_code(seen.code)})",
                 topic=self._wanted.topic,
                 code=seen.code,
             )
         if not error.retriable:
             raise EnvironmentFault(
                 f"Kafka refuses to read {self._wanted} at offset {self._position}",
-                why=f"it answers {name_of(seen.code)}",
+                why=f"it answers {describe_code(seen.code)}",
                 what_to_do="see what the brokers' logs say about it",
                 code=seen.code,
             )
-        return f"the last answer was {name_of(seen.code)}"
+        return f"the last answer was {describe_code(seen.code)}"
 
-    def _without_error(self, seen: RawSlice) -> str:
+    def _handle_empty_answer(self, seen: RawSlice) -> str:
         committed = self._settings.isolation is Isolation.READ_COMMITTED
         visible = seen.last_stable_offset if committed else seen.high_watermark
         if visible >= self._end and not seen.records:
-            # Markers and records at the end of the range can be compacted away.
+            # Compaction can remove markers and records at the end of the range.
             self._position = self._end
             return "nothing is left"
         self._is_waiting = True
         if seen.high_watermark < self._end:
             why = f"the log ends at {seen.high_watermark}"
-            return self._doubted(max(self._position, seen.high_watermark), self._end, why)
+            return self._handle_loss(max(self._position, seen.high_watermark), self._end, why)
         self._doubt = None
         if visible < self._end:
             return f"a transaction is open at offset {visible}, which hides later records"
         return "the answer held no whole batch"
 
-    def _out_of_range(self) -> str:
+    def _handle_out_of_range(self) -> str:
         try:
             first, end = self._bounds()
         except InputLostError:
-            return self._absent()
+            return self._handle_absent()
         if self._position < first:
             why = f"the log starts at {first}"
-            return self._doubted(self._position, min(first, self._end), why)
+            return self._handle_loss(self._position, min(first, self._end), why)
         if self._position > end:
-            return self._doubted(self._position, self._end, f"the log ends at {end}")
+            return self._handle_loss(self._position, self._end, f"the log ends at {end}")
         self._doubt = None
         return "the broker's answers contradict each other"
 
-    def _absent(self) -> str:
-        return self._doubted(self._position, self._end, "Kafka does not know the topic or the partition")
+    def _handle_absent(self) -> str:
+        return self._handle_loss(self._position, self._end, "Kafka does not know the topic or the partition")
 
-    def _doubted(self, start: int, end: int, why: str) -> str:
-        """Skip or report the loss of the offsets from `start` to before `end` once it is believed."""
+    def _handle_loss(self, start: int, end: int, why: str) -> str:
+        """Skip or report the loss of offsets from `start` to before `end` once it is confirmed."""
         now_ms = self._clock.monotonic_ms()
         if self._doubt is None or end - start < self._doubt[0]:
-            # What was missing comes back: a log that is still being opened.
+            # Missing offsets came back: the broker is still opening the log.
             self._doubt = (end - start, now_ms)
         if now_ms - self._doubt[1] < DOUBT_MS:
             return why
@@ -266,9 +266,9 @@ _COLUMNS = (
     ("timestamp", _TIMESTAMP),
     ("timestampType", pa.int32()),
 )
-#: So much is decoded at once: enough to make numpy's calls cheap, little beside a worker's memory.
+#: Bytes decoded at once: enough to make numpy's calls cheap, little compared with a worker's memory.
 _DECODED_BYTES = 8 * 1024 * 1024
-#: What compressed records may grow by on average before the above is no bound any more.
+#: Assumed compression ratio for this limit.
 _EXPECTED_RATIO = 8
 _NO_PRODUCER = -1
 
@@ -279,13 +279,13 @@ def record_schema(*, include_headers: bool, include_leader_epoch: bool = False) 
     return pa.schema([*_COLUMNS, *headers, *epoch])
 
 
-def visible(
+def select_visible(
     batches: Iterable[RawBatch],
     aborted: Iterable[tuple[int, int]],
     isolation: Isolation,
     marker_of: Callable[[RawBatch], Marker | None] = control_type,
 ) -> Iterator[RawBatch]:
-    """Yield the batches of one answer whose records a reader sees; never a control batch."""
+    """Yield the batches of one answer that are visible to a reader; no control batches."""
     # As Kafka's own consumer (`CompletedFetch`): an aborted transaction hides its producer's transactional
     # batches from its first offset on, up to that producer's next ABORT marker.
     committed = isolation is Isolation.READ_COMMITTED
@@ -306,7 +306,7 @@ def visible(
 
 
 class RangeReader:
-    """Reads ranges one after the other; made by each task, used by one thread."""
+    """Reads ranges one after the other; one per task, used by one thread."""
 
     def __init__(
         self, connection: KafkaConnection, settings: ReaderSettings, *, pool: WirePool = WIRES
@@ -319,31 +319,31 @@ class RangeReader:
         self.losses: list[LostRange] = []
 
     def read(self, wanted: OffsetRange) -> Iterator[Any]:
-        """Yield the visible records of a range as ``pa.RecordBatch``, none empty, in the log's order."""
+        """Yield the visible records of a range in order, as non-empty ``pa.RecordBatch``."""
         if wanted.start == wanted.end:
             return
         with self._pool.wire(self._connection) as wire:
             fetches = RangeFetches(
-                FetchClient(wire), lambda: bounds_of(wire, wanted), wanted, self._settings, _CLOCK
+                FetchClient(wire), lambda: find_bounds(wire, wanted), wanted, self._settings, _CLOCK
             )
             try:
                 while (fetched := fetches.take()) is not None:
-                    yield from self._decoded(wanted, fetched)
-                    # Not the next answer beside this one and the one that is then on its way.
+                    yield from self._decode(wanted, fetched)
+                    # Free this answer before taking the next one: a third is already under way.
                     del fetched
-            except (CorruptBatch, UnsupportedFormat, UnreadableCompression) as broken:
+            except (CorruptBatch, UnsupportedFormat) as broken:
                 broken.add_note(f"The batch was read from {wanted.topic}-{wanted.partition}.")
                 raise
             finally:
                 self.losses += fetches.losses
 
-    def _decoded(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
+    def _decode(self, wanted: OffsetRange, fetched: FetchedBatches) -> Iterator[Any]:
         inside = takewhile(lambda raw: raw.header.base_offset < wanted.end, fetched.batches)
         checked = map(verify, inside) if self._settings.check_crcs else inside
-        seen = visible(checked, fetched.aborted, self._settings.isolation)
+        seen = select_visible(checked, fetched.aborted, self._settings.isolation)
         for group in _groups(raw for raw in seen if raw.header.records):
             records = decode(*group, with_headers=self._settings.include_headers)
-            # The range may begin and end inside a batch.
+            # A range may begin and end inside a batch.
             bounds = (max(wanted.start, fetched.start), wanted.end)
             first, end = np.searchsorted(records.offsets, bounds).tolist()
             columns = self._columns(wanted, records, group[0].header)
@@ -371,12 +371,12 @@ class RangeReader:
 
 
 def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
-    """Cut a run of batches into lists that are decoded at once, alike in what each says for its records."""
+    """Group batches to decode at once; those of a group share timestamp type and leader epoch."""
     group: list[RawBatch] = []
     size = 0
     for raw in batches:
         more = len(raw.body) * (1 if raw.header.codec is Codec.NONE else _EXPECTED_RATIO)
-        alike = group and _shared_facts(raw) == _shared_facts(group[0])
+        alike = group and _to_group_key(raw) == _to_group_key(group[0])
         if group and (not alike or size + more > _DECODED_BYTES):
             yield group
             group, size = [], 0
@@ -386,12 +386,12 @@ def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
         yield group
 
 
-def _shared_facts(raw: RawBatch) -> tuple[TimestampType, int]:
+def _to_group_key(raw: RawBatch) -> tuple[TimestampType, int]:
     return raw.header.timestamp_type, raw.header.partition_leader_epoch
 
 
-def bounds_of(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
+def find_bounds(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:
     place = (wanted.topic, wanted.partition)
-    admin = KafkaAdmin.over(wire)
+    admin = KafkaAdmin.from_wire(wire)
     first = admin.beginning_offsets([place])[place]
     return first, admin.end_offsets([place], Isolation.READ_UNCOMMITTED)[place]

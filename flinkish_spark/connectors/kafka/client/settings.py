@@ -1,4 +1,4 @@
-"""How tasks write to Kafka and read from it, and what a sink promises about its records."""
+"""Settings of readers and producers in tasks, and guarantees of a Kafka sink."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import TimeLimits
 
 _PREFIX = "kafka."
-#: Room for the rest of an answer beside its records.
+#: Room for the parts of an answer other than records.
 _FRAME_RESERVE_BYTES = 1_000_000
-#: How long a loss must show before it is believed.
+#: How long a loss must last before it is confirmed.
 DOUBT_MS = 2_000
 
-#: Settings of the Java consumer about polling, groups and sockets. There is no poll, no member and
-#: no topic creation here, so that they change nothing and a job that has them may keep them.
+#: Settings of the Java consumer about polling, groups and sockets. They are accepted and have no effect: this
+#: reader does not poll, joins no group and creates no topics.
 HARMLESS_OPTIONS = frozenset(
     {
         *("allow.auto.create.topics", "auto.commit.interval.ms", "heartbeat.interval.ms"),
@@ -33,37 +33,37 @@ HARMLESS_OPTIONS = frozenset(
 )
 
 
-#: Option of ours by which a source reads the column ``leaderEpoch``.
+#: Option of this package: a source reads the column ``leaderEpoch``.
 INCLUDE_LEADER_EPOCH = "flinkish.include.leader.epoch"
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderSettings:
-    """Settings of a :class:`.RangeReader`, by the names of Kafka's consumer and mostly with its defaults."""
+    """Settings of a :class:`.RangeReader`; names, and most defaults, are those of Kafka's consumer."""
 
     isolation: Isolation = Isolation.READ_COMMITTED
-    #: Whether a range that is no longer there is an error; otherwise it is skipped and noted.
+    #: Whether a lost range is an error; otherwise it is skipped and reported.
     fail_on_data_loss: bool = True
     #: Whether the columns ``headers`` and ``leaderEpoch`` are read.
     include_headers: bool = False
-    #: How much one answer may hold; the smaller one counts, since a Fetch is for one partition.
-    #: A single larger batch is read nevertheless. A reader has two answers in memory. Kafka's default for a
-    #: partition, 1 MiB, is meant for a share of an answer for many, and takes half as long again here.
+    #: Largest size of an answer; the smaller limit counts, since a Fetch is for one partition. A single
+    #: larger batch is read nevertheless. A reader holds two answers in memory. Kafka's default per partition,
+    #: 1 MiB, is meant for answers with many partitions, and makes this reader 50 % slower.
     fetch_max_bytes: int = 52_428_800
     max_partition_fetch_bytes: int = 4_194_304
-    #: How long a broker may wait for how much. They count only while a broker does not show
-    #: yet what the planner has already seen; a range that is there is read without waiting.
+    #: How long a broker may wait for how many bytes. Used only while a broker does not yet have records that
+    #: the planner has seen; existing records are read without waiting.
     fetch_max_wait_ms: int = 500
     fetch_min_bytes: int = 1
     #: Whether the checksum of every batch is verified.
     check_crcs: bool = True
-    #: How long one request may take before its connection is given up.
+    #: Timeout of a request; after it the connection is closed.
     request_timeout_ms: int = 30_000
-    #: How long reading may make no progress before it fails; at least four seconds, since less
-    #: would report a loss as a broker that is down.
+    #: How long reading may make no progress before it fails; at least four seconds, so that a loss is not
+    #: reported as an outage.
     default_api_timeout_ms: int = 60_000
     include_leader_epoch: bool = False
-    #: Where the readers are: a replica there is read, where brokers choose replicas by rack. Empty for
+    #: Rack of the readers; they read from a replica in it if the brokers select replicas by rack. Empty for
     #: the leader.
     client_rack: str = ""
 
@@ -115,36 +115,36 @@ class ReaderSettings:
 
     def waiting_limits(self) -> FetchLimits:
         limits = self.fetch_limits()
-        # An answer that is held back longer than the request may take costs the connection.
+        # A delay longer than the request timeout would close the connection.
         max_wait_ms = min(self.fetch_max_wait_ms, limits.request_timeout_ms // 2)
         return replace(limits, max_wait_ms=max_wait_ms, min_bytes=self.fetch_min_bytes)
 
 
-#: Reads the text that is given for a setting; no message quotes it: people put secrets among them.
+#: Parses a setting's text. No message quotes the text, which may be a secret put there by mistake.
 _Parse = Callable[[str, str], Any]
 
 
-def _whole(least: int) -> _Parse:
+def _parse_whole(least: int) -> _Parse:
     def parse(name: str, text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) < 2**31:
-            raise _unusable(name, f"a whole number of at least {least}")
+            raise _make_setting_error(name, f"a whole number of at least {least}")
         return int(text)
 
     return parse
 
 
-def _word(known: Mapping[str, Any]) -> _Parse:
+def _parse_word(known: Mapping[str, Any]) -> _Parse:
     def parse(name: str, text: str) -> Any:
         word = text.strip().lower()
         if word not in known:
             *first, last = known
-            raise _unusable(name, f"{', '.join(first)} or {last}")
+            raise _make_setting_error(name, f"{', '.join(first)} or {last}")
         return known[word]
 
     return parse
 
 
-def _unusable(name: str, wanted: str) -> ConfigError:
+def _make_setting_error(name: str, wanted: str) -> ConfigError:
     return ConfigError(
         f"the Kafka setting '{name}' must be {wanted}",
         what_to_do="give such a value, or leave it out for the default",
@@ -152,39 +152,39 @@ def _unusable(name: str, wanted: str) -> ConfigError:
     )
 
 
-_TRUTH = _word({"true": True, "false": False})
+_TRUTH = _parse_word({"true": True, "false": False})
 _ISOLATION = {"read_committed": Isolation.READ_COMMITTED, "read_uncommitted": Isolation.READ_UNCOMMITTED}
 #: Kafka's name -> (field, how its text is read).
 _READER_SETTINGS: dict[str, tuple[str, _Parse]] = {
     "check.crcs": ("check_crcs", _TRUTH),
     "client.rack": ("client_rack", lambda _, text: text.strip()),
-    "default.api.timeout.ms": ("default_api_timeout_ms", _whole(1)),
-    "fetch.max.bytes": ("fetch_max_bytes", _whole(1)),
-    "fetch.max.wait.ms": ("fetch_max_wait_ms", _whole(0)),
-    "fetch.min.bytes": ("fetch_min_bytes", _whole(0)),
-    "isolation.level": ("isolation", _word(_ISOLATION)),
-    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _whole(1)),
-    "request.timeout.ms": ("request_timeout_ms", _whole(1)),
+    "default.api.timeout.ms": ("default_api_timeout_ms", _parse_whole(1)),
+    "fetch.max.bytes": ("fetch_max_bytes", _parse_whole(1)),
+    "fetch.max.wait.ms": ("fetch_max_wait_ms", _parse_whole(0)),
+    "fetch.min.bytes": ("fetch_min_bytes", _parse_whole(0)),
+    "isolation.level": ("isolation", _parse_word(_ISOLATION)),
+    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _parse_whole(1)),
+    "request.timeout.ms": ("request_timeout_ms", _parse_whole(1)),
 }
-#: The consumer settings that mean something here, without the prefix ``kafka.``.
+#: Supported consumer settings, without the prefix ``kafka.``.
 READER_OPTIONS = frozenset(_READER_SETTINGS)
 
 
 class DeliveryGuarantee(Choice):
-    """The promise of a Kafka sink about its records when something fails."""
+    """Guarantee of a Kafka sink for its records in case of failures."""
 
     #: Transactions that are committed with the checkpoint: a read_committed reader sees each record once.
     EXACTLY_ONCE = "exactly-once"
-    #: Idempotent, acknowledged by all in-sync replicas before the task is done. Visible at once; what is
-    #: processed again after a failure is written again.
+    #: An idempotent producer; all in-sync replicas acknowledge before the task is done. Records are visible
+    #: at once, and written again if they are processed again after a failure.
     AT_LEAST_ONCE = "at-least-once"
-    #: As the producer's own settings say (``acks`` may be 0 or 1). A flush at the end of a task is all that
-    #: is waited for, so records can be lost as well as written twice.
+    #: The producer's settings decide (``acks`` may be 0 or 1). A task only flushes at its end, so records can
+    #: be lost or written twice.
     NONE = "none"
 
 
 class RecordHeaders(Choice):
-    """Which headers of ours every record of a Kafka sink carries; each costs bytes and time."""
+    """Headers that a Kafka sink adds to every record; each costs bytes and time."""
 
     #: `flinkish-job`, `flinkish-uid`, `flinkish-checkpoint` and `flinkish-batch`.
     FULL = "FULL"
@@ -199,7 +199,7 @@ DEFAULT_MAX_REQUEST_BYTES = 1_048_576
 
 
 class Acks(enum.IntEnum):
-    """Whose acknowledgement a record needs; the numbers are the protocol's."""
+    """Acknowledgements that a record needs; the numbers are the protocol's."""
 
     NOBODY = 0
     LEADER = 1
@@ -207,7 +207,7 @@ class Acks(enum.IntEnum):
 
 
 class OnRefusal(enum.Enum):
-    """The treatment of a record that cannot be written as it is."""
+    """Policy for a record that cannot be written."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -216,27 +216,27 @@ class OnRefusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """The settings of a Kafka producer that mean something to this writer."""
+    """Supported settings of a Kafka producer."""
 
     codec: Codec = Codec.NONE
-    #: ``batch.size``: no batch is larger before compression, but for one with a single record;
-    #: also how much goes to one partition before records without key turn to the next.
+    #: ``batch.size``: largest batch before compression, except for a single record; also the number of bytes
+    #: after which records without a key go to the next partition.
     batch_bytes: int = 262_144
-    #: ``max.request.size``: the most one record may take, and the most one request takes.
-    #: None: 1 MiB, or more where the limit for records is higher.
+    #: ``max.request.size``: largest record and largest request. None: 1 MiB, or more if the limit for records
+    #: is higher.
     max_request_bytes: int | None = None
     #: ``request.timeout.ms``: how long a broker may take to answer.
     request_timeout_ms: int = 30_000
-    #: ``delivery.timeout.ms``: how long one thing is tried again before the attempt fails.
+    #: ``delivery.timeout.ms``: how long an operation is retried before the attempt fails.
     delivery_timeout_ms: int = 120_000
-    #: ``acks``; anything but ALL is for ``DeliveryGuarantee.NONE``.
+    #: ``acks``; other values than ALL only with ``DeliveryGuarantee.NONE``.
     acks: Acks = Acks.ALL
 
     @classmethod
     def of(
         cls, settings: Mapping[str, str], guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     ) -> ProducerSettings:
-        """Return what `settings` say, under Kafka's names, with or without ``kafka.`` before them."""
+        """Parse settings by Kafka's names, with or without the prefix ``kafka.``."""
         parsed: dict[str, Any] = {}
         for given, value in settings.items():
             name = given.removeprefix(_PREFIX)
@@ -266,17 +266,17 @@ class ProducerSettings:
 
 @dataclass(frozen=True, slots=True)
 class SharedProducer:
-    """What a task is told of a transaction that all tasks of a checkpoint write into."""
+    """A shared transaction as a task needs to know it to write into it."""
 
-    #: Of the transaction, which the driver began.
+    #: Producer of the transaction, which the driver began.
     producer_id: int
     producer_epoch: int
-    #: By topic, the sequence number that comes next in each partition; all of them are in the transaction.
+    #: Topic -> next sequence number of each partition; all of them are in the transaction.
     next_sequences: Mapping[str, Sequence[int]]
-    #: The transactional id under which the attempts of this task are counted; nothing is written with it.
+    #: Transactional id from which the task's attempts take their tickets; no records are written with it.
     ticket: str
 
-    def next_in(self, place: Place) -> int | None:
+    def find_next_sequence(self, place: Place) -> int | None:
         topic, partition = place
         known = self.next_sequences.get(topic, ())
         return known[partition] if partition < len(known) else None
@@ -290,48 +290,49 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingSettings:
-    """Everything a task needs to write one transaction; safe to print, and to pickle into tasks."""
+    """Everything a task needs to write one transaction; safe to print and to pickle."""
 
     connection: KafkaConnection
-    #: Of this task attempt alone: two attempts that share one fence each other. None where there is no
-    #: transaction, which is under every guarantee but EXACTLY_ONCE.
+    #: Id of this task attempt alone: two attempts that share one fence each other. None without transactions,
+    #: that is under every guarantee but EXACTLY_ONCE.
     transactional_id: str | None
     #: How long the transaction may stay open until it is committed; at most the broker's
     #: transaction.max.timeout.ms.
     transaction_timeout_ms: int
-    #: What is promised about the records.
+    #: The sink's guarantee.
     guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
-    #: Of the sink, for its dead letters.
+    #: Uid of the sink, for its dead letters.
     uid: str = ""
-    #: The most a record may take with everything around it; at most what its topic takes.
+    #: Largest record including its overhead; at most the topic's limit.
     max_record_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     #: The same for dead letters; None: as for other records.
     max_dead_letter_bytes: int | None = None
-    #: How far from now the times of records may be.
+    #: Allowed difference between now and the timestamps of records.
     times: TimeLimits = field(default_factory=TimeLimits)
-    #: The topics that take no record without a key.
+    #: Compacted topics, which accept no record without a key.
     compacted: frozenset[str] = frozenset()
-    #: The topic of records that name none.
+    #: Topic of records that name none.
     default_topic: str | None = None
-    #: Those that records may name; None: any.
+    #: Topics that records may name; None: any.
     topics: frozenset[str] | None = None
-    #: How many each of `topics` has, for records that name one; None: Kafka is asked, and a record that
-    #: names another one fails the task.
+    #: Number of partitions of each of `topics`, to check records that name one. None: ask Kafka, and fail the
+    #: task if a record names another one.
     partitions: Mapping[str, int] | None = None
-    #: What to do with larger records.
+    #: Policy for larger records.
     oversize: OnRefusal = OnRefusal.FAIL
-    #: Where they go under ``OnRefusal.DEAD_LETTER``, as part of the same transaction.
+    #: Topic for ``OnRefusal.DEAD_LETTER``, in the same transaction.
     dead_letter_topic: str | None = None
-    #: The same for records that cannot be written for another reason.
+    #: Policy and topic for records that cannot be written for another reason.
     bad_record: OnRefusal = OnRefusal.FAIL
     bad_record_topic: str | None = None
-    #: How batches are made and sent.
+    #: Settings of the producer.
     producer: ProducerSettings = field(default_factory=ProducerSettings)
-    #: The transaction, if it is not the task's own: then `transactional_id` is that of all tasks.
+    #: The shared transaction, if there is one; then `transactional_id` is its id.
     shared: SharedProducer | None = None
-    #: Of the task: then `transactional_id` is a prefix, and the id is chosen when the transaction begins.
+    #: The task attempt: then `transactional_id` is a prefix, and the id is chosen when the transaction
+    #: begins.
     attempt: TaskAttempt | None = None
-    #: How many the task has at a time. They share the memory that one has alone.
+    #: Number of transactions that the task has at a time; they share the memory of one.
     transactions_of_task: int = 1
 
     def __post_init__(self) -> None:
@@ -341,7 +342,7 @@ class StagingSettings:
 
     @property
     def dead_letter_limit_bytes(self) -> int:
-        """The most a dead letter may take; only the head of a larger record is kept."""
+        """Largest dead letter; larger records are truncated."""
         own = self.max_dead_letter_bytes
         return self.record_limit_bytes if own is None else min(own, self.request_limit_bytes)
 
@@ -352,24 +353,24 @@ class StagingSettings:
 
     @property
     def request_limit_bytes(self) -> int:
-        """The most the batches of one request may take, unless it is a single batch."""
+        """Largest total size of a request's batches, except for a single batch."""
         return self.producer.max_request_bytes or max(DEFAULT_MAX_REQUEST_BYTES, self.max_record_bytes)
 
 
-#: Kafka's name -> our attribute ("" for none) and how a value is read.
+#: Kafka's name -> attribute ("" for none) and parser of its value.
 _KNOWN: dict[str, tuple[str, _Parse]] = {
-    "acks": ("acks", _word({"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY})),
-    "batch.size": ("batch_bytes", _whole(1)),
-    "compression.type": ("codec", _word({codec.name.lower(): codec for codec in Codec})),
-    "delivery.timeout.ms": ("delivery_timeout_ms", _whole(1)),
-    # Checked against the guarantee by the sink; without one nothing here is idempotent.
+    "acks": ("acks", _parse_word({"all": Acks.ALL, "-1": Acks.ALL, "1": Acks.LEADER, "0": Acks.NOBODY})),
+    "batch.size": ("batch_bytes", _parse_whole(1)),
+    "compression.type": ("codec", _parse_word({codec.name.lower(): codec for codec in Codec})),
+    "delivery.timeout.ms": ("delivery_timeout_ms", _parse_whole(1)),
+    # The sink checks it against its guarantee.
     "enable.idempotence": ("", _TRUTH),
-    # What is written is sent when there is enough of it, or when the task ends.
-    "linger.ms": ("", _whole(0)),
-    "max.request.size": ("max_request_bytes", _whole(1)),
-    "request.timeout.ms": ("request_timeout_ms", _whole(1)),
+    # No effect: records are sent when there are enough of them, or when the task ends.
+    "linger.ms": ("", _parse_whole(0)),
+    "max.request.size": ("max_request_bytes", _parse_whole(1)),
+    "request.timeout.ms": ("request_timeout_ms", _parse_whole(1)),
 }
-#: Of the Java producer; nothing here corresponds to them. Taken so that settings of other programs serve.
+#: Settings of the Java producer without a meaning here; accepted so that existing settings can be used.
 PRODUCER_WITHOUT_MEANING = frozenset(
     {
         *("buffer.memory", "connections.max.idle.ms", "max.block.ms"),
@@ -382,5 +383,5 @@ PRODUCER_WITHOUT_MEANING = frozenset(
         "socket.connection.setup.timeout.ms",
     }
 )
-#: The settings of a producer that change nothing that a sink promises.
+#: Producer settings that do not affect the guarantee of a sink.
 PRODUCER_SETTINGS = frozenset(_KNOWN) | PRODUCER_WITHOUT_MEANING

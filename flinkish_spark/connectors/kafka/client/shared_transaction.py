@@ -1,20 +1,20 @@
-"""One transaction for all tasks of a checkpoint: the driver begins it, keeps count of it and hands it over.
+"""One transaction for all tasks of a checkpoint; the driver begins it and checks its contents.
 
-Why it is sound, condition by condition:
+These conditions make it safe:
 
-- **A new epoch for every transaction.** InitProducerId comes first, so that producer id and epoch name one
-  transaction, and sequence numbers begin at 0.
-- **The driver adds the partitions**, all of them and before any task runs. Brokers refuse records for any
-  other partition, so a task that outlives its transaction can neither write into it nor open another one.
-- **One owner for each partition and micro-batch.** Rows are shuffled by their Kafka partition. A task goes on
-  where the micro-batch before ended; the driver hands the sequence numbers over.
-- **One attempt of each task.** An attempt takes a ticket before it writes. If any has been taken beside those
-  of the tasks whose result counts, nobody knows whose records the partitions have: the transaction is given
-  up.
-- **The count is compared.** What tasks were told is acknowledged must be what the leaders have: when a
-  micro-batch is staged by its tasks, and once more right before the decision.
+- **A new epoch for every transaction.** InitProducerId comes first, so that producer id and epoch identify
+  the transaction, and sequence numbers begin at 0.
+- **The driver adds all partitions** before any task runs. Brokers refuse records for any other partition, so
+  a task that outlives its transaction can neither write into it nor open another one.
+- **One owner for each partition and micro-batch.** Rows are shuffled by their Kafka partition. A task
+  continues with the sequence numbers at which the previous micro-batch ended; the driver passes them on.
+- **One attempt of each task.** An attempt takes a ticket before it writes. If any other ticket than those of
+  the successful attempts was taken, nobody knows which attempt's records the partitions have, and the
+  transaction is given up.
+- **Counts are compared.** The records acknowledged to the tasks must be those that the leaders have. The
+  driver checks it when a micro-batch is staged, and again right before the decision.
 
-Any doubt is an error here. The job then goes back to its last checkpoint; the sweep aborts the transaction.
+Any doubt is an error: the job goes back to its last checkpoint, and the sweep aborts the transaction.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from flinkish_spark.connectors.kafka.client.settings import SharedProducer, Stag
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient, abort_own, why_not_counted
 from flinkish_spark.protocol.ids import Place
 
-#: The task number in the transactional id; Spark numbers no partition so high.
+#: Task number in the transactional id; no Spark partition has a number this high.
 SHARED_TASK = 999_999_997
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
     task: int
-    #: How many records of it the brokers have acknowledged, by Kafka partition.
+    #: Kafka partition -> number of the task's records that the brokers have acknowledged.
     written: Mapping[Place, int]
-    #: Of the attempt; None if it wrote nothing, or where another attempt cannot write at all.
+    #: Ticket of the attempt; None if it wrote nothing, or if no other attempt can write.
     ticket: Ticket | None
 
 
 class SharedTransaction:
-    """One open transaction, on the driver; a crash leaves it to whoever takes the job over."""
+    """One open transaction, on the driver; after a crash the next owner of the job aborts it."""
 
     def __init__(self, wire: KafkaWire, settings: StagingSettings, topics: Sequence[str]) -> None:
         self._wire, self._settings = wire, settings
         self._session = TransactionSession(wire, settings)
         self._session.begin()
-        # Now, and not as known from before: a partition that is added later is not in the transaction.
+        # Ask for the partitions now; those added later are not in the transaction.
         self._session.refresh(topics)
         self._next = {topic: [0] * len(self._session.layout(topic).leaders) for topic in topics}
         self._session.join((t, p) for t, known in self._next.items() for p in range(len(known)))
 
-    def ask_over(self, wire: KafkaWire) -> None:
-        """Use this connection from now on: it is borrowed anew for each micro-batch."""
+    def use_wire(self, wire: KafkaWire) -> None:
+        """Use this connection from now on; each micro-batch borrows another one."""
         self._wire = wire
         self._session.use(wire)
 
@@ -71,12 +71,12 @@ class SharedTransaction:
         return {topic: len(known) for topic, known in self._next.items()}
 
     def check_partitions(self) -> None:
-        """Ask whether partitions have been added: to tasks a record that names one would be a bad record."""
+        """Fail if partitions were added: a task would take a record that names one for a bad record."""
         self._session.refresh(self._next)
         for topic, known in self._next.items():
             now = len(self._session.layout(topic).leaders)
             if now > len(known):
-                raise faults.StagingFailed(
+                raise faults.StagingError(
                     f"topic {topic} has {now} partitions, and {self.transactional_id} has {len(known)} of it",
                     why="they were added since the checkpoint began, and a record may name one of them",
                     what_to_do="none: the checkpoint is given up, and its micro-batches run again",
@@ -96,15 +96,15 @@ class SharedTransaction:
         )
 
     def tickets(self, names: Iterable[str]) -> dict[str, Ticket]:
-        """Return the newest ticket under each name that has given out one."""
+        """Return the newest ticket under each name that has one."""
         return {
             name: Ticket(view.producer_id, view.producer_epoch)
-            for name, view in TransactionClient.over(self._wire).described(names).items()
+            for name, view in TransactionClient.from_wire(self._wire).describe(names).items()
             if view.code != kafka_errors.TransactionalIdNotFoundError.errno
         }
 
     def advance(self, outcomes: Iterable[TaskOutcome]) -> None:
-        """Take in what the tasks of a micro-batch have written."""
+        """Add the records that the tasks of a micro-batch wrote, and check the count at the leaders."""
         for outcome in outcomes:
             for (topic, partition), records in outcome.written.items():
                 known = self._next[topic]
@@ -113,7 +113,7 @@ class SharedTransaction:
             self._wire, self.next_sequences, self._session.producer_id, self._session.producer_epoch
         )
         if difference:
-            raise faults.StagingFailed(
+            raise faults.StagingError(
                 f"{self.transactional_id} does not hold what its tasks have written",
                 why=difference,
                 what_to_do="none: it is given up, and its micro-batches run again",
@@ -123,14 +123,14 @@ class SharedTransaction:
         self._session.commit_offsets(group, offsets, note)
 
     def abort(self) -> None:
-        """Give up a transaction that nothing was written to; a sweep ends it if this cannot."""
+        """Abort an empty transaction; a sweep aborts it if this fails."""
         abort_own(self._wire, self._session.handle, self._wire.timeout_ms)
 
 
 def why_other_attempts(
     before: Mapping[str, Ticket], after: Mapping[str, Ticket], given: Mapping[str, Ticket | None]
 ) -> str:
-    """Return why an attempt beside those whose result counts may have written; empty if none can have."""
+    """Return why another than the successful attempts may have written; empty if none can have."""
     for name, ticket in given.items():
         is_alone = (
             after.get(name) == before.get(name)

@@ -1,14 +1,14 @@
-"""Ending prepared transactions from another process, and what the log says became of one.
+"""Commit and abort of transactions prepared by another process, and their outcome by the log.
 
-Code 0 is the only answer that is believed as it stands. A coordinator's "fenced" or "unknown id" says nothing
-about the data: the transaction may have been committed before. So a committable names one record of its own,
-and its place in the log is read before anything is concluded:
+Only code 0 is conclusive. A coordinator's "fenced" or "unknown id" says nothing about the data, since the
+transaction may have been committed before. So a committable names one of its records, and the log is read at
+its offset before anything is concluded:
 
-- The batch there must carry the committable's producer id and epoch; a topic that was created again, or a log
-  that was truncated, puts somebody else's record there.
-- Where the last stable offset is beyond it, the broker's list of aborted transactions decides.
-- Where it is not, or where compaction took the record, the first marker of that producer id after it decides.
-- Nobody answers, or no marker yet: undecided, which is RETRY. The broker may have acted.
+- The batch there must have the committable's producer id and epoch. If the topic was created again or the log
+  was truncated, it has another producer's record.
+- If the last stable offset is beyond it, the broker's list of aborted transactions decides.
+- If not, or if compaction removed the record, the first later marker of that producer id decides.
+- Without an answer or a marker the outcome is undecided, which is RETRY: the broker may have acted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     UNAUTHORIZED,
     UNSETTLED,
     Batch,
-    Doubt,
+    ConfirmationCounter,
     EndAction,
     Handle,
     Isolation,
@@ -38,7 +38,7 @@ from flinkish_spark.connectors.kafka.client.client import (
     TransactionView,
     WireClient,
     ask_until_settled,
-    name_of,
+    describe_code,
 )
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
@@ -46,21 +46,21 @@ from flinkish_spark.protocol.codec import StoredObject, read
 from flinkish_spark.protocol.ids import JobUuid, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 
-#: Enough for the one batch at the place; Kafka sends a whole batch even if it is larger.
+#: Enough for one batch; Kafka sends a whole batch even if it is larger.
 _PEEK_BYTES = 64 * 1024
 _SCAN_BYTES = 4 * 1024 * 1024
-#: How long a scan goes on where nobody waits for an open transaction: about 100 MB.
+#: Least duration of a scan for a marker: about 100 MB.
 _LEAST_SCAN_MS = 1_000
 
 
 class Fate(enum.Enum):
-    """What the log says about a transaction."""
+    """Outcome of a transaction by the log."""
 
     COMMITTED = "COMMITTED"
     ABORTED = "ABORTED"
     #: Still open, its markers are not written yet, or the log could not be read.
     UNDECIDED = "UNDECIDED"
-    #: The place no longer holds the record and no marker tells why.
+    #: The record is no longer there, and no marker tells why.
     GONE = "GONE"
 
 
@@ -72,7 +72,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence(StoredObject):
-    """The place of one record that a transaction wrote."""
+    """Topic, partition and offset of one record of a transaction."""
 
     IS_CLOSED: ClassVar = True
 
@@ -89,10 +89,10 @@ class Evidence(StoredObject):
 
 
 def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int) -> Finding | None:
-    """Judge a read_committed slice that starts at `place`; None if only a marker can tell."""
+    """Find the outcome in a read_committed slice that starts at `place`; None if it needs a marker."""
     if seen.last_stable_offset <= place.offset:
         return None
-    batch = _covering(seen, place.offset)
+    batch = _find_batch_at(seen, place.offset)
     if batch is not None and (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
         return Finding(
             Fate.GONE,
@@ -109,9 +109,9 @@ def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epo
 def judge_markers(
     seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int, is_record_there: bool
 ) -> Finding | None:
-    """Judge by the first marker of `producer_id` in `seen`; None if there is none."""
-    # A marker of another epoch counts only while the record is still there: without it the producer's next
-    # transaction may be meant, and compaction may have taken our own marker.
+    """Find the outcome by the first marker of `producer_id` in `seen`; None if there is none."""
+    # A marker of another epoch counts only while the record is still there. Otherwise it may end the
+    # producer's next transaction, if compaction removed our own marker.
     for batch in seen.batches:
         if batch.marker is None or batch.producer_id != producer_id or batch.last_offset <= place.offset:
             continue
@@ -124,26 +124,26 @@ def judge_markers(
     return None
 
 
-def _covering(seen: LogSlice, offset: int) -> Batch | None:
+def _find_batch_at(seen: LogSlice, offset: int) -> Batch | None:
     return next((b for b in seen.batches if b.base_offset <= offset <= b.last_offset), None)
 
 
 class EvidenceReader:
-    """Reads places in the log over a shared connection."""
+    """Finds the outcome of transactions in the log, over a shared connection."""
 
     def __init__(self, wire: KafkaWire, *, patience_ms: int = 2_000) -> None:
         self._wire = wire
         self._patience_ms = patience_ms
-        #: How far a scan that took too long has come, and whether the record is there.
+        #: Progress of scans that took too long: the next offset, and whether the record is there.
         self._scanned: dict[tuple[Evidence, int, int], tuple[int, bool]] = {}
 
     def read(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        """Return what became of a transaction at `place`; waits a little for its markers."""
-        finding, doubt = Finding(Fate.UNDECIDED, f"{place} was not read"), Doubt()
+        """Return the outcome of the transaction with a record at `place`; wait a little for its markers."""
+        finding, doubt = Finding(Fate.UNDECIDED, f"{place} was not read"), ConfirmationCounter()
         for _left_ms in tries(self._patience_ms, self._wire.clock):
             seen = self._fetch(place, place.offset, Isolation.READ_COMMITTED, _PEEK_BYTES)
             is_absent = seen.code == kafka_errors.UnknownTopicOrPartitionError.errno
-            is_believed = doubt.is_over(is_absent)
+            is_believed = doubt.is_confirmed(is_absent)
             if is_absent:
                 finding = Finding(Fate.UNDECIDED, f"{place}: the broker does not know the partition")
                 if is_believed:
@@ -151,9 +151,9 @@ class EvidenceReader:
                     return Finding(Fate.GONE, gone)
                 continue
             if seen.code == kafka_errors.OffsetOutOfRangeError.errno:
-                return self._outside(place)
+                return self._judge_out_of_range(place)
             if seen.code:
-                detail = f"{place} cannot be read now (error {name_of(seen.code)})"
+                detail = f"{place} cannot be read now (error {describe_code(seen.code)})"
                 finding = Finding(Fate.UNDECIDED, detail)
                 continue
             stable = judge_stable(seen, place, producer_id, producer_epoch)
@@ -167,12 +167,12 @@ class EvidenceReader:
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal READ on topic {place.topic!r}, which is needed to tell "
-                f"whether a transaction was committed ({name_of(seen.code)})",
+                f"whether a transaction was committed ({describe_code(seen.code)})",
                 code=seen.code,
             )
         return seen
 
-    def _outside(self, place: Evidence) -> Finding:
+    def _judge_out_of_range(self, place: Evidence) -> Finding:
         partition = TopicPartition(place.topic, place.partition)
         found = self._wire.call(
             f"find the start of {place.topic}-{place.partition}",
@@ -187,7 +187,7 @@ class EvidenceReader:
         )
 
     def _scan(self, place: Evidence, producer_id: int, producer_epoch: int) -> Finding:
-        """Look for the end of the transaction from `place` on, for a while if it is far away."""
+        """Scan for the end of the transaction from `place` on, within a time limit."""
         clock = self._wire.clock
         end_ms = clock.monotonic_ms() + max(self._patience_ms, _LEAST_SCAN_MS)
         asked = (place, producer_id, producer_epoch)
@@ -195,8 +195,10 @@ class EvidenceReader:
         while True:
             seen = self._fetch(place, next_offset, Isolation.READ_UNCOMMITTED, _SCAN_BYTES)
             if seen.code:
-                return Finding(Fate.UNDECIDED, f"{place} cannot be read now (error {name_of(seen.code)})")
-            if next_offset == place.offset and (batch := _covering(seen, place.offset)) is not None:
+                return Finding(
+                    Fate.UNDECIDED, f"{place} cannot be read now (error {describe_code(seen.code)})"
+                )
+            if next_offset == place.offset and (batch := _find_batch_at(seen, place.offset)) is not None:
                 is_record_there = True
                 if (batch.producer_id, batch.producer_epoch) != (producer_id, producer_epoch):
                     return Finding(Fate.GONE, f"{place} holds a record of another producer")
@@ -208,7 +210,7 @@ class EvidenceReader:
             if not seen.batches or next_offset >= seen.high_watermark:
                 break
             if clock.monotonic_ms() > end_ms:
-                # It goes on from here when it is asked again: begun anew it would never come further.
+                # The next call continues from here; starting over it would never get further.
                 self._scanned[asked] = next_offset, is_record_there
                 return Finding(
                     Fate.UNDECIDED, f"{place}: no end of the transaction up to offset {next_offset}"
@@ -220,25 +222,25 @@ class EvidenceReader:
 
 _ONGOING = "Ongoing"
 _OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
-#: The time limit is that of the next transaction, and this client never begins one; small
-#: enough for any broker's maximum.
+#: Transaction timeout for fencing, small enough for any broker's maximum; this client never begins a
+#: transaction.
 _FENCING_TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaCommittable(StoredObject):
-    """A prepared transaction: what any process needs to commit or abort it."""
+    """Handle of a prepared transaction, by which any process can commit or abort it."""
 
     IS_CLOSED: ClassVar = True
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    #: The place of any one record of this transaction.
+    #: Place of one record of this transaction.
     evidence: Evidence
-    #: How many records it holds, at least one; an empty transaction is no committable.
+    #: Number of records, at least one; an empty transaction is no committable.
     records: int
-    #: The EndTxn version the handle was prepared for.
+    #: Version of EndTxn for this handle.
     protocol_version: int = END_TXN_VERSION
 
     def __post_init__(self) -> None:
@@ -266,7 +268,7 @@ class Liveness:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that still holds back read_committed readers."""
+    """An open transaction, which holds back read_committed readers."""
 
     transactional_id: TransactionalId
     producer_id: int
@@ -276,7 +278,7 @@ class OpenTransaction:
 def why_not_counted(
     wire: KafkaWire, next_sequences: Mapping[str, Sequence[int]], producer_id: int, producer_epoch: int
 ) -> str:
-    """Return the first difference between a transaction's expected contents and the leaders', or ""."""
+    """Compare a transaction's expected contents with the leaders'; return the first difference, or ""."""
     places = [(topic, p) for topic, known in next_sequences.items() for p in range(len(known))]
     seen = wire.last_sequences(places, producer_id, producer_epoch)
     for topic, partition in places:
@@ -291,14 +293,14 @@ def why_not_counted(
 
 
 def abort_own(wire: KafkaWire, handle: Handle, within_ms: int) -> str:
-    """Abort the transaction that this process has open; return why it may still be open, or ""."""
-    # Whatever the coordinator answers once it is settled, nothing of this epoch is open any more.
+    """Abort this process's open transaction; return why it may still be open, or ""."""
+    # Once the coordinator is settled, nothing of this epoch is open, whatever it answered.
     code, lost = ask_until_settled(
         wire,
         within_ms,
         lambda left_ms: wire.end_transaction(handle, EndAction.ABORT, connect_within_ms=left_ms),
     )
-    return str(lost) if lost else name_of(code) if code in UNSETTLED else ""
+    return str(lost) if lost else describe_code(code) if code in UNSETTLED else ""
 
 
 class TransactionClient(WireClient):
@@ -310,57 +312,57 @@ class TransactionClient(WireClient):
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
         """Make the records of a decided committable visible."""
-        return self._ended(committable, EndAction.COMMIT)
+        return self._end(committable, EndAction.COMMIT)
 
     def abort(self, committable: KafkaCommittable) -> CommitAnswer:
         """Drop the records of a committable that was never decided."""
-        return self._ended(committable, EndAction.ABORT)
+        return self._end(committable, EndAction.ABORT)
 
     def is_alive(self, committables: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
-        """Tell for each committable whether its transaction is still open, right before a decision."""
+        """Check for each committable whether its transaction is still open, right before a decision."""
         wanted = list(committables)
-        views = self.described(sorted({one.transactional_id for one in wanted}))
+        views = self.describe(sorted({one.transactional_id for one in wanted}))
         return {one: _liveness(one, views[one.transactional_id]) for one in wanted}
 
     def why_not_counted(self, one: KafkaCommittable, next_sequences: Mapping[str, Sequence[int]]) -> str:
         return why_not_counted(self._wire, next_sequences, one.producer_id, one.producer_epoch)
 
-    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
-        """Return the open transactions of `job`, by exact parsing of their ids."""
+    def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
+        """Return the open transactions of `job`, found by parsing transactional ids."""
         found: list[OpenTransaction] = []
         for row in self._wire.list_transactions(_OPEN_STATES):
             parsed = TransactionalId.parse(row.transactional_id)
-            # Leading zeros parse to the same numbers; only the spelling we write is ours.
+            # Ids with leading zeros parse, too, but are not written by this package.
             if parsed is not None and parsed.job == job and str(parsed) == row.transactional_id:
                 found.append(OpenTransaction(parsed, row.producer_id, row.state.value))
         return sorted(found, key=lambda one: one.transactional_id)
 
     def abort_open(self, transactional_id: TransactionalId) -> CommitAnswer:
-        """Abort whatever is open under a leftover id, and fence its producers."""
-        # By a new epoch: a task that is still writing would otherwise open the next one under the same id.
+        """Abort the open transaction of a leftover id, and fence its producers."""
+        # A new epoch does both: after a plain abort a task that still writes could open the next transaction.
         name = str(transactional_id)
         try:
-            view = self.described([name])[name]
+            view = self.describe([name])[name]
         except BrokerUnavailableError as lost:
             return CommitAnswer(Outcome.RETRY, str(lost))
         if view.code == kafka_errors.TransactionalIdNotFoundError.errno:
             return CommitAnswer(Outcome.ALREADY_COMMITTED, f"{name} is unknown to Kafka")
-        code, lost_detail = self._settled(
+        code, lost_detail = self._ask_until_settled(
             name,
             lambda left_ms: (
                 self._wire.init_producer_id(name, _FENCING_TIMEOUT_MS, connect_within_ms=left_ms).code
             ),
         )
         if code:
-            return CommitAnswer(Outcome.RETRY, f"{name} was not fenced: {lost_detail or name_of(code)}")
+            return CommitAnswer(Outcome.RETRY, f"{name} was not fenced: {lost_detail or describe_code(code)}")
         if view.state == "PrepareCommit":
             return CommitAnswer(Outcome.FENCED, f"{name} was committed by another owner")
         if view.state in _OPEN_STATES:
             return CommitAnswer(Outcome.COMMITTED, f"{name} was open and is aborted")
         return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing was open under {name} ({view.state})")
 
-    def _ended(self, one: KafkaCommittable, action: EndAction) -> CommitAnswer:
-        code, lost_detail = self._settled(
+    def _end(self, one: KafkaCommittable, action: EndAction) -> CommitAnswer:
+        code, lost_detail = self._ask_until_settled(
             one.transactional_id,
             lambda left_ms: self._wire.end_transaction(
                 Handle(one.transactional_id, one.producer_id, one.producer_epoch),
@@ -372,26 +374,28 @@ class TransactionClient(WireClient):
         if not code:
             return CommitAnswer(Outcome.COMMITTED, f"{one.transactional_id}: {action.value.lower()} accepted")
         if lost_detail or code in UNSETTLED:
-            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {lost_detail or name_of(code)}")
+            return CommitAnswer(
+                Outcome.RETRY, f"{one.transactional_id}: {lost_detail or describe_code(code)}"
+            )
         try:
             finding = self._reader.read(one.evidence, one.producer_id, one.producer_epoch)
         except BrokerUnavailableError as lost:
-            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {name_of(code)}; {lost}")
-        return _concluded(action, finding, f"{one.transactional_id}: Kafka answered {name_of(code)}")
+            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {describe_code(code)}; {lost}")
+        return _conclude(action, finding, f"{one.transactional_id}: Kafka answered {describe_code(code)}")
 
-    def _settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
-        """Ask until the coordinator settles; return the last code and why nobody answered, if so."""
+    def _ask_until_settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
+        """Ask until the coordinator is settled; return the last code, and the error if nobody answered."""
         code, lost = ask_until_settled(self._wire, self._wire.timeout_ms, ask)
         if code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal WRITE on transactional id {transactional_id!r} "
-                f"or on a topic of its transaction ({name_of(code)})",
+                f"or on a topic of its transaction ({describe_code(code)})",
                 code=code,
             )
         return code, str(lost or "")
 
-    def described(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
-        """Return what the coordinators say about each id, once they can say it."""
+    def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
+        """Describe the transactions of the ids, waiting until the coordinators can answer."""
         views: dict[str, TransactionView] = {}
         waiting = list(transactional_ids)
         for _left_ms in tries(self._wire.timeout_ms, self._wire.clock):
@@ -410,7 +414,7 @@ class TransactionClient(WireClient):
             if view.code in UNAUTHORIZED:
                 raise AuthorizationError(
                     f"Kafka refuses this principal DESCRIBE on transactional id {transactional_id!r} "
-                    f"({name_of(view.code)})",
+                    f"({describe_code(view.code)})",
                     code=view.code,
                 )
         return views
@@ -418,7 +422,7 @@ class TransactionClient(WireClient):
 
 def _liveness(one: KafkaCommittable, view: TransactionView) -> Liveness:
     if view.code:
-        return Liveness(False, f"Kafka answered {name_of(view.code)}")
+        return Liveness(False, f"Kafka answered {describe_code(view.code)}")
     if (view.producer_id, view.producer_epoch) != (one.producer_id, one.producer_epoch):
         return Liveness(
             False,
@@ -442,7 +446,7 @@ _ABORT_OUTCOMES = {
 }
 
 
-def _concluded(action: EndAction, finding: Finding, said: str) -> CommitAnswer:
+def _conclude(action: EndAction, finding: Finding, said: str) -> CommitAnswer:
     if action is EndAction.COMMIT:
         return CommitAnswer(
             _COMMIT_OUTCOMES[finding.fate], f"{said}; {finding.detail}", finding.fate is Fate.ABORTED

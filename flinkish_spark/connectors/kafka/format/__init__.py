@@ -1,4 +1,4 @@
-"""The drop-in door: Spark's own `format("kafka")`, exactly once, by changing one word."""
+"""The drop-in format: Spark's own `format("kafka")` with exactly-once writes, by changing one word."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ __all__ = ["FORMAT_NAME", "FlinkishKafka", "register", "settle"]
 
 
 def __getattr__(name: str) -> Any:
-    # Spark's processes that plan a source import this package, and none of what writes.
+    # Lazy: Spark's processes that plan a source import this package, and do not need the writer.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = "writer" if name == "settle" else "data_source"

@@ -1,15 +1,15 @@
-"""Micro-batches of the drop-in sink as checkpoints of a job without barriers and coordinator.
+"""Commits of the drop-in sink: each micro-batch is a checkpoint, without barriers and coordinator.
 
 A plain Spark query commits per micro-batch. Spark plans an attempt, its tasks stage, the driver commits, and
-Spark writes commits/N; after a crash in between, Spark runs micro-batch N again over the same offsets. So
-the folder beside Spark's checkpoint is a job directory, with what jobs have in theirs, and these rules:
+Spark writes commits/N; after a crash in between, Spark runs micro-batch N again over the same offsets. The
+sink keeps a job directory in Spark's checkpoint, with these rules:
 
 - Every attempt takes the next checkpoint id. At most one attempt of a micro-batch is decided COMMIT.
-- Whoever does not go on right behind a confirmed attempt of its own driver takes the sink over: a new owner
-  epoch, all open ids sealed with ABORT. A zombie can decide nothing, and its transactional ids are others.
-- An attempt of a micro-batch that is decided already finishes the recorded commit and is given up.
-- What is proven to be lost of a decided micro-batch is replaced by what a later attempt has staged, if it is
-  the same, as in a job's replay (:mod:`flinkish_spark.protocol.replay`).
+- A driver that does not directly continue its own confirmed attempt takes the sink over: it gets a new owner
+  epoch and seals all open ids with ABORT. A zombie can decide nothing, and has other transactional ids.
+- A new attempt of a decided micro-batch finishes the recorded commit, and is then aborted.
+- If data of a decided micro-batch is proven lost, the same data staged by a later attempt replaces it, as in
+  a job's replay (:mod:`flinkish_spark.protocol.replay`).
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ from flinkish_spark.protocol.retention import CheckpointPart
 
 LOG = logging.getLogger(__name__)
 FOLDER = "flinkish-kafka"
-#: The only sink, as records and marks name it.
+#: Uid of the only sink in records and marks.
 SINK = "micro-batches"
-#: An owner has one micro-batch at a time, so its transactional ids have one block.
+#: Block of all transactional ids: an owner has one micro-batch at a time.
 _BLOCK = 1
-#: The steps of a micro-batch, in order; SINK_COMMIT is one transaction's.
+#: Steps of a micro-batch in order; SINK_COMMIT happens once per transaction.
 STEPS = (Step.TRIGGER, Step.DECISION, Step.SINK_COMMIT, Step.RECEIPT)
-#: A fact of a checkpoint that a full refresh has replaced, and the note of an owner's driver.
+#: Fact of a checkpoint that a full refresh replaced; note with the driver of an owner.
 _GIVEN_UP, _DRIVER = "given-up", "driver"
-#: How many attempts keep their files. Spark runs only the newest micro-batch again; the rest are for people.
+#: Number of attempts whose files are kept, for people: Spark repeats only the newest micro-batch.
 _KEPT = 20
 _CLOCK = SystemClock()
 
 
-def sink_dir(checkpoint_location: Path) -> JobDir:
+def open_sink_dir(checkpoint_location: Path) -> JobDir:
     return JobDir(LocalStore(checkpoint_location / FOLDER))
 
 
-def uuid_of(sink: JobDir) -> JobUuid:
-    """Return the uuid of a sink, made at the first call."""
+def find_or_create_uuid(sink: JobDir) -> JobUuid:
+    """Return the uuid of a sink; create it at the first call."""
     return sink.known_uuid() or sink.read_or_create_job({})[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """An attempt that was planned: the checkpoint id is its number."""
+    """A planned attempt; its number is the checkpoint id."""
 
     sink: JobUuid
     owner: OwnerEpoch
@@ -91,13 +91,13 @@ class Lease:
 
     @property
     def transactional_ids(self) -> str:
-        """Return the prefix of the ids of its tasks."""
+        """Prefix of its tasks' transactional ids."""
         return TransactionalId.prefix(self.sink, self.owner, _BLOCK)
 
-    def staged(
+    def to_staged_batch(
         self, batch: BatchId, tasks: Sequence[TaskAck], payloads: Sequence[Mapping[str, Any]]
     ) -> StagedBatch:
-        """Return what its tasks staged."""
+        """Return the micro-batch with everything that its tasks staged."""
         acks = (SinkAck(SINK, tuple(tasks)),)
         committables = tuple(Committable(SINK, payload) for payload in payloads)
         return StagedBatch(FIRST_LINEAGE, batch, self.owner, int(self.attempt), acks, committables, (_BLOCK,))
@@ -105,13 +105,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    #: Of the first committable that cannot be committed; none behind it is.
+    #: Index of the first lost committable; none after it was committed.
     position: int
     answer: CommitAnswer
 
 
-class _Watched:
-    """The client of transactions, each of whose commits is a step."""
+class _ObservedClient:
+    """A transaction client that reports each commit to an observer."""
 
     def __init__(self, client: TransactionClient, observer: Observer) -> None:
         self._client, self._observer = client, observer
@@ -127,7 +127,7 @@ class _Watched:
 
 
 class MicroBatchCommits:
-    """The driver's side of one drop-in sink."""
+    """Plans, decides and commits the micro-batches of one drop-in sink, on the driver."""
 
     def __init__(
         self,
@@ -137,22 +137,22 @@ class MicroBatchCommits:
         driver: str,
         marks: KafkaMarks | None = None,
     ) -> None:
-        self._spark_checkpoint, self._dir = checkpoint_location, sink_dir(checkpoint_location)
-        self._client = cast(TransactionClient, _Watched(client, observer))
+        self._spark_checkpoint, self._dir = checkpoint_location, open_sink_dir(checkpoint_location)
+        self._client = cast(TransactionClient, _ObservedClient(client, observer))
         self._observer, self._driver, self._marks = observer, driver, marks
 
     def plan(self) -> Lease:
-        """Take the next attempt; before that take the sink over, unless this driver just goes on."""
+        """Plan the next attempt; first take the sink over, unless this driver continues its own attempt."""
         self._observer.before(Step.TRIGGER, "")
         owner = self._dir.newest_owner()
-        # The transactional ids of an attempt that was cut off are given up for ever, with its owner: its
-        # tasks may still be alive, and would fence, or be fenced by, their successors.
+        # The transactional ids of an interrupted attempt are never used again: its tasks may still run, and
+        # would fence, or be fenced by, their successors.
         if not self._is_mine(owner) or self._dir.receipt(self._newest()) is None:
             owner = self._take_over().epoch
         if self._dir.recorded(_GIVEN_UP) is not None:
             raise FencedError(
                 "this checkpoint was given up by a full refresh of its flow",
-                why="a newer checkpoint of the flow is beside it, and has ended what was open here",
+                why="the flow has a newer checkpoint, which has ended the open transactions of this one",
                 what_to_do="let the pipeline use the newest one; if that was deleted, refresh the flow fully",
             )
         attempt = self._newest().next()
@@ -164,7 +164,7 @@ class MicroBatchCommits:
                 what_to_do="stop one of them",
             )
         self._observer.after(Step.TRIGGER, str(attempt))
-        return Lease(uuid_of(self._dir), owner, attempt)
+        return Lease(find_or_create_uuid(self._dir), owner, attempt)
 
     def _newest(self) -> CheckpointId:
         return max(self._dir.decided_ids(), default=CheckpointId(0))
@@ -173,7 +173,7 @@ class MicroBatchCommits:
         return self._dir.owner_note(owner, _DRIVER).strip() == self._driver
 
     def _take_over(self) -> Ownership:
-        """Fence earlier drivers, finish what they decided, abort all else."""
+        """Fence earlier drivers, finish their decided micro-batch, abort all other transactions."""
         ownership = take_over(self._dir, _CLOCK)
         committer, decided = self._committer(ownership), self._dir.newest_commit()
         self._require_ours(ownership, committer, decided)
@@ -184,15 +184,15 @@ class MicroBatchCommits:
             else:
                 kept = _committables(decided)
         committer.sweep(kept, frozenset)
-        # This order matters: whoever finds this note goes on without all that is above.
+        # This order matters: a driver that finds its own note skips all of the above.
         self._dir.note_owner(ownership.epoch, _DRIVER, self._driver)
         return ownership
 
     def give_up(self) -> None:
-        """End this sink for good: finish what is decided, abort all else, let nobody plan here again."""
+        """Close this sink for good: finish the decided micro-batch, abort all else, refuse further plans."""
         if self._newest() == CheckpointId(0):
             return
-        # This order matters: who takes over from now on finds it, and whoever did before is fenced.
+        # This order matters: later owners find the fact, and earlier ones are fenced.
         self._dir.recorded_once(_GIVEN_UP, {"why": "full refresh"})
         self._take_over()
 
@@ -209,21 +209,21 @@ class MicroBatchCommits:
                 what_to_do="use a new checkpointLocation, or restore the whole folder from one backup",
             )
         else:
-            if _positions(self._offsets_of(newest.batch)) != _positions(newest.offsets_text):
+            if _strip_metadata(self._offsets_of(newest.batch)) != _strip_metadata(newest.offsets_text):
                 raise JobDirError(
                     f"batch {newest.batch} was committed with other offsets than Spark runs it with now",
                     why="Spark's checkpoint was deleted or replaced, but not the folder flinkish-kafka in it",
                     what_to_do="use a new checkpointLocation, or delete the whole checkpoint",
                 )
             if self._dir.receipt(newest.checkpoint) is not None:
-                # Spark died right before commits/N. The handles are not asked again: their ids have
-                # other transactions by now, and the log may no longer tell what became of the old ones.
+                # Spark died right before commits/N. The handles cannot be asked again: their ids have other
+                # transactions by now, and the log may no longer prove the outcome of the old ones.
                 self.abort(staged)
                 return
             decided = self._repeat(ownership, committer, staged, newest)
         loss = self._finish(ownership, committer, decided)
         if loss is not None:
-            raise _lost(decided, loss, "the query must run the batch again to replace it")
+            raise _make_lost_error(decided, loss, "the query must run the batch again to replace it")
         # This order matters: once the receipt is there, the next attempt may use the same ids.
         self._sweep(committer, _committables(decided))
         self._confirm(ownership, decided)
@@ -258,38 +258,38 @@ class MicroBatchCommits:
     def _repeat(
         self, ownership: Ownership, committer: KafkaCommitter, staged: StagedBatch, decided: Decision
     ) -> Decision:
-        """Finish the recorded commit; give up this attempt but for what replaces what is lost."""
+        """Finish the recorded commit; abort this attempt, except for data that replaces lost data."""
         loss = self._finish(ownership, committer, decided)
         if loss is None:
             self.abort(staged)
             return decided
-        plan, found = _replacement(committer, decided, loss, staged)
+        plan, found = _plan_replacement(committer, decided, loss, staged)
         if isinstance(found, CannotReplay):
             self.abort(staged)
-            raise _lost(decided, loss, f"it cannot be replaced: {found.why}")
-        # This order matters: an earlier owner that wakes up now still holds the decision as it was. What is
-        # aborted cannot be committed by it, so no row can become visible twice.
+            raise _make_lost_error(decided, loss, f"it cannot be replaced: {found.why}")
+        # This order matters: an earlier owner that wakes up now still has the old decision. It cannot commit
+        # aborted transactions, so no row can become visible twice.
         for answer in committer.abort(plan):
             if not answer.outcome.is_done:
-                raise _not_now(decided, answer)
+                raise _make_retry_error(decided, answer)
         known = self._dir.restaged(decided.checkpoint)
         number, now_ms = 1 if known is None else known.number + 1, _CLOCK.wall_ms()
         restaged = RestagedEpoch(
             decided.checkpoint, number, ownership.epoch, now_ms, SINK, loss.answer.detail, found.batches
         )
         ownership.check()
-        # A second decision point: what was staged now stands for what is lost from here on.
+        # A second decision point: from here on the data staged now replaces the lost data.
         if self._dir.create_restaged(restaged) is CreateResult.EXISTS:
             raise FencedError(
                 f"batch {decided.batch} was staged again by another driver at the same time",
-                what_to_do="let this one end; nothing of it is visible",
+                what_to_do="let this driver end; none of its data is visible",
             )
-        reason = f"it stands for what attempt {decided.checkpoint} has lost"
+        reason = f"it replaces what attempt {decided.checkpoint} has lost"
         self._seal(ownership.epoch, staged.attempt, reason)
         return restaged.apply(decided)
 
     def abort(self, staged: StagedBatch | None) -> None:
-        """Give an attempt up, unless it is decided: Spark calls it behind a failed commit, too."""
+        """Abort an attempt unless it is decided COMMIT; Spark also calls this after a failed commit."""
         if staged is not None:
             owner, attempt = staged.owner_epoch, staged.attempt
         else:
@@ -300,12 +300,12 @@ class MicroBatchCommits:
             return
         newest = self._dir.newest_commit()
         is_open = newest is not None and self._dir.receipt(newest.checkpoint) is None
-        # What this attempt has staged may stand for what was lost.
+        # Data of this attempt may replace lost data.
         kept = _committables(newest) if newest is not None and is_open else ()
         self._sweep(self._committer(Ownership(self._dir, owner)), kept)
 
     def _seal(self, owner: OwnerEpoch, attempt: int, reason: str) -> Verdict:
-        """Decide that an attempt is given up; return what is decided."""
+        """Decide ABORT for an attempt; return the decision that holds."""
         abort = Decision(CheckpointId(attempt), Verdict.ABORT, owner, _CLOCK.wall_ms(), reason=reason)
         self._dir.create_decision(abort)
         found = self._dir.first_decision(abort.checkpoint)
@@ -313,29 +313,36 @@ class MicroBatchCommits:
 
     def _committer(self, ownership: Ownership) -> KafkaCommitter:
         folder = StoreSpec(str(self._spark_checkpoint / FOLDER))
-        whose = (uuid_of(self._dir), ownership.epoch, SINK, StructType(), CheckpointConfig(), SINK)
+        whose = (
+            find_or_create_uuid(self._dir),
+            ownership.epoch,
+            SINK,
+            StructType(),
+            CheckpointConfig(),
+            SINK,
+        )
         context = SinkContext(*whose, folder, _CLOCK, ownership.timeline)
         return KafkaCommitter(self._client, context, self._marks)
 
     def _require_ours(self, ownership: Ownership, committer: KafkaCommitter, newest: Decision | None) -> None:
-        """Raise AnotherTimelineError if the brokers know an attempt that is not committed here."""
+        """Raise AnotherTimelineError if the brokers know an attempt that this directory has not committed."""
         upto = CheckpointId(0) if newest is None else newest.checkpoint
         for mark in committer.newest_marks():
             if ownership.timeline.why_not_ours(mark, upto):
-                raise _another_timeline(mark.checkpoint, upto)
+                raise _make_timeline_error(mark.checkpoint, upto)
 
     def _finish(self, ownership: Ownership, committer: KafkaCommitter, decided: Decision) -> _Loss | None:
-        """Commit a decided micro-batch as a whole; repeating it changes nothing."""
+        """Commit a decided micro-batch; repeating it changes nothing. Return the loss if there is one."""
         ownership.check()
         try:
             answers = committer.commit(decided.checkpoint, _committables(decided))
         except AnotherTimelineError as error:
-            raise _another_timeline(error.facts["found"], decided.checkpoint) from error
+            raise _make_timeline_error(error.facts["found"], decided.checkpoint) from error
         for position, answer in enumerate(answers):
             if answer.outcome is Outcome.LOST:
                 return _Loss(position, answer)
             if not answer.outcome.is_done:
-                raise _not_now(decided, answer)
+                raise _make_retry_error(decided, answer)
         return None
 
     def _confirm(self, ownership: Ownership, decided: Decision) -> None:
@@ -355,27 +362,27 @@ class MicroBatchCommits:
             ) from None
 
     def _sweep(self, committer: KafkaCommitter, kept: Sequence[Committable]) -> None:
-        """Abort all else that tasks of this owner and earlier ones left; a failure costs time only."""
+        """Abort transactions that tasks of this and earlier owners left open; a failure is only logged."""
         try:
             committer.sweep(kept, frozenset)
         except FlinkishError as error:
             LOG.warning("leftovers are swept by a later attempt: %s", error)
 
     def _prune(self, committer: KafkaCommitter, confirmed: Decision) -> None:
-        """Delete what belongs to attempts long past."""
+        """Delete the files of old attempts."""
         ids = self._dir.decided_ids()
         if len(ids) <= _KEPT + _KEPT // 2:
             return
-        # The newest commit may lie far below the newest id: many attempts may have died before one of them
-        # finished it. Without its files its micro-batch would be decided anew, and without the seals above
-        # it a zombie could decide one of those.
+        # The newest commit may be far below the newest id, if many attempts died before one finished it.
+        # Without its files its micro-batch would be decided again, and without the seals above it a zombie
+        # could decide one of those ids.
         oldest_kept = min(ids[-_KEPT], confirmed.checkpoint)
         gone = [one for one in ids if one < oldest_kept]
         try:
             for part in (CheckpointPart.TRIGGER, CheckpointPart.DECISION, CheckpointPart.RECEIPT):
                 self._dir.delete_all(f"checkpoints/{one}/{part.value}" for one in gone)
             self._dir.forget_restaged(gone)
-            # The newest mark may be older, of a query that had no rows since.
+            # The newest mark may be older if the query has had no rows since.
             marked = (mark.checkpoint for mark in committer.newest_marks())
             self._dir.forget_stretches(min([oldest_kept, *marked]))
         except FlinkishError as error:
@@ -386,13 +393,13 @@ def _committables(decided: Decision) -> tuple[Committable, ...]:
     return decided.batches[0].committables
 
 
-def _positions(offsets_text: str) -> list[str]:
-    """Return an entry of Spark's offset log without its metadata, which another start may change."""
+def _strip_metadata(offsets_text: str) -> list[str]:
+    """Return an entry of Spark's offset log without its metadata, which a restart may change."""
     version, _, *positions = offsets_text.strip().split("\n")
     return [version, *positions]
 
 
-def _lost(decided: Decision, loss: _Loss, what_now: str) -> CommittableLostError:
+def _make_lost_error(decided: Decision, loss: _Loss, what_now: str) -> CommittableLostError:
     batch = decided.batches[0]
     rows = sum(KafkaCommittable.from_json(one.payload).records for one in batch.committables[loss.position :])
     return CommittableLostError(
@@ -406,10 +413,10 @@ def _lost(decided: Decision, loss: _Loss, what_now: str) -> CommittableLostError
     )
 
 
-def _replacement(
+def _plan_replacement(
     committer: KafkaCommitter, decided: Decision, loss: _Loss, again: StagedBatch
 ) -> tuple[Sequence[Committable], RestageResult | CannotReplay]:
-    """Return what is lost, and the micro-batch with what was staged again in its place."""
+    """Return the lost committables, and the micro-batch in which `again` replaces them."""
     if not loss.answer.is_proven_aborted:
         why = "the proof of what became of it is gone, so its rows may have been visible already"
         return (), CannotReplay(why)
@@ -424,7 +431,7 @@ def _replacement(
     return plan.lost, found
 
 
-def _not_now(decided: Decision, answer: CommitAnswer) -> FlinkishError:
+def _make_retry_error(decided: Decision, answer: CommitAnswer) -> FlinkishError:
     if answer.outcome is Outcome.FENCED:
         return FencedError(f"batch {decided.batch} is being committed by another driver", why=answer.detail)
     return BrokerUnavailableError(
@@ -435,13 +442,13 @@ def _not_now(decided: Decision, answer: CommitAnswer) -> FlinkishError:
     )
 
 
-def _another_timeline(found: object, newest: CheckpointId) -> AnotherTimelineError:
+def _make_timeline_error(found: object, newest: CheckpointId) -> AnotherTimelineError:
     return AnotherTimelineError(
         f"the topic holds attempt {found} of this query, which its checkpoint has not committed; "
         f"its newest is {newest if newest.value else 'none'}",
         why="the checkpoint is an older copy of itself, or a copy of it runs elsewhere",
         what_to_do="put the newest checkpoint back, or stop the other query. To go on from this one "
-        "all the same, delete the folder flinkish-kafka in it: what was written behind it is written again",
+        "all the same, delete the folder flinkish-kafka in it: newer records are then written again",
         participant="the topic",
         found=found,
     )

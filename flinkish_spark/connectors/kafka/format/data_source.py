@@ -1,4 +1,4 @@
-"""`format("flinkish-kafka")` as Spark sees it."""
+"""The Spark data source `format("flinkish-kafka")`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 FORMAT_NAME = "flinkish-kafka"
-#: Spark's pattern for the names of options whose values it does not print; one of the session's.
+#: Session setting: pattern for names of options whose values Spark redacts.
 _REDACTION = "spark.sql.redaction.options.regex"
-#: Its value in Spark, where it is not set.
+#: Spark's default of that setting.
 _BY_DEFAULT = "(?i)url"
-#: A private key may be given as it stands (KIP-651), and a login is more than its password.
+#: Names of secret options; a private key may be an option's value (KIP-651).
 _SECRETS = r"(?i)ssl\.keystore\.key|sasl\.jaas\.config|password"
 
 
 class FlinkishKafka(DataSource):
     """Kafka for Spark, exactly once, without a JAR.
 
-    Takes the options of Spark's own ``format("kafka")`` and has its columns; what differs is in
-    `docs/drop-in.md`. Made by Spark, in Python processes of its own.
+    It has the options and columns of Spark's own ``format("kafka")``; `docs/drop-in.md` lists the
+    differences. Spark creates it, in Python processes of its own.
     """
 
     @classmethod
@@ -42,10 +42,10 @@ class FlinkishKafka(DataSource):
         return FORMAT_NAME
 
     def schema(self) -> str:
-        from flinkish_spark.connectors.kafka.format.reader import schema_of
+        from flinkish_spark.connectors.kafka.format.reader import make_schema
 
         options = parse_any(self.options)
-        return f"{C.PIECE} STRING" if options.gives_pieces else schema_of(options)
+        return f"{C.PIECE} STRING" if options.gives_pieces else make_schema(options)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         from flinkish_spark.connectors.kafka.format.reader import KafkaBatchReader
@@ -65,16 +65,16 @@ class FlinkishKafka(DataSource):
         return KafkaStreamWriter(parse_sink(self.options, schema), self.observer)
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
-        """Refuse: a batch query has no checkpoint that a repetition could be recognised by."""
+        """Refuse: without a checkpoint the repetition of a batch query could not be recognised."""
         raise ConfigError(
             f"format('{FORMAT_NAME}') writes streams only",
-            why="a batch query that is run again cannot be told from a new one",
+            why="the repetition of a batch query cannot be distinguished from a new query",
             what_to_do="use writeStream with trigger(availableNow=True), or format('kafka')",
         )
 
     @staticmethod
     def observer() -> Observer:
-        """Return who watches the steps of the sink; crash tests override it."""
+        """Return the observer of the sink's steps; crash tests override it."""
         return SilentObserver()
 
 
@@ -82,9 +82,9 @@ def register(spark: SparkSession) -> None:
     """Make `format("flinkish-kafka")` known to a session. Call it once per session.
 
     Needs this package on the driver and on the executors, and no JAR. Adds the names of this format's
-    secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan shows them. What
-    this format refuses stands at the end of Spark's errors from then on, behind Spark's plan.
-    Harmless where Spark has found the format by its name (`docs/drop-in.md`).
+    secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan shows them. From
+    then on an error of this format stands at the end of Spark's message, after Spark's plan.
+    Harmless if Spark has already found the format by its name (`docs/drop-in.md`).
 
     Parameters
     ----------
@@ -103,9 +103,9 @@ def register(spark: SparkSession) -> None:
     ... )
     """
 
-    def with_ours(before: str) -> str:
+    def add_secrets(before: str) -> str:
         return before if _SECRETS in before else f"{before or _BY_DEFAULT}|{_SECRETS}"
 
-    SETTINGS.change(spark, _REDACTION, with_ours)
+    SETTINGS.change(spark, _REDACTION, add_secrets)
     say_refusals_last()
     spark.dataSource.register(FlinkishKafka)

@@ -1,4 +1,4 @@
-"""What the brokers have now, and what is missing: the policy for lost data."""
+"""Offsets that the brokers have now, and the policy for lost data."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, places_of, unknown_topic
-from flinkish_spark.connectors.kafka.client.client import Isolation, seen_to_stay
+from flinkish_spark.connectors.kafka.client.admin import (
+    KafkaAdmin,
+    TopicPattern,
+    list_places,
+    make_unknown_topic_error,
+)
+from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.connectors.kafka.format.options import (
     EARLIEST,
     LATEST,
-    Bound,
     NoOffsetStrategy,
+    OffsetRangeLimit,
     SourceOptions,
 )
-from flinkish_spark.connectors.kafka.offsets import first_at_least_as_late, places_in
+from flinkish_spark.connectors.kafka.offsets import find_offsets_by_time, select_partitions
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, GraphError, InputLostError
 from flinkish_spark.protocol.ids import Place
 
 
 class OffsetFinder:
-    """Turns options into offsets by asking the brokers; one per reader, on the driver."""
+    """Resolves options to offsets by asking the brokers; one per reader, on the driver."""
 
     def __init__(self, admin: KafkaAdmin, options: SourceOptions) -> None:
         self._admin, self._options = admin, options
@@ -30,37 +35,37 @@ class OffsetFinder:
     def places(self) -> frozenset[Place]:
         wanted = self._options.subscription
         if wanted.pattern:
-            return frozenset(places_of(self._admin.matching(TopicPattern(wanted.pattern))))
-        assigned = _by_topic(wanted.assigned)
+            return frozenset(list_places(self._admin.find_matching_topics(TopicPattern(wanted.pattern))))
+        assigned = _group_by_topic(wanted.assigned)
         names = set(assigned or wanted.topics)
         counts = self._admin.partition_counts(names)
         missing = sorted(names - counts.keys())
         if missing:
-            raise unknown_topic(missing[0], self._options.connection.servers)
-        return frozenset(places_in(counts, assigned, "the option 'assign'"))
+            raise make_unknown_topic_error(missing[0], self._options.connection.servers)
+        return frozenset(select_partitions(counts, assigned, "the option 'assign'"))
 
     def existing_places(self) -> frozenset[Place]:
         wanted = self._options.subscription
         if wanted.pattern:
             return self.places()
         names = wanted.topics or {topic for topic, _ in wanted.assigned}
-        found = frozenset(places_of(self._admin.partition_counts(names)))
+        found = frozenset(list_places(self._admin.partition_counts(names)))
         return found & frozenset(wanted.assigned) if wanted.assigned else found
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
         return self._admin.beginning_offsets(places)
 
     def latest(self, places: Iterable[Place], isolation: Isolation | None = None) -> dict[Place, int]:
-        """Return last offsets; under the source's isolation unless another one is named."""
+        """Return end offsets, with the source's isolation level unless another one is given."""
         return self._admin.end_offsets(places, isolation or self._options.reader.isolation)
 
     def starting(self) -> dict[Place, int]:
-        return self._resolved(self._options.starting, "starting")
+        return self._resolve(self._options.starting, "starting")
 
     def ending(self) -> dict[Place, int]:
-        return self._resolved(self._options.ending, "ending")
+        return self._resolve(self._options.ending, "ending")
 
-    def _resolved(self, bound: Bound, side: str) -> dict[Place, int]:
+    def _resolve(self, bound: OffsetRangeLimit, side: str) -> dict[Place, int]:
         places = self.places()
         if bound.everywhere is not None:
             return self.earliest(places) if bound.everywhere == EARLIEST else self.latest(places)
@@ -72,17 +77,17 @@ class OffsetFinder:
                 found.update(ask([place for place, offset in bound.offsets.items() if offset == symbol]))
             return found
         if bound.timestamp_ms is not None:
-            return self._at_times(dict.fromkeys(places, bound.timestamp_ms), side)
+            return self._find_by_time(dict.fromkeys(places, bound.timestamp_ms), side)
         assert bound.timestamps_ms is not None
         _check_same_places(places, bound.timestamps_ms, f"{side}OffsetsByTimestamp")
-        return self._at_times(bound.timestamps_ms, side)
+        return self._find_by_time(bound.timestamps_ms, side)
 
-    def _at_times(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
+    def _find_by_time(self, wanted: Mapping[Place, int], side: str) -> dict[Place, int]:
         if side == "ending" or self._options.when_no_offset is not NoOffsetStrategy.ERROR:
-            return first_at_least_as_late(wanted, self._asked_times, self.latest)
-        # As in Spark: an end that nothing reaches is the end, a start that nothing reaches an error.
+            return find_offsets_by_time(wanted, self._ask_by_time, self.latest)
+        # As in Spark: if no record is as late, a start is an error and an end is the end of the log.
         found: dict[Place, int] = {}
-        for place, offset in sorted(self._asked_times(wanted).items()):
+        for place, offset in sorted(self._ask_by_time(wanted).items()):
             if offset is not None:
                 found[place] = offset
                 continue
@@ -93,11 +98,11 @@ class OffsetFinder:
             )
         return found
 
-    def _asked_times(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
+    def _ask_by_time(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
         return self._admin.offsets_at(wanted, self._options.reader.isolation)
 
 
-def _by_topic(places: Iterable[Place]) -> dict[str, tuple[int, ...]]:
+def _group_by_topic(places: Iterable[Place]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for topic, partition in sorted(places):
         found[topic] = (*found.get(topic, ()), partition)
@@ -116,13 +121,13 @@ def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], opt
 
 
 LOG = logging.getLogger(__name__)
-#: How often partitions that were added, or topics that match a pattern, are looked for.
+#: How often to look for added partitions and matching topics.
 _LOOK_FOR_PARTITIONS_S = 5.0
 _CLOCK = SystemClock()
 
 
 class TopicWatch:
-    """Answers the same questions every few milliseconds; one per reader, on the driver."""
+    """Watches the ends of partitions, and detects lost data; one per reader, on the driver."""
 
     def __init__(self, finder: OffsetFinder, fails_on_loss: bool) -> None:
         self._finder, self._fails_on_loss = finder, fails_on_loss
@@ -132,17 +137,17 @@ class TopicWatch:
 
     def ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
         if not self._fails_on_loss:
-            return self._ends_there_are(begin)
-        ends, losses = seen_to_stay(lambda: self._look(begin), lambda seen: bool(seen[1]), _CLOCK)
+            return self._find_existing_ends(begin)
+        ends, losses = poll_until_confirmed(lambda: self._look(begin), lambda seen: bool(seen[1]), _CLOCK)
         self._report(losses)
         return {place: max(end, begin.get(place, 0)) for place, end in ends.items()}
 
     def look_again(self) -> None:
-        """Look for partitions at the next call: somebody knows of some that are not known here."""
+        """Look for partitions at the next call; called when a barrier counts more than are known."""
         self._looked_at = float("-inf")
 
-    def with_new(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
-        """Return `begin` with the first offsets of the partitions that only `end` has."""
+    def add_new_partitions(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
+        """Add the first offsets of partitions that only `end` has to `begin`."""
         added = sorted(end.keys() - begin.keys())
         if not added:
             return dict(begin)
@@ -154,44 +159,44 @@ class TopicWatch:
         self._report(tuple(f"{t}-{p} from 0 to {o - 1}" for (t, p), o in sorted(first.items()) if o > 0))
         return {**begin, **first}
 
-    def _ends_there_are(self, begin: Mapping[Place, int]) -> dict[Place, int]:
-        places = self._known(self._finder.existing_places)
+    def _find_existing_ends(self, begin: Mapping[Place, int]) -> dict[Place, int]:
+        places = self._find_places(self._finder.existing_places)
         try:
             ends = self._finder.latest(places)
         except InputLostError:
-            # Deleted since the last look.
+            # A topic was deleted since the last look.
             self.look_again()
-            ends = self._finder.latest(self._known(self._finder.existing_places))
-        hidden = self._hidden(begin, ends)
-        self._report(self._missing(begin, ends, hidden))
+            ends = self._finder.latest(self._find_places(self._finder.existing_places))
+        hidden = self._find_hidden(begin, ends)
+        self._report(self._find_missing(begin, ends, hidden))
         return {place: begin[place] if place in hidden else end for place, end in ends.items()}
 
     def _look(self, begin: Mapping[Place, int]) -> tuple[Mapping[Place, int], tuple[str, ...]]:
-        """Return the ends, and what is missing."""
+        """Return the ends and the losses."""
         try:
-            ends: Mapping[Place, int] = self._finder.latest(self._known(self._finder.places))
-            losses = self._missing(begin, ends, self._hidden(begin, ends))
+            ends: Mapping[Place, int] = self._finder.latest(self._find_places(self._finder.places))
+            losses = self._find_missing(begin, ends, self._find_hidden(begin, ends))
         except (GraphError, InputLostError) as error:
-            # A topic or a partition of the last look does not exist any more.
+            # A known topic or partition does not exist any more.
             ends, losses = begin, (str(error),)
         if losses:
             self.look_again()
         return ends, losses
 
-    def _known(self, ask: Callable[[], frozenset[Place]]) -> frozenset[Place]:
+    def _find_places(self, ask: Callable[[], frozenset[Place]]) -> frozenset[Place]:
         now = time.monotonic()
         if now - self._looked_at > _LOOK_FOR_PARTITIONS_S:
             self._places, self._looked_at = ask(), now
         return self._places
 
-    def _hidden(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> frozenset[Place]:
-        """Return the partitions whose end is before what was read only because a transaction is open."""
+    def _find_hidden(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> frozenset[Place]:
+        """Return the partitions whose end is before their position only because a transaction is open."""
         behind = [place for place, end in ends.items() if end < begin.get(place, 0)]
         marks = self._finder.latest(behind, Isolation.READ_UNCOMMITTED) if behind else {}
         return frozenset(place for place, mark in marks.items() if mark >= begin[place])
 
     @staticmethod
-    def _missing(
+    def _find_missing(
         begin: Mapping[Place, int], ends: Mapping[Place, int], hidden: frozenset[Place]
     ) -> tuple[str, ...]:
         gone = [f"{t}-{p} from {o} on" for (t, p), o in sorted(begin.items()) if (t, p) not in ends]

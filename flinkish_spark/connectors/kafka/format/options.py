@@ -28,7 +28,7 @@ from flinkish_spark.protocol.ids import Place
 
 _KAFKA = "kafka."
 
-#: Of Spark's Kafka source.
+#: Options of Spark's Kafka source.
 READ = (
     *("assign", "subscribe", "subscribePattern", "startingOffsets", "startingTimestamp"),
     *("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss"),
@@ -36,11 +36,11 @@ READ = (
     *("maxRecordsPerPartition", "includeHeaders"),
 )
 READ_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-#: Ours, for reading.
+#: Further options for reading.
 BARRIER_RECORDS = "flinkish.barrier.records"
 PER_SECOND = "flinkish.max.offsets.per.second"
 READ_OWN = ("flinkish.group.id", BARRIER_RECORDS, PER_SECOND, INCLUDE_LEADER_EPOCH)
-#: Options about consumers that do not exist here: accepted, so that only one word has to change.
+#: Accepted and ignored: options of a Java consumer, so that only the format's name has to change.
 READ_WITHOUT_MEANING = (
     "groupIdPrefix",
     "kafkaConsumer.pollTimeoutMs",
@@ -49,20 +49,20 @@ READ_WITHOUT_MEANING = (
     "kafka.group.id",
 )
 WRITE = ("topic", "checkpointLocation")
-#: What Spark itself puts among the options of any sink or source.
+#: Options that Spark itself adds to any source or sink.
 _OF_SPARK = ("path", "checkpointLocation", "queryName", "numPartitions", "__python_data_source_user_schema")
 
-#: Set by this package inside an environment's job; not for users.
+#: Internal, set in an environment's job: the control file.
 CONTROL_PATH = "flinkish.control.path"
-#: The same: Spark gets what is to be read, and a pass of the job's own reads it.
+#: Internal: Spark plans ranges only, and a pass of the job reads them.
 PIECES = "flinkish.pieces"
-#: The same: folder in which a job keeps where its source began.
+#: Internal: folder in which the job keeps its source's starting offsets.
 FIRST_OFFSETS = "flinkish.first.offsets"
-#: The same: uid of the source, and the control file beside which it is told what to hold back.
+#: Internal: uid of the source, and the control file next to which its held partitions are listed.
 HELD_SOURCE, HELD_PATH = "flinkish.held.source", "flinkish.held.path"
-#: The same: the upstream job whose checkpoints the source follows, see `UpstreamJob`.
+#: Internal: the upstream job to which the source aligns, see `UpstreamJob`.
 UPSTREAM = "flinkish.upstream"
-#: The same: the position that a seeded job begins with, and between which cuts that is.
+#: Internal: the starting position of a job that was restored, with its cut.
 UPSTREAM_START = "flinkish.upstream.start"
 
 _REFUSED = {
@@ -78,8 +78,8 @@ _REFUSED = {
 
 
 def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse unknown options but those under ``kafka.``, which are left to the client they are for."""
-    # Spark hands a data source its options with lower-case names.
+    """Refuse unknown options; those with the prefix ``kafka.`` are checked later by their client."""
+    # Spark passes option names in lower case.
     spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
     for name in sorted(options):
         if name.lower() in _REFUSED:
@@ -110,17 +110,17 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
             option="kafka.bootstrap.servers",
         )
     connection = {name: value for name, value in under.items() if is_connection_option(name)}
-    # Both the connection and the client have a say in how long an answer may take.
+    # The request timeout is a setting of both the connection and the client.
     client = {n: v for n, v in under.items() if n not in connection or n == "request.timeout.ms"}
     return servers, connection, client
 
 
-def _unusable(name: str, text: str, what_to_do: str) -> ConfigError:
+def _make_option_error(name: str, text: str, what_to_do: str) -> ConfigError:
     return ConfigError(f"the option '{name}' is {text!r}", what_to_do=what_to_do, option=name)
 
 
-class Given:
-    """The options as they were given, read by Spark's names in any case."""
+class OptionReader:
+    """Parses options by Spark's names, which are case-insensitive."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
@@ -137,7 +137,7 @@ class Given:
         if value is None:
             return otherwise
         if value.lower() not in ("true", "false"):
-            raise _unusable(name, value, "set it to true or false")
+            raise _make_option_error(name, value, "set it to true or false")
         return value.lower() == "true"
 
     def positive(self, name: str) -> int | None:
@@ -145,11 +145,11 @@ class Given:
         if value is None:
             return None
         if not value.isdecimal() or int(value) == 0:
-            raise _unusable(name, value, "set it to a whole number above 0")
+            raise _make_option_error(name, value, "set it to a whole number above 0")
         return int(value)
 
 
-#: Stand for "the first" and "behind the last" in Spark's JSON of offsets.
+#: Spark's numbers for the earliest and the latest offset in JSON.
 EARLIEST, LATEST = -2, -1
 _OF_JOBS = (CONTROL_PATH, PIECES, FIRST_OFFSETS, HELD_SOURCE, HELD_PATH, UPSTREAM, UPSTREAM_START)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -160,7 +160,7 @@ _Choice = TypeVar("_Choice", bound=enum.Enum)
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions are read; exactly one of the three is set."""
+    """The topics or partitions to read; exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -168,27 +168,27 @@ class Subscription:
 
 
 class NoOffsetStrategy(enum.Enum):
-    """What a timestamp means that no record of a partition reaches."""
+    """Policy for a starting timestamp that is later than all records of a partition."""
 
     ERROR = "error"
     LATEST = "latest"
 
 
 class BarrierRecordPolicy(enum.Enum):
-    """What is done with the barrier records of another job that lie among the records."""
+    """Policy for barrier records of another job."""
 
-    #: They are records like any other, as to every other reader.
+    #: Deliver them like any other record.
     DELIVER = "deliver"
     SKIP = "skip"
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """One end of what is read, before the brokers were asked."""
+class OffsetRangeLimit:
+    """Starting or ending offsets as the options give them, before the brokers are asked."""
 
     #: EARLIEST or LATEST for all partitions, or None.
     everywhere: int | None = None
-    #: An offset, EARLIEST or LATEST by partition.
+    #: Partition -> an offset, EARLIEST or LATEST.
     offsets: Mapping[Place, int] | None = None
     #: For all partitions, or None.
     timestamp_ms: int | None = None
@@ -202,8 +202,8 @@ class SourceOptions:
     connection: KafkaConnection
     reader: ReaderSettings
     subscription: Subscription
-    starting: Bound
-    ending: Bound
+    starting: OffsetRangeLimit
+    ending: OffsetRangeLimit
     when_no_offset: NoOffsetStrategy
     max_per_trigger: int | None
     min_per_trigger: int | None
@@ -212,7 +212,7 @@ class SourceOptions:
     max_per_partition: int | None
     group_id: str
     control_path: str
-    #: Whether Spark gets what is to be read, in place of records.
+    #: Whether Spark gets ranges in place of records.
     gives_pieces: bool
     first_offsets: str
     barrier_records: BarrierRecordPolicy
@@ -228,22 +228,22 @@ def parse_batch(options: Mapping[str, str]) -> SourceOptions:
 
 
 def parse_stream(options: Mapping[str, str]) -> SourceOptions:
-    given = Given(options)
+    given = OptionReader(options)
     for name in READ_BATCH_ONLY:
         if (text := given.text(name)) is not None:
-            raise _unusable(name, text, "leave it out: it is for batch reads, a stream has no end")
+            raise _make_option_error(name, text, "leave it out: it is for batch reads, a stream has no end")
     return _parse(options, (), otherwise=LATEST)
 
 
 def parse_any(options: Mapping[str, str]) -> SourceOptions:
-    """Return the options of a read of which Spark has not said yet whether it is a stream."""
+    """Parse options while Spark has not yet told whether the read is a batch or a stream."""
     return _parse(options, READ_BATCH_ONLY, otherwise=LATEST)
 
 
 def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int) -> SourceOptions:
     known = (*READ, *READ_OWN, *READ_WITHOUT_MEANING, *extra, *_OF_JOBS)
     check_names(options, known, "source")
-    given = Given(options)
+    given = OptionReader(options)
     servers, connection, consumer = split_kafka_options(options)
     consumer.pop("group.id", None)
     least, most = given.positive("minOffsetsPerTrigger"), given.positive("maxOffsetsPerTrigger")
@@ -260,29 +260,29 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
             include_headers=given.flag("includeHeaders", False),
             include_leader_epoch=given.flag(INCLUDE_LEADER_EPOCH, False),
         ),
-        subscription=_subscription(given),
-        starting=_bound(given, "starting", otherwise),
-        ending=_bound(given, "ending", LATEST),
-        when_no_offset=_one_of(given, "startingOffsetsByTimestampStrategy", NoOffsetStrategy.ERROR),
+        subscription=_parse_subscription(given),
+        starting=_parse_limit(given, "starting", otherwise),
+        ending=_parse_limit(given, "ending", LATEST),
+        when_no_offset=_parse_choice(given, "startingOffsetsByTimestampStrategy", NoOffsetStrategy.ERROR),
         max_per_trigger=most,
         min_per_trigger=least,
-        max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", _DEFAULT_TRIGGER_DELAY_MS),
+        max_trigger_delay_ms=_parse_duration_ms(given, "maxTriggerDelay", _DEFAULT_TRIGGER_DELAY_MS),
         min_partitions=given.positive("minPartitions"),
         max_per_partition=given.positive("maxRecordsPerPartition"),
         group_id=given.text("flinkish.group.id") or "",
         control_path=given.text(CONTROL_PATH) or "",
         gives_pieces=given.text(PIECES) == "true",
         first_offsets=given.text(FIRST_OFFSETS) or "",
-        barrier_records=_one_of(given, BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
-        upstream=_upstream(given),
+        barrier_records=_parse_choice(given, BARRIER_RECORDS, BarrierRecordPolicy.DELIVER),
+        upstream=_parse_upstream(given),
         upstream_start=given.text(UPSTREAM_START) or "",
         held_source=given.text(HELD_SOURCE) or "",
         held_path=given.text(HELD_PATH) or "",
-        pace=_pace(given),
+        pace=_parse_pace(given),
     )
 
 
-def _subscription(given: Given) -> Subscription:
+def _parse_subscription(given: OptionReader) -> Subscription:
     chosen = [name for name in ("assign", "subscribe", "subscribePattern") if name in given]
     if len(chosen) != 1:
         raise ConfigError(
@@ -299,64 +299,68 @@ def _subscription(given: Given) -> Subscription:
         if topics:
             return Subscription(topics=topics)
     else:
-        return Subscription(assigned=_assigned(text))
-    raise _unusable(chosen[0], text, "name at least one topic")
+        return Subscription(assigned=_parse_assign(text))
+    raise _make_option_error(chosen[0], text, "name at least one topic")
 
 
-def _assigned(text: str) -> tuple[Place, ...]:
+def _parse_assign(text: str) -> tuple[Place, ...]:
     example = '{"topicA":[0,1],"topicB":[2,4]}'
-    found = _json_object("assign", text, example)
+    found = _parse_json_object("assign", text, example)
     places = []
     for topic, partitions in found.items():
         if not isinstance(partitions, list) or not all(_is_whole(p) and p >= 0 for p in partitions):
-            raise _unusable("assign", text, f"write it like {example}")
+            raise _make_option_error("assign", text, f"write it like {example}")
         places += [(topic, p) for p in partitions]
     if not places:
-        raise _unusable("assign", text, f"write it like {example}")
+        raise _make_option_error("assign", text, f"write it like {example}")
     return tuple(sorted(set(places)))
 
 
-def _bound(given: Given, side: str, otherwise: int) -> Bound:
-    """Return one end; as in Spark a timestamp for all wins over timestamps, and these over offsets."""
+def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeLimit:
+    """Parse one side; as in Spark one timestamp wins over timestamps by partition, these over offsets."""
     timestamp = given.text(f"{side}Timestamp")
     if timestamp is not None:
         if not timestamp.isdecimal():
-            raise _unusable(f"{side}Timestamp", timestamp, "give milliseconds since 1970")
-        return Bound(timestamp_ms=int(timestamp))
+            raise _make_option_error(f"{side}Timestamp", timestamp, "give milliseconds since 1970")
+        return OffsetRangeLimit(timestamp_ms=int(timestamp))
     by_timestamp = given.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
-        return Bound(timestamps_ms=_places(f"{side}OffsetsByTimestamp", by_timestamp, lowest=0))
+        return OffsetRangeLimit(
+            timestamps_ms=_parse_places(f"{side}OffsetsByTimestamp", by_timestamp, lowest=0)
+        )
     text = given.text(f"{side}Offsets")
     if text is None:
-        return Bound(everywhere=otherwise)
+        return OffsetRangeLimit(everywhere=otherwise)
     word = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
     if word is not None:
         if side == "ending" and word == EARLIEST:
-            raise _unusable("endingOffsets", text, "use latest or offsets as JSON")
-        return Bound(everywhere=word)
-    return Bound(offsets=_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST))
+            raise _make_option_error("endingOffsets", text, "use latest or offsets as JSON")
+        return OffsetRangeLimit(everywhere=word)
+    return OffsetRangeLimit(
+        offsets=_parse_places(f"{side}Offsets", text, lowest=LATEST if side == "ending" else EARLIEST)
+    )
 
 
-def _places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
+def _parse_places(name: str, text: str, *, lowest: int) -> dict[Place, int]:
     example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
     found: dict[Place, int] = {}
-    for topic, partitions in _json_object(name, text, example).items():
+    for topic, partitions in _parse_json_object(name, text, example).items():
         if not isinstance(partitions, dict):
-            raise _unusable(name, text, f"write it like {example}")
+            raise _make_option_error(name, text, f"write it like {example}")
         for partition, value in partitions.items():
             if not partition.isdecimal() or not _is_whole(value) or value < lowest:
-                raise _unusable(f"{name} for {topic}-{partition}", value, f"write it like {example}")
+                raise _make_option_error(f"{name} for {topic}-{partition}", value, f"write it like {example}")
             found[topic, int(partition)] = value
     return found
 
 
-def _json_object(name: str, text: str, example: str) -> dict[str, object]:
+def _parse_json_object(name: str, text: str, example: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise _unusable(name, text, f"write it like {example}")
+        raise _make_option_error(name, text, f"write it like {example}")
     return found
 
 
@@ -364,7 +368,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _one_of(given: Given, name: str, otherwise: _Choice) -> _Choice:
+def _parse_choice(given: OptionReader, name: str, otherwise: _Choice) -> _Choice:
     text = given.text(name)
     if not text:
         return otherwise
@@ -373,10 +377,10 @@ def _one_of(given: Given, name: str, otherwise: _Choice) -> _Choice:
         return kind(text.lower())
     except ValueError:
         words = " or ".join(choice.value for choice in kind)
-        raise _unusable(name, text, f"use {words}") from None
+        raise _make_option_error(name, text, f"use {words}") from None
 
 
-def _upstream(given: Given) -> UpstreamJob | None:
+def _parse_upstream(given: OptionReader) -> UpstreamJob | None:
     text = given.text(UPSTREAM)
     if not text:
         return None
@@ -390,32 +394,32 @@ def _upstream(given: Given) -> UpstreamJob | None:
     return UpstreamJob.from_option(text)
 
 
-def _pace(given: Given) -> RateLimit:
+def _parse_pace(given: OptionReader) -> RateLimit:
     text = given.text(PER_SECOND)
     if text is None:
         return RateLimit()
     try:
         return RateLimit(records_per_second=float(text))
     except ValueError:
-        raise _unusable(PER_SECOND, text, "set it to a number above 0") from None
+        raise _make_option_error(PER_SECOND, text, "set it to a number above 0") from None
 
 
-def _duration_ms(given: Given, name: str, otherwise: int) -> int:
+def _parse_duration_ms(given: OptionReader, name: str, otherwise: int) -> int:
     text = given.text(name)
     if text is None:
         return otherwise
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise _unusable(name, text, "write it like 15m or 30s")
+        raise _make_option_error(name, text, "write it like 15m or 30s")
     return int(match[1]) * _UNIT_MS[match[2].lower()]
 
 
-#: How long staged rows may wait for their commit: the rest of the micro-batch, or a restart. Shorter than
-#: the broker's maximum, since what a dead driver left open holds readers back for so long.
+#: How long staged rows may wait for their commit, through the rest of the micro-batch or a restart. Shorter
+#: than the broker's maximum, since a transaction left open by a dead driver holds readers back that long.
 _DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
 
 _TEXT = ("string", "binary")
-#: Columns of the sink and the types they may have, as in Spark's own.
+#: Column of the sink -> its allowed types, as in Spark's own sink.
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "key": _TEXT,
     "value": _TEXT,
@@ -431,9 +435,9 @@ class SinkOptions:
 
     connection: KafkaConnection
     producer: ProducerSettings
-    #: Wins over a column `topic`; None if there is none.
+    #: The option `topic`, which wins over a column `topic`; None if it is not set.
     topic: str | None
-    #: Which of the sink's columns the query has.
+    #: The sink's columns that the query has.
     columns: tuple[str, ...]
     checkpoint_location: Path
     transaction_timeout_ms: int
@@ -441,11 +445,11 @@ class SinkOptions:
 
 def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     check_names(options, WRITE, "sink")
-    given = Given(options)
+    given = OptionReader(options)
     servers, connection, producer = split_kafka_options(options)
     timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
     if not timeout.isdecimal() or int(timeout) == 0:
-        raise _unusable("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
+        raise _make_option_error("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
     if producer.pop("enable.idempotence", "true").strip().lower() != "true":
         raise ConfigError(
             "the option 'kafka.enable.idempotence' cannot be false",
@@ -453,18 +457,18 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         )
     topic = given.text("topic")
     if topic == "":
-        raise _unusable("topic", topic, "name a topic, or leave it out: an empty one is none")
+        raise _make_option_error("topic", topic, "name a topic, or leave it out: an empty one is none")
     return SinkOptions(
         KafkaConnection(servers, connection),
         ProducerSettings.of(producer),
         topic,
-        _checked_columns(schema, topic),
-        checkpoint_path(given.text("checkpointLocation")),
+        _check_columns(schema, topic),
+        to_checkpoint_path(given.text("checkpointLocation")),
         int(timeout),
     )
 
 
-def _checked_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
+def _check_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
     found = []
     for name, allowed in _COLUMNS.items():
         if name not in schema.names:
@@ -493,8 +497,8 @@ def _checked_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]
     return tuple(found)
 
 
-def checkpoint_path(text: str | None) -> Path:
-    """Return where Python finds a checkpointLocation, which is a path or a ``file:`` URL."""
+def to_checkpoint_path(text: str | None) -> Path:
+    """Convert a checkpointLocation, a path or ``file:`` URL, to a local path."""
     if not text:
         raise ConfigError(
             "the option 'checkpointLocation' is missing",
@@ -504,7 +508,7 @@ def checkpoint_path(text: str | None) -> Path:
             option="checkpointLocation",
         )
     url = urlparse(text)
-    # Hadoop takes a path as it stands: %20 in it are three characters.
+    # Hadoop does not decode a path: %20 in it are three characters.
     path = Path(url.path if url.scheme == "file" else text)
     mounted = Path("/dbfs") / text.removeprefix("dbfs:").lstrip("/")
     if url.scheme == "dbfs" and Path("/dbfs").is_dir():

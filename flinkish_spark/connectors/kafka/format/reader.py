@@ -1,4 +1,4 @@
-"""Reading `format("flinkish-kafka")`: the driver's side of a stream, a batch, and the tasks."""
+"""Readers of `format("flinkish-kafka")`: batch, stream and chained stream, on the driver and in tasks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,22 @@ from flinkish_spark.checkpoint.control import (
 )
 from flinkish_spark.connectors.control_source import ControlRow, wake_rows
 from flinkish_spark.connectors.kafka.chaining import alignment as plan
-from flinkish_spark.connectors.kafka.chaining.alignment import Offer, Planned, Range, View, plan_micro_batch
-from flinkish_spark.connectors.kafka.chaining.upstream import LookAhead, Passed, Scan, SharedPlan, described
+from flinkish_spark.connectors.kafka.chaining.alignment import (
+    MicroBatchPlan,
+    Offer,
+    Range,
+    View,
+    plan_micro_batch,
+)
+from flinkish_spark.connectors.kafka.chaining.upstream import (
+    BarrierFinder,
+    PassedBarrier,
+    Scan,
+    SharedPlan,
+    describe_status,
+)
 from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, GroupCommit, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.barriers import BarrierScanner, Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, BarrierScanner, SeenBarrier
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder, TopicWatch
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, SourceOptions
 from flinkish_spark.connectors.rates import Pace
@@ -64,12 +76,12 @@ SCHEMA = (
     "timestamp TIMESTAMP, timestampType INT"
 )
 HEADERS = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-#: Ours.
+#: Column of this package.
 LEADER_EPOCH = ", leaderEpoch INT"
 
 
 class KafkaPiece(InputPartition):
-    """The work of a task: a range of a partition, and behind it, in an environment's job, control rows."""
+    """The input of a task: a range of a partition and, in an environment's job, control rows after it."""
 
     def __init__(self, piece: Range | None, rows: Sequence[ControlRow] = ()) -> None:
         super().__init__(None)
@@ -84,14 +96,14 @@ class KafkaPiece(InputPartition):
         return cls(None if found is None else Range(*found), [tuple(row) for row in rows])
 
 
-def schema_of(options: SourceOptions) -> str:
-    """Return the columns of records."""
+def make_schema(options: SourceOptions) -> str:
+    """Return the schema of records as DDL."""
     reader = options.reader
     return SCHEMA + HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
 
 
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a range, in a task, the same at each attempt; no batch is empty."""
+    """Yield the records of a range, the same in every task attempt; no batch is empty."""
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
     freeze_modules()
@@ -100,20 +112,20 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
     reader = RangeReader(options.connection, options.reader)
     for batch in reader.read(OffsetRange(wanted.topic, wanted.partition, wanted.start, wanted.end)):
         if options.barrier_records is BarrierRecordPolicy.SKIP:
-            batch = _without_barrier_records(options, batch)
+            batch = _drop_barrier_records(options, batch)
         if batch.num_rows:
             yield batch
 
 
-def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out the barrier records of another job."""
+def _drop_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Drop the barrier records of other jobs."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from flinkish_spark.connectors.kafka.client.barriers import BARRIER_KEY, mark_in
+    from flinkish_spark.connectors.kafka.client.barriers import BARRIER_KEY, find_mark
     from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 
-    # They have no value, and no key or ours; only of records that look so the headers are read, one by one.
+    # They have no value, and no key or BARRIER_KEY. The headers of such candidates are read one by one.
     if not batch.column("value").null_count:
         return batch
     keys = batch.column("key")
@@ -125,14 +137,14 @@ def _without_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> p
         *(candidates.column(n).to_pylist() for n in ("topic", "partition", "offset")), strict=True
     ):
         for one in reader.read(OffsetRange(topic, partition, offset, offset + 1)):
-            found += [offset for headers in one.column("headers").to_pylist() if mark_in(headers)]
+            found += [offset for headers in one.column("headers").to_pylist() if find_mark(headers)]
     if not found:
         return batch
     return batch.filter(pc.invert(pc.is_in(batch.column("offset"), pa.array(found, pa.int64()))))
 
 
 class KafkaBatchReader(DataSourceReader):
-    """Reads from the starting to the ending offsets, as they are when Spark plans the query."""
+    """Reads from the starting to the ending offsets, resolved when Spark plans the query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -142,12 +154,12 @@ class KafkaBatchReader(DataSourceReader):
             finder = OffsetFinder(admin, self._options)
             start, end = finder.starting(), finder.ending()
         ranges = [Range(t, p, start.get((t, p), 0), o) for (t, p), o in sorted(end.items())]
-        cut = plan.pieces(
+        cut = plan.split_ranges(
             [r for r in ranges if r.size > 0],
             min_partitions=self._options.min_partitions,
             max_per_partition=self._options.max_per_partition,
         )
-        # Spark wants at least one piece.
+        # Spark needs at least one partition.
         nothing = Range("", 0, 0, 0)
         return [KafkaPiece(piece) for piece in cut or [nothing]]
 
@@ -158,7 +170,7 @@ class KafkaBatchReader(DataSourceReader):
 
 
 LOG = logging.getLogger(__name__)
-#: After a refusal the next try waits, so that a missing right does not slow every micro-batch down.
+#: Pause after a refusal, so that a missing right does not slow down every micro-batch.
 _BACK_OFF_S = 30.0
 _TIMEOUT_MS = 5_000
 
@@ -173,7 +185,7 @@ class GroupOffsets:
         self._not_before = float("-inf")
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Store the offsets of what Spark has finished, forward only."""
+        """Store the offsets of finished micro-batches, forward only."""
         group = self._options.group_id
         if not group or offsets == self._committed or time.monotonic() < self._not_before:
             return
@@ -192,27 +204,26 @@ class GroupOffsets:
         self._committed = dict(offsets)
 
 
-#: What a plain query goes by, and a job's before its driver has said anything.
-NOTHING_SAID = ControlOffset()
-#: In the offset that a plain query begins with, and in no offset that Spark logs.
+#: The control offset of a plain query, and of a job before its driver has written one.
+NO_CONTROL = ControlOffset()
+#: Key of the initial offset of a plain query; Spark never logs it.
 START_KEY = "flinkish:start"
-#: In the end of a first micro-batch that is not empty: the offset at which it begins.
+#: Key in the end offset of a first, non-empty micro-batch: the offset at which it begins.
 BEGAN_KEY = "flinkish:began"
-#: Spark asks every 10 ms while there is nothing to read; the brokers are asked this often.
+#: How often to ask the brokers while there is nothing to read; Spark asks every 10 ms.
 _ASK_EVERY_S = 0.025
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The streaming source; see `docs/drop-in.md`."""
 
-    # Spark logs what `latestOffset` returns before it runs the micro-batch, so everything a re-run must
-    # repeat is in that offset: the end of every partition and, inside an environment's job, what its driver
-    # has said.
+    # Spark logs the result of `latestOffset` before it runs the micro-batch, so this offset holds everything
+    # that a repetition needs: the end of every partition and, in an environment's job, the control offset.
     #
-    # Spark does not log where the first micro-batch begins; it asks again after a crash, when the answer may
-    # be another one. So the first micro-batch of a plain query is empty and ends where the query begins, and
-    # an environment's job keeps its first offsets in its job directory. Where `availableNow` may be one
-    # micro-batch, in Spark 4.1, the first one goes on to its end, and has its beginning in that end.
+    # Spark does not log where the first micro-batch begins; after a crash it asks again, and the answer may
+    # differ. So the first micro-batch of a plain query is empty and ends where the query begins, and an
+    # environment's job keeps its first offsets in its job directory. In Spark 4.1 `availableNow` may run a
+    # single micro-batch; there the first one reads records, and its end offset holds its beginning.
 
     def __init__(self, options: SourceOptions, finder: OffsetFinder | None = None) -> None:
         self._options = options
@@ -227,18 +238,18 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._asked_at = self._last_batch_at = float("-inf")
 
     def __getstate__(self) -> dict[str, Any]:
-        # A reader is sent to every task; there it needs its options only.
+        # Spark pickles the reader into tasks, which need its options only.
         return {"_options": self._options}
 
     def initialOffset(self) -> dict[str, Any]:
         if not self._options.first_offsets:
-            return {**self._logged(self._finder.starting(), NOTHING_SAID), START_KEY: True}
-        return self._logged(plan.from_json(self._first()["offsets"]), NOTHING_SAID)
+            return {**self._to_offset(self._finder.starting(), NO_CONTROL), START_KEY: True}
+        return self._to_offset(plan.from_json(self._read_first_offsets()["offsets"]), NO_CONTROL)
 
-    def _first(self) -> dict[str, Any]:
-        """Return where the job began, recording it at the first start."""
-        # A rewind to before the first micro-batch must begin there, not where the topic ends by then.
-        # A job may have several sources; no two read one topic.
+    def _read_first_offsets(self) -> dict[str, Any]:
+        """Return the job's first offsets; record them at the first start."""
+        # A rewind to before the first micro-batch must begin there again, not at the later end of the topic.
+        # Key by subscription: no two sources of a job read one topic.
         digest = hashlib.sha256(repr(self._options.subscription).encode()).hexdigest()
         folder, key = self._options.first_offsets, f"first-offsets/{digest[:16]}.json"
         store = StoreSpec.from_text(folder).open()
@@ -256,32 +267,32 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._watch.ends({})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._logged(self._newest, NOTHING_SAID) if self._newest else None
+        return self._to_offset(self._newest, NO_CONTROL) if self._newest else None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; `start` if there is nothing new."""
-        begin, checkpoint = parsed_offset(start)
+        begin, checkpoint = parse_offset(start)
         if START_KEY in start:
-            logged = self._logged(begin, ControlOffset(checkpoint))
+            logged = self._to_offset(begin, ControlOffset(checkpoint))
             first_end = logged if TELLS_READERS else self.latestOffset(logged, limit)
             return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
-        offered = ControlOffset.find_newest([start]).merge_max(self._offered())
+        offered = ControlOffset.find_newest([start]).merge_max(self._read_offer())
         self._wait_a_little()
         self._newest = self._watch.ends(begin)
-        end = self._capped(begin, self._newest)
-        begin = self._watch.with_new(begin, end)
+        end = self._cap(begin, self._newest)
+        begin = self._watch.add_new_partitions(begin, end)
         begin = {place: min(begin[place], offset) for place, offset in end.items()}
-        end = self._held_back(begin, end)
+        end = self._hold_back(begin, end)
         if self._should_wait(begin, end):
             end = begin
         if isinstance(limit, ReadMaxRows):
-            end = plan.limited(begin, end, limit.max_rows)
-        end = self._paced(begin, end)
-        if plan.available(begin, end):
+            end = plan.apply_limit(begin, end, limit.max_rows)
+        end = self._apply_pace(begin, end)
+        if plan.count_available(begin, end):
             self._last_batch_at = time.monotonic()
-        return self._logged(end, offered)
+        return self._to_offset(end, offered)
 
     def _wait_a_little(self) -> None:
         left = self._asked_at + _ASK_EVERY_S - time.monotonic()
@@ -289,7 +300,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(left)
         self._asked_at = time.monotonic()
 
-    def _capped(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
+    def _cap(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
         target = self._target
         if target is None:
             return dict(ends)
@@ -299,8 +310,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if place in begin or place in target
         }
 
-    def _held_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
-        """Return the ends, at the beginning where a partition is too far ahead of others in event time."""
+    def _hold_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+        """Hold back partitions that are too far ahead of others in event time."""
         held = read_held(self._options.held_path, self._options.held_source)
         if held == NONE_HELD:
             return end
@@ -308,13 +319,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         number = partial(channel_of, wanted.topics or sorted({topic for topic, _ in wanted.assigned}))
         return {place: begin[place] if held.holds(number(*place)) else at for place, at in end.items()}
 
-    def _paced(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
+    def _apply_pace(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
         allowed = self._pace.allowance(time.monotonic())
-        # A query that is to read what there is, and end, takes nothing new for the end.
+        # With `availableNow` an empty micro-batch would end the query, so there is no pace.
         if allowed is None or self._target is not None:
             return end
-        paced = plan.limited(begin, end, allowed) if allowed else dict(begin)
-        self._pace.took(plan.available(begin, paced))
+        paced = plan.apply_limit(begin, end, allowed) if allowed else dict(begin)
+        self._pace.took(plan.count_available(begin, paced))
         return paced
 
     def _should_wait(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> bool:
@@ -322,37 +333,37 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if least is None or self._target is not None:
             return False
         waited_ms = (time.monotonic() - self._last_batch_at) * 1000
-        return plan.available(begin, end) < least and waited_ms < self._options.max_trigger_delay_ms
+        return plan.count_available(begin, end) < least and waited_ms < self._options.max_trigger_delay_ms
 
-    def _offered(self) -> ControlOffset:
+    def _read_offer(self) -> ControlOffset:
         path = self._options.control_path
-        return offered_by(read_control(path)) if path else NOTHING_SAID
+        return offered_by(read_control(path)) if path else NO_CONTROL
 
-    def _logged(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
+    def _to_offset(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
         said = control.to_json() if self._options.control_path else {}
         return {**plan.to_json(offsets), **said}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the pieces of a micro-batch; with a barrier behind the last one of each partition."""
+        """Return the input of a micro-batch's tasks; the last range of each partition carries its barrier."""
         if START_KEY in start:
             if BEGAN_KEY not in end:
                 return []
             start = end[BEGAN_KEY]
-        (begin, before), (finish, checkpoint) = parsed_offset(start), parsed_offset(end)
-        begin = self._watch.with_new(begin, finish)
+        (begin, before), (finish, checkpoint) = parse_offset(start), parse_offset(end)
+        begin = self._watch.add_new_partitions(begin, finish)
         whole = [Range(t, p, min(begin[t, p], o), o) for (t, p), o in sorted(finish.items())]
         carries_barrier = checkpoint > before
         if not carries_barrier:
             whole = [r for r in whole if r.size]
         options = self._options
-        cut = plan.pieces(
+        cut = plan.split_ranges(
             whole, min_partitions=options.min_partitions, max_per_partition=options.max_per_partition
         )
 
-        def barrier_of(number: int, of: int) -> ControlRow:
+        def make_barrier(number: int, of: int) -> ControlRow:
             return int(C.Kind.BARRIER), checkpoint, encode_announced_channel(number, of), 0
 
-        barriers = {(r.topic, r.partition): [barrier_of(i, len(whole))] for i, r in enumerate(whole)}
+        barriers = {(r.topic, r.partition): [make_barrier(i, len(whole))] for i, r in enumerate(whole)}
         pieces: list[InputPartition] = [
             KafkaPiece(p, barriers[p.topic, p.partition] if carries_barrier and p.is_last else ())
             for p in cut
@@ -360,11 +371,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wakes = list(wake_rows(TimeOffer.from_json(start), TimeOffer.from_json(end)))
         if carries_barrier and not whole:
             # No topic matches the pattern yet.
-            wakes.append(barrier_of(0, 1))
+            wakes.append(make_barrier(0, 1))
         return [*pieces, KafkaPiece(None, wakes)] if wakes else pieces
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the records of a piece; within a job one row, the piece itself."""
+        """Yield the records of a range; in an environment's job one row with the range itself."""
         assert isinstance(partition, KafkaPiece)
         if self._options.gives_pieces:
             return iter([(partition.to_text(),)])
@@ -372,17 +383,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, partition.range)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._group.commit(parsed_offset(end)[0])
+        self._group.commit(parse_offset(end)[0])
 
 
-def parsed_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
-    """Return positions and checkpoint of an offset, without what else is in it."""
+def parse_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
+    """Return the positions and the checkpoint in an offset."""
     topics = {topic: value for topic, value in offset.items() if not topic.startswith(OWN_KEYS)}
     return plan.from_json(topics), int(offset.get(OFFSET_KEY, 0))
 
 
 _CLOCK = SystemClock()
-#: How long an offered checkpoint may wait for its cut before that is worth a warning.
+#: How long an offered checkpoint may wait for its cut before a warning.
 _PATIENCE_MS = 30_000
 
 
@@ -399,46 +410,46 @@ class AlignedStreamReader(KafkaStreamReader):
         self._upstream, self._settings = options.upstream, options.upstream.settings
         self._clock = clock
         scan = scan or BarrierScanner(options.connection, options.reader).scan
-        self._look = LookAhead(_of_job(scan, self._upstream.wanted))
+        self._look = BarrierFinder(_keep_barriers_of(scan, self._upstream.wanted))
         self._shared = SharedPlan(Path(options.control_path).with_suffix(".rounds"))
         self._first_offsets: dict[Place, int] = {}
-        #: Whether the channel state that the first start offset has is still being replayed.
+        #: Whether channel state of the first start offset is still being replayed; None at first.
         self._is_replaying: bool | None = None
         self._status: AlignmentStatus | None = None
         self._waiting_for, self._waiting_since_ms = CheckpointId(0), 0
 
     def initialOffset(self) -> dict[str, Any]:
         first = super().initialOffset()
-        positions, _ = parsed_offset(first)
-        # The channels are those of the seed's position: what was added since waits for its turn.
+        positions, _ = parse_offset(first)
+        # The channels are those of the restored position; partitions added since wait for their cut.
         state = CutState.from_json(json.loads(self._options.upstream_start or "{}"), self._settings)
         if state is None:
             state = CutState.at_beginning(positions, self._settings)
         elif not {place_of(channel) for channel in state.gate.channels} <= positions.keys():
-            # A topic is read no more, so what was read is no cut of what is read.
+            # A topic was removed, so the restored position is no cut of the remaining ones.
             state = CutState.somewhere(positions, self._settings)
         return {**first, **state.to_json(positions)}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends; `start` if nothing is to be run now."""
+        """Return where the next micro-batch ends; `start` if there should be none now."""
         self._wait_a_little()
-        return self._shared.agreed(start, lambda: self._planned(start, limit))
+        return self._shared.plan_once(start, lambda: self._plan(start, limit))
 
-    def _planned(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin, drawn = parsed_offset(start)
+    def _plan(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begin, drawn = parse_offset(start)
         state = CutState.from_json(start, self._settings) or CutState.somewhere(begin, self._settings)
-        state = self._of_wanted_job(state, begin)
+        state = self._follow_wanted_job(state, begin)
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
         ends = self._newest = self._watch.ends(begin)
         view = View(
-            begin=(begin := self._with_new(begin, ends)),
-            ahead={p: self._ahead(state, p, begin[p], max(ends.get(p, 0), begin[p])) for p in begin},
+            begin=(begin := self._add_new_partitions(begin, ends)),
+            ahead={p: self._find_ahead(state, p, begin[p], max(ends.get(p, 0), begin[p])) for p in begin},
             drawn=CheckpointId(drawn),
-            offer=_offered(content := read_control(self._options.control_path), drawn),
+            offer=_parse_offer(content := read_control(self._options.control_path), drawn),
             now_ms=self._clock.wall_ms(),
             most=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
-            held=self._held(state, begin),
+            held=self._find_held(state, begin),
         )
         seen_jobs = (seen.mark.job for _, ahead in sorted(view.ahead.items()) for seen in ahead.barriers)
         state = replace(state, job=state.job or next(seen_jobs, None))
@@ -453,47 +464,47 @@ class AlignedStreamReader(KafkaStreamReader):
         before = TimeOffer.from_json(start)
         time = before.merge_max(TimeOffer.from_json(content))
         if planned is None:
-            # Time goes on where the source stands.
+            # Processing time advances while the source stands still.
             return start if time == before else {**start, **time.to_json()}
         drained = offered_by(content).drained
         drawn = int(planned.drawn)
         said = ControlOffset(
             drawn, time, drained=drawn if drawn == drained else ControlOffset.from_json(start).drained
         )
-        return {**self._logged(planned.end, said), **planned.state.to_json(planned.end)}
+        return {**self._to_offset(planned.end, said), **planned.state.to_json(planned.end)}
 
-    def _with_new(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
-        """Return `begin` with the partitions that were added, which may have to wait for their turn."""
+    def _add_new_partitions(self, begin: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
+        """Add new partitions to `begin`; they may have to wait for their cut."""
         known = {**begin, **{p: o for p, o in self._first_offsets.items() if p not in begin and p in ends}}
-        found = self._watch.with_new(known, ends)
+        found = self._watch.add_new_partitions(known, ends)
         self._first_offsets = {place: offset for place, offset in found.items() if place not in begin}
         return found
 
-    def _ahead(self, state: CutState, place: Place, begin: int, end: int) -> Scanned:
+    def _find_ahead(self, state: CutState, place: Place, begin: int, end: int) -> BarrierScan:
         checkpoint = state.passed.get(place)
-        passed = None if checkpoint is None or state.job is None else Passed(state.job, checkpoint)
-        return self._look.ahead(place, begin, end, passed)
+        passed = None if checkpoint is None or state.job is None else PassedBarrier(state.job, checkpoint)
+        return self._look.find_ahead(place, begin, end, passed)
 
-    def _of_wanted_job(self, state: CutState, begin: Mapping[Place, int]) -> CutState:
-        """Return the state, or a new one if it is about another job than the user names now."""
+    def _follow_wanted_job(self, state: CutState, begin: Mapping[Place, int]) -> CutState:
+        """Return the state, or a new one if the user now names another upstream job."""
         wanted = self._upstream.wanted
         if wanted is None or state.job in (None, wanted):
             return state
         LOG.warning("the upstream job is %s now and was %s; cuts of the old one end here", wanted, state.job)
         return replace(CutState.somewhere(begin, self._settings), job=wanted)
 
-    def _held(self, state: CutState, begin: Mapping[Place, int]) -> frozenset[Place]:
+    def _find_held(self, state: CutState, begin: Mapping[Place, int]) -> frozenset[Place]:
         if self._is_replaying is not False:
             self._is_replaying = bool(state.channel_state)
         return frozenset(begin.keys() - state.channel_state.keys()) if self._is_replaying else frozenset()
 
-    def _report(self, state: CutState, view: View, planned: Planned | None) -> None:
+    def _report(self, state: CutState, view: View, planned: MicroBatchPlan | None) -> None:
         if planned is not None:
             state, view = planned.state, replace(view, begin=planned.end, drawn=planned.drawn)
             for checkpoint in planned.skipped:
                 LOG.warning("no checkpoint of this job will name the upstream checkpoint %s", checkpoint)
         topics = ", ".join(sorted({topic for topic, _ in view.begin}))
-        status = described(state, view, topics)
+        status = describe_status(state, view, topics)
         if status != self._status:
             write_status(self._options.control_path, status)
             self._status = status
@@ -505,7 +516,7 @@ class AlignedStreamReader(KafkaStreamReader):
             self._waiting_since_ms = now_ms
 
 
-def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
+def _parse_offer(control: Mapping[str, Any], drawn: int) -> Offer:
     if "checkpoint" not in control:
         return Offer(CheckpointId(drawn))
     purpose = CheckpointPurpose(control.get("purpose", CheckpointPurpose.PERIODIC.value))
@@ -513,8 +524,8 @@ def _offered(control: Mapping[str, Any], drawn: int) -> Offer:
     return Offer(CheckpointId(int(control["checkpoint"])), kind)
 
 
-def _of_job(scan: Scan, wanted: JobUuid | None) -> Scan:
-    def scan_wanted(place: Place, start: int, end: int) -> Scanned:
+def _keep_barriers_of(scan: Scan, wanted: JobUuid | None) -> Scan:
+    def scan_wanted(place: Place, start: int, end: int) -> BarrierScan:
         seen = scan(place, start, end)
         return replace(seen, barriers=tuple(s for s in seen.barriers if wanted in (None, s.mark.job)))
 
@@ -539,7 +550,7 @@ def _check_writers(
             raise ConfigError(
                 f"the topic '{place[0]}' has two barrier records of checkpoint {passed}, "
                 f"the second one by the sink '{mark.sink}'",
-                why="behind the first one there may be records that belong to the checkpoint",
+                why="records of the checkpoint may follow the first one",
                 what_to_do="let only the last of the upstream job's sinks that write the topic have "
                 "barriers=BarrierRecords.EACH_CHECKPOINT",
                 topic=place[0],

@@ -1,13 +1,13 @@
-"""Writing `format("flinkish-kafka")`: stage in the tasks, write ahead, commit each micro-batch.
+"""Writer of `format("flinkish-kafka")`: tasks stage, the driver records the decision and commits.
 
 For every micro-batch Spark makes a writer in a Python process on the driver and pickles it into the tasks;
-behind them it makes a new one, in another call, and commits. The life of a micro-batch, in order:
+after them it makes a new one, in another call, and commits. The life of a micro-batch, in order:
 
-1. *plan*, when the writer is pickled: earlier attempts are sealed, what they decided is finished, what they
-   left open is aborted, and this attempt gets its number.
-2. *stage*, in each task: one transaction, flushed and left open, by what tasks of a job's sink run, too.
-3. *commit*: the committables are written ahead (the decision), then committed, then confirmed by a receipt.
-   Spark writes commits/N when this returns.
+1. *plan*, when the writer is pickled: it seals earlier attempts, finishes the micro-batch that they decided,
+   aborts their other transactions, and numbers this attempt.
+2. *stage*, in each task: one transaction, flushed and left open, by the code of a job's sink.
+3. *commit*: the committables are stored (the decision), then committed, then confirmed by a receipt. Spark
+   writes commits/N when this returns.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from flinkish_spark.connectors.kafka.format.commits import (
     SINK,
     Lease,
     MicroBatchCommits,
-    sink_dir,
-    uuid_of,
+    find_or_create_uuid,
+    open_sink_dir,
 )
-from flinkish_spark.connectors.kafka.format.options import SinkOptions, checkpoint_path
+from flinkish_spark.connectors.kafka.format.options import SinkOptions, to_checkpoint_path
 from flinkish_spark.connectors.kafka.record_encoder import KEY, TOPIC
-from flinkish_spark.connectors.kafka.writer import SinkInPython, StageInPython
+from flinkish_spark.connectors.kafka.writer import StageRows, TaskSink
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, FlinkishError, InternalError
 from flinkish_spark.core.job_dir import JOB_KEY
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOG = logging.getLogger(__name__)
-#: Below it a pipeline of Spark's keeps the checkpoints of its flows: <sink>/<flow>/<how often refreshed>.
+#: Folder with the checkpoints of a Spark pipeline's flows: <sink>/<flow>/<number of full refreshes>.
 _PIPELINE_CHECKPOINTS = "_checkpoints"
 
 
-def before_full_refresh(checkpoint_location: Path) -> list[Path]:
-    """Return the checkpoints that a pipeline's flow had before its full refreshes and that a sink used."""
+def find_refreshed_checkpoints(checkpoint_location: Path) -> list[Path]:
+    """Return earlier checkpoints of a pipeline's flow, before its full refreshes, that a sink used."""
     flow, number = checkpoint_location.parent, checkpoint_location.name
     if _PIPELINE_CHECKPOINTS not in flow.parts or not number.isdecimal():
         return []
@@ -70,12 +70,12 @@ def before_full_refresh(checkpoint_location: Path) -> list[Path]:
 
 
 def settle(checkpoint_location: str, batch: int) -> None:
-    """Declare a micro-batch done whose lost rows you have written, or given up, yourself.
+    """Declare a micro-batch done after you have written its lost rows yourself, or given them up.
 
-    Called by a person while the query is stopped, after it ended with CommittableLostError. The
-    query goes on behind that micro-batch; what the repetition of it stages is aborted.
+    Call it by hand while the query is stopped, after it ended with CommittableLostError. The query then
+    continues after that micro-batch, and aborts what a repetition of it stages.
     """
-    sink = sink_dir(checkpoint_path(checkpoint_location))
+    sink = open_sink_dir(to_checkpoint_path(checkpoint_location))
     decided = next((one for one in reversed(sink.live_commits()) if one.batch.value == batch), None)
     if decided is None:
         raise ConfigError(
@@ -94,7 +94,7 @@ def settle(checkpoint_location: str, batch: int) -> None:
 @dataclass
 class StagedMessage(WriterCommitMessage):
     lease: Lease
-    #: What the task told: its ack with its committable.
+    #: The task's report: its ack and its committable.
     report: dict[str, Any]
 
 
@@ -106,12 +106,12 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         self._lease: Lease | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark pickles a writer exactly when it is about to run a micro-batch's tasks with it. There is
-        # no other moment before the tasks in which this code runs on the driver.
+        # Spark pickles a writer exactly before it runs the tasks of a micro-batch. At no other moment before
+        # the tasks does this code run on the driver.
         if self._lease is None:
             location = self._options.checkpoint_location
-            if not sink_dir(location).decided_ids():
-                for earlier in before_full_refresh(location):
+            if not open_sink_dir(location).decided_ids():
+                for earlier in find_refreshed_checkpoints(location):
                     self._give_up(earlier)
             with self._commits(location) as commits:
                 self._lease = commits.plan()
@@ -120,13 +120,20 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
     @contextmanager
     def _commits(self, checkpoint_location: Path) -> Iterator[MicroBatchCommits]:
         freeze_modules()
-        # The process serves the next micro-batch too, and a connection costs as much as a small one.
+        # Keep the connection for the next micro-batch: opening one takes as long as a small micro-batch.
         with WIRES.wire(self._options.connection) as wire:
             marks, topic = None, self._options.topic
             if topic is not None:
-                marks = KafkaMarks(KafkaAdmin.over(wire), uuid_of(sink_dir(checkpoint_location)), SINK, topic)
-            client = TransactionClient.over(wire)
-            yield MicroBatchCommits(checkpoint_location, client, self._make_observer(), _driver(), marks)
+                marks = KafkaMarks(
+                    KafkaAdmin.from_wire(wire),
+                    find_or_create_uuid(open_sink_dir(checkpoint_location)),
+                    SINK,
+                    topic,
+                )
+            client = TransactionClient.from_wire(wire)
+            yield MicroBatchCommits(
+                checkpoint_location, client, self._make_observer(), _identify_driver(), marks
+            )
 
     def _give_up(self, earlier: Path) -> None:
         try:
@@ -135,11 +142,11 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         except BrokerUnavailableError:
             raise
         except FlinkishError as error:
-            # A full refresh is what mends a checkpoint that is damaged or is another one's copy.
+            # A full refresh must also work if the old checkpoint is damaged or a copy.
             LOG.warning("what %s has left open ends by its timeout: %s", earlier, error)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        """Stage one task's rows; everything is acknowledged and invisible when this returns."""
+        """Stage one task's rows; on return all are acknowledged and none is visible."""
         lease, options = self._lease, self._options
         if lease is None:
             raise InternalError("a task of the Kafka sink runs without a lease")
@@ -152,12 +159,12 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             producer=options.producer,
         )
         names = tuple(dict.fromkeys((*options.columns, KEY, TOPIC)))
-        stage = StageInPython((SinkInPython(settings, (), names),))
-        (found,) = stage(self._elements(batch) for batch in iterator if batch.num_rows)
+        stage = StageRows((TaskSink(settings, (), names),))
+        (found,) = stage(self._add_control_columns(batch) for batch in iterator if batch.num_rows)
         return StagedMessage(lease, json.loads(found.column("report")[0].as_py()))
 
-    def _elements(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows as a sink of a job gets them: with their control columns, and all parts of a record."""
+    def _add_control_columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Add the control columns and missing record columns that a job's sink expects."""
         import pyarrow as pa
 
         from flinkish_spark.connectors.kafka.client.admission import row_hashes
@@ -176,32 +183,34 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         """Commit a micro-batch, or finish the commit of an earlier attempt of it."""
         if any(not isinstance(message, StagedMessage) for message in messages):
             raise InternalError("Spark commits a micro-batch of which a task reported nothing")
-        staged = _staged(messages, batchId)
+        staged = _to_staged_batch(messages, batchId)
         if staged is None:
-            # A micro-batch without tasks has nothing to commit, and no attempt to name.
+            # A micro-batch without tasks has nothing to commit and no attempt.
             return
         with self._commits(self._options.checkpoint_location) as commits:
             commits.commit(staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         with self._commits(self._options.checkpoint_location) as commits:
-            commits.abort(_staged(messages, batchId))
+            commits.abort(_to_staged_batch(messages, batchId))
 
 
-def _driver() -> str:
-    """Return what this driver's processes have in common, and no other driver, on any machine."""
+def _identify_driver() -> str:
+    """Return an id that all processes of this driver share, and no other driver on any machine."""
     # Planning and committing are different processes, forked by the same daemon of the same JVM. Host and
-    # number do not tell it apart: a container that starts again gives both to the next daemon.
+    # process id do not identify it: a restarted container gives both to the next daemon.
     daemon = os.getppid()
     return process_key(daemon) or f"{socket.gethostname()}-{daemon}"
 
 
-def _staged(messages: list[WriterCommitMessage | None], batch: int) -> StagedBatch | None:
+def _to_staged_batch(messages: list[WriterCommitMessage | None], batch: int) -> StagedBatch | None:
     found = [message for message in messages if isinstance(message, StagedMessage)]
     leases, reports = {message.lease for message in found}, [message.report for message in found]
     if len(leases) > 1:
         raise InternalError(f"the tasks of one micro-batch belong to several attempts: {leases}")
     payloads = [report["committable"] for report in reports if report["committable"]]
     return (
-        leases.pop().staged(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads) if leases else None
+        leases.pop().to_staged_batch(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads)
+        if leases
+        else None
     )

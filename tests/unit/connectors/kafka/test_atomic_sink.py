@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     why_not_counted,
 )
-from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaStaged
+from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaSinkCommittable
 from flinkish_spark.contracts.sink import GroupOffsets, SinkContext
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError
 from flinkish_spark.core.job_dir import JobDir
@@ -150,8 +150,8 @@ def test_what_leaders_have_is_what_tasks_were_told(last: Any, words: str) -> Non
 
 def test_tasks_go_on_where_the_micro_batch_before_ended() -> None:
     told = SharedProducer(7, 1, {"out": (5, 0)}, "ticket")
-    assert [told.next_in(("out", p)) for p in range(3)] == [5, 0, None]
-    assert told.next_in(("other", 0)) is None
+    assert [told.find_next_sequence(("out", p)) for p in range(3)] == [5, 0, None]
+    assert told.find_next_sequence(("other", 0)) is None
 
 
 # -- owners -----------------------------------------------------------------------------------------
@@ -171,22 +171,22 @@ def test_no_more_tasks_than_partitions_and_a_route_to_each(
 # -- committables -----------------------------------------------------------------------------------
 
 
-def staged(block: int = 1, sequences: tuple[int, ...] = (5, 0)) -> KafkaStaged:
+def staged(block: int = 1, sequences: tuple[int, ...] = (5, 0)) -> KafkaSinkCommittable:
     name = TransactionalId(JOB, OwnerEpoch(1), block, SHARED_TASK, 0)
     handle = KafkaCommittable(str(name), block, 0, Evidence("out", 0, 7), 5)
-    return KafkaStaged(handle, next_sequences={"out": sequences})
+    return KafkaSinkCommittable(handle, next_sequences={"out": sequences})
 
 
 def test_a_committable_is_stored_with_its_count() -> None:
-    assert KafkaStaged.of(staged().to_payload()) == staged()
-    plain = KafkaStaged(staged().handle)
+    assert KafkaSinkCommittable.of(staged().to_payload()) == staged()
+    plain = KafkaSinkCommittable(staged().handle)
     assert "next_sequences" not in plain.to_payload()
 
 
 @pytest.mark.parametrize("stored", [5, {"out": 5}, {"out": [-1]}, {"out": [True]}, {"out": ["1"]}])
 def test_a_count_that_cannot_be_is_damage(stored: Any) -> None:
     with pytest.raises(CorruptObjectError):
-        KafkaStaged.of({**staged().to_payload(), "next_sequences": stored})
+        KafkaSinkCommittable.of({**staged().to_payload(), "next_sequences": stored})
 
 
 class Broker:
@@ -208,7 +208,7 @@ class Broker:
         return self.why
 
 
-def why_dead(broker: Broker, *of: KafkaStaged) -> Mapping[int, str]:
+def why_dead(broker: Broker, *of: KafkaSinkCommittable) -> Mapping[int, str]:
     committer = KafkaCommitter(broker, SimpleNamespace(uid="out"), shows_whole=True)  # type: ignore[arg-type]
     return committer.why_dead([Committable("out", one.to_payload()) for one in of])
 
@@ -247,7 +247,7 @@ class Shared:
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def ask_over(self, wire: Any) -> None:
+    def use_wire(self, wire: Any) -> None:
         """Use another connection."""
 
     def commit_offsets(self, group: str, offsets: Any, note: str) -> None:
@@ -271,7 +271,7 @@ def test_the_mark_of_a_barrier_that_was_given_up_is_left_by_no_later_owner(
     staging = StagingContext(JOB, ownership, Lineage(0), unused, ManualClock(), unused)
     connection = KafkaConnection("broker:9092")
     known = SimpleNamespace(committed_offsets=lambda group: {})
-    monkeypatch.setattr(KafkaAdmin, "over", staticmethod(lambda wire: known))
+    monkeypatch.setattr(KafkaAdmin, "from_wire", staticmethod(lambda wire: known))
     context = SinkContext(JOB, ownership.epoch, "out", unused, unused, "", unused, unused, ownership.timeline)
     sink: Any = SimpleNamespace(connection=connection)
     writer, shared = AtomicWriter(sink, context, unused), Shared()
@@ -280,13 +280,13 @@ def test_the_mark_of_a_barrier_that_was_given_up_is_left_by_no_later_owner(
         writer._open = None
         barrier = TaskAck(0, 1, 7, (Barrier(CheckpointId(batch + 1), 0),))
         monkeypatch.setattr(
-            writer, "_written", lambda *given, one=barrier: [{**one.to_json(), "committable": 0}]
+            writer, "_write", lambda *given, one=barrier: [{**one.to_json(), "committable": 0}]
         )
         request: Any = SimpleNamespace(
             checkpoint=staging.checkpoint_of(BatchId(batch)),
             input_offsets=lambda: [GroupOffsets(connection.servers, "readers", {("in", 0): 9})],
         )
-        writer._staged(shared, unused, request)  # type: ignore[arg-type]
+        writer._stage(shared, unused, request)  # type: ignore[arg-type]
         open_at_the_end.append(writer._open is not None)
     marks = [Mark.parse(note, JOB) for note in shared.notes]
     ours = [mark for mark in marks if mark and not ownership.timeline.why_not_ours(mark, CheckpointId(9))]

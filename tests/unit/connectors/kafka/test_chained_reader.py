@@ -14,8 +14,8 @@ import pytest
 
 from flinkish_spark.checkpoint.control import AlignmentStatus, read_status, write_status
 from flinkish_spark.connectors.kafka.chaining.alignment import View
-from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan, UpstreamJob, described
-from flinkish_spark.connectors.kafka.client.barriers import Scanned, SeenBarrier
+from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan, UpstreamJob, describe_status
+from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
 from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.format import offsets as topic_watch
 from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
@@ -67,12 +67,12 @@ class Brokers:
     def latest(self, places: Iterable[Place], isolation: Isolation | None = None) -> dict[Place, int]:
         return {place: self.log.visible[place[1]] for place in places}
 
-    def scan(self, place: Place, start: int, end: int) -> Scanned:
+    def scan(self, place: Place, start: int, end: int) -> BarrierScan:
         seen = self.log.scan(place, start, end)
         barriers = [
             SeenBarrier(s.offset, self.marks.get((place[1], s.offset), s.mark)) for s in seen.barriers
         ]
-        return Scanned(seen.end, tuple(barriers))
+        return BarrierScan(seen.end, tuple(barriers))
 
 
 @pytest.fixture(autouse=True)
@@ -161,14 +161,14 @@ def test_scans_of_one_source_end_at_the_same_places(tmp_path: Path) -> None:
 
 def test_scans_that_come_apart_are_noticed(tmp_path: Path) -> None:
     first, second = SharedPlan(tmp_path / "rounds"), SharedPlan(tmp_path / "rounds")
-    assert first.agreed({"t": 1}, lambda: {"t": 2}) == {"t": 2}
-    assert second.agreed({"t": 1}, lambda: {"t": 99}) == {"t": 2}
-    assert second.agreed({"t": 2}, lambda: {"t": 3}) == {"t": 3}
+    assert first.plan_once({"t": 1}, lambda: {"t": 2}) == {"t": 2}
+    assert second.plan_once({"t": 1}, lambda: {"t": 99}) == {"t": 2}
+    assert second.plan_once({"t": 2}, lambda: {"t": 3}) == {"t": 3}
     with pytest.raises(InternalError, match="not at the same place"):
-        first.agreed({"t": 1}, lambda: {"t": 4})
+        first.plan_once({"t": 1}, lambda: {"t": 4})
     third = SharedPlan(tmp_path / "rounds")
     with pytest.raises(InternalError, match="One is in round 2, another in round 1"):
-        third.agreed({"t": 2}, lambda: {"t": 3})
+        third.plan_once({"t": 2}, lambda: {"t": 3})
 
 
 def behind_cut_1(job: Job, brokers: Brokers) -> dict[str, Any]:
@@ -393,12 +393,12 @@ def test_many_partitions_are_not_all_listed(tmp_path: Path) -> None:
     log = Log.of("|1", *["a |1"] * 8)
     gate, _ = state.gate.on_barrier("t/0", _gate_barrier(), 0, 0)
     view = View(dict.fromkeys(places, 0), {p: log.scan(p, 0, 1) for p in places}, CheckpointId(0), None, 0)  # type: ignore[arg-type]
-    text = described(CutState(gate, JOB), view, "t").text
+    text = describe_status(CutState(gate, JOB), view, "t").text
     assert text.endswith("t-5 (not visible yet, read up to 0) and 3 more")
     seen = View(
         view.begin, {p: log.scan(p, 0, len(log.lines[p[1]])) for p in places}, CheckpointId(0), None, 0
     )  # type: ignore[arg-type]
-    assert "t-1 (at offset 1, read up to 0)" in described(CutState(gate, JOB), seen, "t").text
+    assert "t-1 (at offset 1, read up to 0)" in describe_status(CutState(gate, JOB), seen, "t").text
 
 
 def _gate_barrier() -> Any:

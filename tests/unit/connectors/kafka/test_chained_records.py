@@ -23,8 +23,8 @@ from flinkish_spark.connectors.kafka.client.barriers import (
     BarrierMark,
     BarrierRecords,
     SeenBarrier,
-    mark_in,
-    scanned,
+    find_barriers,
+    find_mark,
 )
 from flinkish_spark.connectors.kafka.client.batches import UNCHECKED, Codec, batches, encode_batches
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -32,7 +32,12 @@ from flinkish_spark.connectors.kafka.client.reader import FetchedBatches, Offset
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable
 from flinkish_spark.connectors.kafka.format import reader as rows
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, parse_stream
-from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaCommitter, KafkaStaged, checkpoint_in
+from flinkish_spark.connectors.kafka.writer import (
+    BARRIER_TASK,
+    KafkaCommitter,
+    KafkaSinkCommittable,
+    find_checkpoint,
+)
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, GraphError
@@ -52,7 +57,7 @@ def test_a_mark_survives_its_header() -> None:
     for one in (mark(7, 3, previous=5), mark(1), replace(mark(2), sink="other-1")):
         assert BarrierMark.from_header(one.to_header()) == one
         assert (
-            mark_in([{"key": "a", "value": b"b"}, {"key": BARRIER_HEADER, "value": one.to_header()}]) == one
+            find_mark([{"key": "a", "value": b"b"}, {"key": BARRIER_HEADER, "value": one.to_header()}]) == one
         )
     assert mark(7, 3, previous=5).to_header() == (
         b'{"format":1,"job":"%s","sink":"out","checkpoint":7,"lineage":0,"partitions":3,"previous":5,'
@@ -62,9 +67,9 @@ def test_a_mark_survives_its_header() -> None:
 
 
 def test_other_records_have_no_mark() -> None:
-    assert mark_in(None) is None
-    assert mark_in([]) is None
-    assert mark_in([{"key": "flinkish-batch", "value": b"0/1"}]) is None
+    assert find_mark(None) is None
+    assert find_mark([]) is None
+    assert find_mark([{"key": "flinkish-batch", "value": b"0/1"}]) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ class LogBytes:
 
 
 def find(log: LogBytes, start: int, end: int, **more: Any) -> tuple[int, list[tuple[int, int]]]:
-    seen = scanned(OffsetRange("t", 0, start, end), log.answers(start, **more))
+    seen = find_barriers(OffsetRange("t", 0, start, end), log.answers(start, **more))
     return seen.end, [(one.offset, int(one.mark.checkpoint)) for one in seen.barriers]
 
 
@@ -186,13 +191,13 @@ def test_only_records_that_look_like_barriers_are_looked_at(monkeypatch: pytest.
     batch = pa.RecordBatch.from_pylist(table, schema=record_schema(include_headers=False))
     header = [{"key": BARRIER_HEADER, "value": mark(1).to_header()}]
     FakeReader.headers, FakeReader.asked = {12: header, 13: header}, []
-    left = rows._without_barrier_records(options, batch)
+    left = rows._drop_barrier_records(options, batch)
     assert FakeReader.asked == [12, 13, 14]
     assert left.column("offset").to_pylist() == [10, 11, 14]
     FakeReader.asked = []
     whole = batch.slice(0, 1)
-    assert rows._without_barrier_records(options, whole) is whole
-    assert rows._without_barrier_records(options, batch.slice(0, 2)).num_rows == 2
+    assert rows._drop_barrier_records(options, whole) is whole
+    assert rows._drop_barrier_records(options, batch.slice(0, 2)).num_rows == 2
     assert FakeReader.asked == []
 
 
@@ -235,18 +240,20 @@ def committer(client: FakeClient) -> KafkaCommitter:
     return KafkaCommitter(client, SimpleNamespace(uid="out"))  # type: ignore[arg-type]
 
 
-def committables(*staged: KafkaStaged) -> list[Committable]:
+def committables(*staged: KafkaSinkCommittable) -> list[Committable]:
     stored = [json.loads(json.dumps(one.to_payload())) for one in staged]
     return [Committable("out", payload) for payload in stored]
 
 
-def barrier(number: int, checkpoint: int) -> KafkaStaged:
-    return KafkaStaged(handle(number), CheckpointId(checkpoint))
+def barrier(number: int, checkpoint: int) -> KafkaSinkCommittable:
+    return KafkaSinkCommittable(handle(number), CheckpointId(checkpoint))
 
 
 def test_the_barrier_of_an_aborted_checkpoint_is_aborted_when_its_data_is_committed() -> None:
     """Checkpoint 4 was aborted; what it staged passed to 5. The same again after a crash."""
-    all_ = committables(KafkaStaged(handle(1)), barrier(2, 4), KafkaStaged(handle(3)), barrier(4, 5))
+    all_ = committables(
+        KafkaSinkCommittable(handle(1)), barrier(2, 4), KafkaSinkCommittable(handle(3)), barrier(4, 5)
+    )
     expected = [("commit", 1), ("abort", 2), ("commit", 3), ("commit", 4)]
     client = FakeClient()
     for _ in range(2):
@@ -258,7 +265,9 @@ def test_the_barrier_of_an_aborted_checkpoint_is_aborted_when_its_data_is_commit
 @pytest.mark.parametrize("outcome", [Outcome.RETRY, Outcome.FENCED])
 def test_nothing_is_committed_behind_a_barrier_that_could_not_be_aborted(outcome: Outcome) -> None:
     client = FakeClient(abort=outcome)
-    answers = committer(client).commit(CheckpointId(5), committables(barrier(2, 4), KafkaStaged(handle(3))))
+    answers = committer(client).commit(
+        CheckpointId(5), committables(barrier(2, 4), KafkaSinkCommittable(handle(3)))
+    )
     assert [a.outcome for a in answers] == [outcome]
     assert client.calls == [("abort", 2)]
 
@@ -268,13 +277,13 @@ def test_lost_barrier_records_are_no_lost_data() -> None:
     [answer] = committer(client).commit(CheckpointId(5), committables(barrier(2, 5)))
     assert answer.outcome is Outcome.ALREADY_COMMITTED
     assert "barrier records only" in answer.detail
-    [answer] = committer(client).commit(CheckpointId(5), committables(KafkaStaged(handle(3))))
+    [answer] = committer(client).commit(CheckpointId(5), committables(KafkaSinkCommittable(handle(3))))
     assert answer.outcome is Outcome.LOST
 
 
 def test_only_what_will_be_committed_has_to_be_alive() -> None:
     client = FakeClient()
-    all_ = committables(KafkaStaged(handle(1)), barrier(2, 4), barrier(4, 5))
+    all_ = committables(KafkaSinkCommittable(handle(1)), barrier(2, 4), barrier(4, 5))
     client.dead = {2}
     assert committer(client).why_dead(all_) == {}
     client.dead = {1, 2, 4}
@@ -283,17 +292,17 @@ def test_only_what_will_be_committed_has_to_be_alive() -> None:
 
 def test_aborting_needs_no_difference() -> None:
     client = FakeClient()
-    committer(client).abort(committables(KafkaStaged(handle(1)), barrier(2, 4)))
+    committer(client).abort(committables(KafkaSinkCommittable(handle(1)), barrier(2, 4)))
     assert client.calls == [("abort", 1), ("abort", 2)]
 
 
 def test_a_payload_is_read_exactly() -> None:
-    assert KafkaStaged.of(handle(1).to_json()) == KafkaStaged(handle(1))
+    assert KafkaSinkCommittable.of(handle(1).to_json()) == KafkaSinkCommittable(handle(1))
     for damaged in (-1, "7", True):
         with pytest.raises(CorruptObjectError):
-            KafkaStaged.of({**handle(1).to_json(), "barrier_of": damaged})
+            KafkaSinkCommittable.of({**handle(1).to_json(), "barrier_of": damaged})
     with pytest.raises(CorruptObjectError):
-        KafkaStaged.of({**handle(1).to_json(), "barriers": 7})
+        KafkaSinkCommittable.of({**handle(1).to_json(), "barriers": 7})
 
 
 def test_the_id_of_barrier_records_is_one_of_ours() -> None:
@@ -308,8 +317,8 @@ def test_the_checkpoint_of_a_micro_batch_is_what_its_tasks_saw() -> None:
         TaskAck(0, 5, 1, (Barrier(CheckpointId(7), encode_announced_channel(0, 2)),)),
         TaskAck(1, 0, 0, (Barrier(CheckpointId(7), encode_announced_channel(1, 2)),)),
     ]
-    assert checkpoint_in(tasks) == CheckpointId(7)
-    assert checkpoint_in([TaskAck(0, 5, 1)]) is None
+    assert find_checkpoint(tasks) == CheckpointId(7)
+    assert find_checkpoint([TaskAck(0, 5, 1)]) is None
 
 
 # -- settings -------------------------------------------------------------------------------------------
@@ -394,10 +403,10 @@ def test_a_least_number_of_records_is_refused() -> None:
 def test_a_seeded_source_takes_its_place_between_the_cuts_along() -> None:
     position = {"t": {"0": 5}, "flinkish:checkpoint": 3, "flinkish:upstream": {"job": None}}
     upstream = UpstreamJob()
-    assert kafka_upstream.reader_options(None, None) == {}
-    plain = kafka_upstream.reader_options(upstream, None)
+    assert kafka_upstream.make_upstream_options(None, None) == {}
+    plain = kafka_upstream.make_upstream_options(upstream, None)
     assert plain == {"flinkish.upstream": upstream.to_option()}
-    seeded = kafka_upstream.reader_options(upstream, SourceStart(position, "/seeds", "1"))
+    seeded = kafka_upstream.make_upstream_options(upstream, SourceStart(position, "/seeds", "1"))
     assert seeded == {**plain, "flinkish.upstream.start": json.dumps(position)}
     unaware = SourceStart({"t": {"0": 5}}, "/seeds", "1")
-    assert kafka_upstream.reader_options(upstream, unaware) == plain
+    assert kafka_upstream.make_upstream_options(upstream, unaware) == plain

@@ -15,10 +15,10 @@ from flinkish_spark.connectors.kafka.format import writer
 #: A daemon as Spark's, whose two forks plan and commit.
 _DAEMON = """
 import os, sys
-from flinkish_spark.connectors.kafka.format.writer import _driver
+from flinkish_spark.connectors.kafka.format.writer import _identify_driver
 for _ in range(2):
     if not os.fork():
-        print(os.getppid(), _driver(), flush=True)
+        print(os.getppid(), _identify_driver(), flush=True)
         os._exit(0)
     os.wait()
 """
@@ -44,8 +44,8 @@ def test_a_daemon_with_the_host_and_number_of_an_earlier_one_is_another_driver(
     """A container that starts again."""
     here = os.getpid()
     monkeypatch.setattr("os.getppid", lambda: here)
-    earlier = writer._driver()
-    assert writer._driver() == earlier
+    earlier = writer._identify_driver()
+    assert writer._identify_driver() == earlier
     read = Path.read_text
 
     def started_a_tick_later(path: Path, *args: str, **named: str) -> str:
@@ -58,11 +58,11 @@ def test_a_daemon_with_the_host_and_number_of_an_earlier_one_is_another_driver(
         return f"{command}) {' '.join(fields)}"
 
     monkeypatch.setattr(Path, "read_text", started_a_tick_later)
-    assert writer._driver() != earlier
+    assert writer._identify_driver() != earlier
 
 
 def test_where_the_operating_system_does_not_tell_host_and_number_are_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(writer, "process_key", lambda pid: None)
-    assert writer._driver() == f"{socket.gethostname()}-{os.getppid()}"
+    assert writer._identify_driver() == f"{socket.gethostname()}-{os.getppid()}"

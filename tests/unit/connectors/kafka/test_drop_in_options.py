@@ -192,10 +192,10 @@ def test_secrets_are_in_no_printed_form() -> None:
 # -- offsets ----------------------------------------------------------------------------------------
 def test_a_limit_is_shared_by_what_each_partition_has_left() -> None:
     start, end = {("a", 0): 0, ("a", 1): 100, ("a", 2): 7}, {("a", 0): 900, ("a", 1): 200, ("a", 2): 7}
-    assert plan.limited(start, end, 100) == {("a", 0): 90, ("a", 1): 110, ("a", 2): 7}
-    assert plan.limited(start, end, 5_000) == end
+    assert plan.apply_limit(start, end, 100) == {("a", 0): 90, ("a", 1): 110, ("a", 2): 7}
+    assert plan.apply_limit(start, end, 5_000) == end
     # A small partition is not starved by a big one.
-    tiny = plan.limited({}, {("a", 0): 1_000_000, ("a", 1): 1}, 10)
+    tiny = plan.apply_limit({}, {("a", 0): 1_000_000, ("a", 1): 1}, 10)
     assert tiny == {("a", 0): 9, ("a", 1): 1}
 
 
@@ -208,9 +208,9 @@ def test_a_limited_plan_always_goes_on_and_never_beyond_the_end() -> None:
         most = chance.randint(1, 120)
         rounds = 0
         while start != end:
-            now = plan.limited(start, end, most)
+            now = plan.apply_limit(start, end, most)
             assert all(start[p] <= now[p] <= end[p] for p in places)
-            assert plan.available(start, now) <= most + len(places)
+            assert plan.count_available(start, now) <= most + len(places)
             assert now != start
             start, rounds = now, rounds + 1
             assert rounds < 2_000
@@ -220,7 +220,7 @@ def test_pieces_cover_every_offset_once_and_mark_the_last() -> None:
     chance = random.Random(2)
     for _ in range(200):
         ranges = [Range("t", p, s := chance.randint(0, 9), s + chance.randint(0, 40)) for p in range(4)]
-        cut = plan.pieces(
+        cut = plan.split_ranges(
             ranges,
             min_partitions=chance.choice((None, chance.randint(1, 20))),
             max_per_partition=chance.choice((None, chance.randint(1, 20))),

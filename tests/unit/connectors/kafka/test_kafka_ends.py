@@ -38,14 +38,14 @@ def test_the_end_is_where_the_topic_ended_at_the_first_start(tmp_path) -> None:
     job_dir, brokers = JobDir(LocalStore(tmp_path)), Brokers(3, 9)
     first = source_of(EndAtLatest())
     place = JobPlace(StoreSpec(str(tmp_path)), "1-0.json")
-    assert first.is_bounded and first.ends_in(place) is None
+    assert first.is_bounded and first.read_recorded_ends(place) is None
     first.fix_end(brokers, job_dir)
     brokers.ends = {0: 70, 1: 90, 2: 5}
     later = source_of(EndAtLatest())
     # A plan may be made before the input is looked at, as by a replay.
-    assert later.ends_in(place) == {("in", 0): 3, ("in", 1): 9} == first.ends_in(place)
+    assert later.read_recorded_ends(place) == {("in", 0): 3, ("in", 1): 9} == first.read_recorded_ends(place)
     later.fix_end(brokers, job_dir)
-    assert later.ends_in(NO_JOB) == {("in", 0): 3, ("in", 1): 9}
+    assert later.read_recorded_ends(NO_JOB) == {("in", 0): 3, ("in", 1): 9}
 
 
 def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:
@@ -62,8 +62,8 @@ def test_it_has_ended_when_every_partition_and_every_scan_has(tmp_path) -> None:
     both = source_of(None).channels_in(at[2])
     assert both == {0, 1} and isinstance(both, frozenset)
     read = {("in", 0): 7, ("in", 1): 0, ("in", 2): 4}
-    assert source.before_end(read) == {("in", 0): 3, ("in", 1): 0}
-    assert source_of(None).before_end({("in", 0): 7}) == {("in", 0): 7} and not source_of(None).is_bounded
+    assert source.clip_to_ends(read) == {("in", 0): 3, ("in", 1): 0}
+    assert source_of(None).clip_to_ends({("in", 0): 7}) == {("in", 0): 7} and not source_of(None).is_bounded
 
 
 def test_a_partition_without_so_late_a_record_ends_where_it_is() -> None:

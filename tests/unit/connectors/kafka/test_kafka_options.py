@@ -49,7 +49,7 @@ def sasl(**more: str) -> KafkaConnection:
 
 
 def test_spark_gets_prefixed_names() -> None:
-    assert sasl().for_spark() == {
+    assert sasl().to_spark_options() == {
         "kafka.bootstrap.servers": "b1:9092,b2:9093",
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "SCRAM-SHA-512",
@@ -58,13 +58,13 @@ def test_spark_gets_prefixed_names() -> None:
 
 
 def test_java_gets_bare_names() -> None:
-    properties = sasl().for_java()
+    properties = sasl().to_java_options()
     assert properties["bootstrap.servers"] == "b1:9092,b2:9093"
     assert properties["sasl.jaas.config"] == JAAS
 
 
 def test_python_gets_keyword_arguments() -> None:
-    assert sasl(**{"kafka.client.id": "me", "request.timeout.ms": "5000"}).for_python() == {
+    assert sasl(**{"kafka.client.id": "me", "request.timeout.ms": "5000"}).to_client_arguments() == {
         "bootstrap_servers": ["b1:9092", "b2:9093"],
         "client_id": "me",
         "security_protocol": "SASL_SSL",
@@ -102,7 +102,7 @@ def test_sinks_sources_and_manifests_print_no_secret_and_refuse_what_is_no_setti
 
 
 def test_secrets_are_hidden_in_what_python_gets() -> None:
-    arguments = sasl().for_python()
+    arguments = sasl().to_client_arguments()
     assert arguments["sasl_plain_password"] == 's3cr"et=x'
     assert "s3cr" not in repr(arguments) + "{}".format(arguments) + "%s" % arguments  # noqa: UP031, UP032
 
@@ -115,7 +115,7 @@ def test_secrets_are_not_in_error_messages() -> None:
     ]
     for options in wrong:
         with pytest.raises(ConfigError) as caught:
-            KafkaConnection("b:1", {"sasl.mechanism": "PLAIN", **options}).for_python()
+            KafkaConnection("b:1", {"sasl.mechanism": "PLAIN", **options}).to_client_arguments()
         assert "hush" not in str(caught.value)
         assert next(iter(options)) in str(caught.value)
     with pytest.raises(ConfigError) as twice:
@@ -140,7 +140,7 @@ def test_secrets_are_not_in_error_messages() -> None:
 )
 def test_what_python_does_not_know_is_named(options: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        KafkaConnection("b:1", options).for_python()
+        KafkaConnection("b:1", options).to_client_arguments()
 
 
 @pytest.mark.parametrize("servers", ["", "b", "b:x", "b:0", "b:70000", [], ["b:1", ""], None, 9092, "b 1:9"])
@@ -191,7 +191,7 @@ def test_it_is_a_value() -> None:
 )
 def test_logins_are_read_as_java_reads_them(mechanism: str, jaas: str, user: str, password: str) -> None:
     options = {"sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
-    assert KafkaConnection("b:1", options).for_python() == {
+    assert KafkaConnection("b:1", options).to_client_arguments() == {
         "bootstrap_servers": ["b:1"],
         "sasl_mechanism": mechanism,
         "sasl_plain_username": user,
@@ -219,7 +219,7 @@ def test_other_logins_are_refused(mechanism: str, jaas: str) -> None:
     with pytest.raises(
         ConfigError, match=r"'sasl\.jaas\.config' cannot be used.*required username="
     ) as caught:
-        KafkaConnection("b:1", options).for_python()
+        KafkaConnection("b:1", options).to_client_arguments()
     assert "hush" not in str(caught.value)
 
 
@@ -248,7 +248,7 @@ def inline(certificates: LocalCertificates) -> dict[str, str]:
 
 
 def context_of(options: dict[str, str]) -> ssl.SSLContext:
-    arguments = KafkaConnection("b:1", {"security.protocol": "SSL", **options}).for_python()
+    arguments = KafkaConnection("b:1", {"security.protocol": "SSL", **options}).to_client_arguments()
     context = arguments.pop("ssl_context")
     assert isinstance(context, ssl.SSLContext)
     assert arguments == {"bootstrap_servers": ["b:1"], "security_protocol": "SSL"}
@@ -293,11 +293,11 @@ def test_texts_stay_a_value_and_leave_no_file(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     connection = KafkaConnection("b:1", inline(certificates))
     assert pickle.loads(pickle.dumps(connection)) == connection
-    connection.for_python()
+    connection.to_client_arguments()
     assert not list(tmp_path.iterdir())
     secret = inline(certificates)["ssl.keystore.key"].splitlines()[1]
     assert secret not in repr(connection)
-    assert secret not in repr(connection.for_python())
+    assert secret not in repr(connection.to_client_arguments())
     for name, value in {"ssl.keystore.certificate.chain": "x", "ssl.truststore.certificates": "y"}.items():
         with pytest.raises(ConfigError, match="holds no PEM block") as caught:
             context_of({**inline(certificates), name: value})
@@ -404,8 +404,10 @@ def test_a_key_of_another_certificate_is_refused(certificates: LocalCertificates
 def test_spark_and_java_get_what_was_given(certificates: LocalCertificates) -> None:
     given = {**inline(certificates), "security.protocol": "SASL_SSL", "sasl.jaas.config": JAAS}
     connection = KafkaConnection("b:1", {f"kafka.{name}": value for name, value in given.items()})
-    assert connection.for_java() == {"bootstrap.servers": "b:1", **given}
-    assert connection.for_spark() == {f"kafka.{name}": value for name, value in connection.for_java().items()}
+    assert connection.to_java_options() == {"bootstrap.servers": "b:1", **given}
+    assert connection.to_spark_options() == {
+        f"kafka.{name}": value for name, value in connection.to_java_options().items()
+    }
 
 
 # -- brokers that hang, move or throttle ------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from flinkish_spark import DeadLetter, Json, OnBadRecord, Raw, StartingOffsets
 from flinkish_spark.connectors.kafka import split_source as module
-from flinkish_spark.connectors.kafka.split_source import _by_topic
+from flinkish_spark.connectors.kafka.split_source import _group_by_topic
 from flinkish_spark.connectors.splits import SplitPosition
 from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.clock import SystemClock
@@ -16,7 +16,7 @@ from flinkish_spark.sources import (
     EndAtLatest,
     HybridSource,
     KafkaRecordsSource,
-    StartAtCommitted,
+    StartAtCommittedOffsets,
     StartAtOffsets,
 )
 
@@ -31,7 +31,7 @@ class Brokers:
         self.asked += 1
         return {n: len(self.there[n]) for n in names if n in self.there}
 
-    def matching(self, pattern):
+    def find_matching_topics(self, pattern):
         self.asked += 1
         return {n: len(of) for n, of in self.there.items() if pattern.matches(n)}
 
@@ -91,7 +91,7 @@ def test_partitions_are_splits_that_are_added(monkeypatch) -> None:
     brokers.there["c"].append((0, 7))
     monkeypatch.setattr(module, "_TOPICS_EVERY_S", 0)
     assert set(source.splits()) > {"c:1", "c:2"}
-    assert _by_topic({"a:b:0": 3, "c:1": 4, "c:0": 5}) == {"a:b": {"0": 3}, "c": {"1": 4, "0": 5}}
+    assert _group_by_topic({"a:b:0": 3, "c:1": 4, "c:0": 5}) == {"a:b": {"0": 3}, "c": {"1": 4, "0": 5}}
 
 
 def test_it_may_begin_at_a_time() -> None:
@@ -129,7 +129,7 @@ def test_single_partitions_are_read_alone() -> None:
 
 def test_where_it_began_and_ends_is_kept(tmp_path) -> None:
     folder = tmp_path / "job" / "sources" / "in"
-    settings = {"topics": ["c"], "starting_offsets": StartAtCommitted("ours"), "ending": EndAtLatest()}
+    settings = {"topics": ["c"], "starting_offsets": StartAtCommittedOffsets("ours"), "ending": EndAtLatest()}
     brokers = Brokers(c=[(0, 9), (1, 5)])
     source = connected(source_of(brokers, folder=folder, **settings), brokers, c=4)
     assert source.is_bounded and source.splits() == ["c:0", "c:1"]
@@ -182,7 +182,7 @@ def test_the_time_of_a_record_is_read_without_being_a_field() -> None:
         {"topics": [], "pattern": "[a&&b]"},
         {"topics": [], "pattern": "in-.*", "partitions": {"in-1": [0]}},
         {"partitions": {"out": [0]}},
-        {"starting_offsets": StartAtCommitted()},
+        {"starting_offsets": StartAtCommittedOffsets()},
         {"starting_offsets": StartAtOffsets(), "starting_at_ms": 5},
         {"ending": "latest"},
         {"value": Raw()},

@@ -29,10 +29,10 @@ def test_a_secret_is_read_where_a_client_is_made_and_each_time(
     file.write_text("first\n")
     monkeypatch.setenv("KEY", "-----BEGIN PRIVATE KEY-----")
     one = connection(**{"ssl.key.password": f"file:{file}", "kafka.ssl.keystore.key": "env:KEY"})
-    assert one.for_java()["ssl.key.password"] == "first"
-    assert one.for_spark()["kafka.ssl.keystore.key"] == "-----BEGIN PRIVATE KEY-----"
+    assert one.to_java_options()["ssl.key.password"] == "first"
+    assert one.to_spark_options()["kafka.ssl.keystore.key"] == "-----BEGIN PRIVATE KEY-----"
     file.write_text("second\n")
-    assert one.for_java()["ssl.key.password"] == "second"
+    assert one.to_java_options()["ssl.key.password"] == "second"
     assert "second" not in repr(one) and one.options["ssl.key.password"] == f"file:{file}"
 
 
@@ -42,16 +42,17 @@ def test_a_password_within_a_login_may_be_elsewhere(quote: str, monkeypatch: pyt
     jaas = f"{MODULE} username={quote}alice{quote} password={quote}env:WORD{quote};"
     one = connection(**LOGIN, **{"sasl.jaas.config": jaas})
     assert (
-        one.for_java()["sasl.jaas.config"] == f'{MODULE} username={quote}alice{quote} password="a\\"b\\\\c";'
+        one.to_java_options()["sasl.jaas.config"]
+        == f'{MODULE} username={quote}alice{quote} password="a\\"b\\\\c";'
     )
-    assert one.for_python()["sasl_plain_password"] == 'a"b\\c'
+    assert one.to_client_arguments()["sasl_plain_password"] == 'a"b\\c'
 
 
 def test_a_whole_login_may_be_elsewhere_and_an_object_says_so_too(tmp_path: Path) -> None:
     file = tmp_path / "jaas"
     file.write_text(f'{MODULE} username="alice" password="word";\n')
     for value in (f"file:{file}", f"file://{file}", FileSecret(str(file))):
-        found = connection(**LOGIN, **{"sasl.jaas.config": value}).for_python()
+        found = connection(**LOGIN, **{"sasl.jaas.config": value}).to_client_arguments()
         assert (found["sasl_plain_username"], found["sasl_plain_password"]) == ("alice", "word")
 
 
@@ -61,7 +62,7 @@ def test_the_secret_of_an_oauth_client_may_be_elsewhere(monkeypatch: pytest.Monk
     jaas = 'OAuthBearerLoginModule required clientId="job" clientSecret="{}" scope="env:CLIENT";'
     endpoint = {"sasl.oauthbearer.token.endpoint.url": "file:/tokens/job"}
     options = {"sasl.jaas.config": jaas.format("env:CLIENT"), **endpoint}
-    assert connection(**options).for_java() == {
+    assert connection(**options).to_java_options() == {
         "bootstrap.servers": "b:9092",
         "sasl.jaas.config": jaas.format("hush"),
         **endpoint,
@@ -74,8 +75,8 @@ def test_a_task_gets_the_secret_itself_and_looks_no_further(monkeypatch: pytest.
     packed = pickle.dumps(one)
     monkeypatch.delenv("WORD")
     of_task = pickle.loads(packed)
-    assert of_task.for_java()["ssl.key.password"] == "env:ANOTHER"
-    assert pickle.loads(pickle.dumps(of_task)).for_java()["ssl.key.password"] == "env:ANOTHER"
+    assert of_task.to_java_options()["ssl.key.password"] == "env:ANOTHER"
+    assert pickle.loads(pickle.dumps(of_task)).to_java_options()["ssl.key.password"] == "env:ANOTHER"
 
 
 def test_what_is_missing_or_names_no_place_is_refused_by_name(tmp_path: Path) -> None:
@@ -83,13 +84,13 @@ def test_what_is_missing_or_names_no_place_is_refused_by_name(tmp_path: Path) ->
         with pytest.raises(ConfigError, match=r"the secret ssl\.key\.password names no place"):
             KafkaSource("b:9092", ["in"], options={"kafka.ssl.key.password": value})
     with pytest.raises(SecretMissing, match="environment variable FLINKISH_NO_SUCH is not set"):
-        connection(**{"ssl.key.password": EnvironmentSecret("FLINKISH_NO_SUCH")}).for_java()
+        connection(**{"ssl.key.password": EnvironmentSecret("FLINKISH_NO_SUCH")}).to_java_options()
     with pytest.raises(SecretMissing, match="cannot be read"):
-        connection(**{"ssl.key.password": f"file:{tmp_path}/none"}).for_java()
+        connection(**{"ssl.key.password": f"file:{tmp_path}/none"}).to_java_options()
 
 
 def test_what_is_no_secret_stays_as_it_is() -> None:
-    assert connection(**{"client.id": "env:HOME"}).for_java()["client.id"] == "env:HOME"
+    assert connection(**{"client.id": "env:HOME"}).to_java_options()["client.id"] == "env:HOME"
 
 
 def test_a_registry_and_a_database_take_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
 from flinkish_spark.connectors.formats.avro_encoder import derived_schema
 from flinkish_spark.connectors.kafka.client import admin
-from flinkish_spark.connectors.kafka.client.admission import Addressed, Admission, prefixed
+from flinkish_spark.connectors.kafka.client.admission import Admission, OutgoingRecords, prepend_headers
 from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
     Codec,
@@ -201,7 +201,7 @@ def headers_of(*rows: list[tuple[str, bytes | None]] | None) -> Any:
 
 def test_common_headers_come_before_a_records_own() -> None:
     own = headers_of([("a", b"1"), ("b", None)], None, [], [("c", b"")])
-    found = prefixed(COMMON, own.slice(0, 4))
+    found = prepend_headers(COMMON, own.slice(0, 4))
     first = {"key": "flinkish-batch", "value": b"0/1"}
     assert found.to_pylist() == [
         [first, {"key": "a", "value": b"1"}, {"key": "b", "value": None}],
@@ -209,9 +209,9 @@ def test_common_headers_come_before_a_records_own() -> None:
         [first],
         [first, {"key": "c", "value": b""}],
     ]
-    assert prefixed(COMMON, own.slice(2, 2)).to_pylist() == found.to_pylist()[2:]
-    assert prefixed(COMMON, own.slice(0, 0)).to_pylist() == []
-    assert prefixed(COMMON, pa.chunked_array([own, own])).to_pylist() == found.to_pylist() * 2
+    assert prepend_headers(COMMON, own.slice(2, 2)).to_pylist() == found.to_pylist()[2:]
+    assert prepend_headers(COMMON, own.slice(0, 0)).to_pylist() == []
+    assert prepend_headers(COMMON, pa.chunked_array([own, own])).to_pylist() == found.to_pylist() * 2
 
 
 @pytest.mark.parametrize(("producer", "attributes"), [(7, 0), (-1, 0), (7, 0x10)])
@@ -256,9 +256,9 @@ def judged(changes: dict[str, Any], count: int = 1, topic: str = "a", **columns:
     at_ms = np.asarray(columns.pop("timestamps_ms", 5), np.int64)
     given = [columns.get(name) for name in ("keys", "headers", "topics", "partitions", "misfits")]
     keys, headers, topics, partitions, misfits = given
-    headers = admission.with_common(headers)
-    records = Addressed.of(keys, values, headers, topics, partitions, at_ms, misfits)
-    return admission.judged(topic, records)
+    headers = admission.add_common_headers(headers)
+    records = OutgoingRecords.of(keys, values, headers, topics, partitions, at_ms, misfits)
+    return admission.admit(topic, records)
 
 
 def told(letters: Any) -> list[dict[str, bytes]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, Liveness
-from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaCommitter, KafkaStaged
+from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaCommitter, KafkaSinkCommittable
 from flinkish_spark.core.errors import BrokerUnavailableError
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
@@ -75,7 +75,7 @@ class Rig:
         self.broker.states[handle] = state
         self.handles.append(handle)
         checkpoint = None if barrier_of is None else CheckpointId(barrier_of)
-        self.committables.append(Committable("out", KafkaStaged(handle, checkpoint).to_payload()))
+        self.committables.append(Committable("out", KafkaSinkCommittable(handle, checkpoint).to_payload()))
 
     def commit(self) -> list[str]:
         self.answers = list(self.committer.commit(FIVE, self.committables))

@@ -12,7 +12,7 @@ import pytest
 
 from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
 from flinkish_spark.connectors.kafka import source as kafka_source
-from flinkish_spark.connectors.kafka.source import subscription
+from flinkish_spark.connectors.kafka.source import to_subscription_options
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.formats import Json
@@ -26,7 +26,7 @@ from flinkish_spark.sources import (
     EndAtLatest,
     EndAtOffsets,
     KafkaRecordsSource,
-    StartAtCommitted,
+    StartAtCommittedOffsets,
     StartAtOffsets,
     StartAtTimestamp,
 )
@@ -77,9 +77,9 @@ BROKERS = Brokers((2, 9), (0, 3), ours={0: 4})
         (StartAtOffsets({"in": {1: 2}}), (2, 2)),
         (StartAtOffsets({"in": {1: 2}}, StartingOffsets.LATEST), (9, 2)),
         (StartAtOffsets(), (2, 0)),
-        (StartAtCommitted("ours"), (4, 0)),
-        (StartAtCommitted("ours", StartingOffsets.LATEST), (4, 3)),
-        (StartAtCommitted("nobody"), (2, 0)),
+        (StartAtCommittedOffsets("ours"), (4, 0)),
+        (StartAtCommittedOffsets("ours", StartingOffsets.LATEST), (4, 3)),
+        (StartAtCommittedOffsets("nobody"), (2, 0)),
     ],
 )
 def test_every_partition_has_a_beginning(start, wanted) -> None:
@@ -93,7 +93,11 @@ def test_every_partition_has_a_beginning(start, wanted) -> None:
         (StartAtOffsets({"in": {1: 4}}), BROKERS, "names the offset 4 of in-1, which holds 0 to 3"),
         (StartAtOffsets({"in": {2: 0}}), BROKERS, "begins at an offset of in-2, which it does not read"),
         (StartAtOffsets({"out": {0: 0}}), BROKERS, "begins at an offset of out-0"),
-        (StartAtCommitted("old"), Brokers((7, 9), (0, 3), old={0: 4}), "group 'old' stands at the offset 4"),
+        (
+            StartAtCommittedOffsets("old"),
+            Brokers((7, 9), (0, 3), old={0: 4}),
+            "group 'old' stands at the offset 4",
+        ),
     ],
 )
 def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> None:
@@ -111,11 +115,11 @@ def test_a_beginning_that_is_not_there_is_refused(start, brokers, message) -> No
         lambda: StartAtOffsets({"in": {"0": 1}}),
         lambda: StartAtOffsets({"in": {0: -1}}),
         lambda: StartAtOffsets({"in": {0: 1}}, otherwise="earliest"),
-        lambda: StartAtCommitted(None),
-        lambda: StartAtCommitted("g", otherwise=None),
+        lambda: StartAtCommittedOffsets(None),
+        lambda: StartAtCommittedOffsets("g", otherwise=None),
         lambda: KafkaSource("nowhere:1", ["in"], starting_offsets="middle"),
         lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtTimestamp),
-        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtCommitted()),
+        lambda: KafkaSource("nowhere:1", ["in"], starting_offsets=StartAtCommittedOffsets()),
         lambda: KafkaSource("nowhere:1"),
         *(
             lambda source=source, given=given: source(**{"bootstrap_servers": "nowhere:1", **given})
@@ -174,14 +178,14 @@ def source_of(start: Any, **more: Any) -> KafkaSource:
 
 
 def test_a_job_begins_where_its_group_stood_at_the_first_start(tmp_path: Path, brokers: Brokers) -> None:
-    source = source_of(StartAtCommitted(), group_id="ours")
+    source = source_of(StartAtCommittedOffsets(), group_id="ours")
     assert source.starting_option(place_in(tmp_path)) == "earliest", "only looked at"
     place = job_in(tmp_path)
     wanted = {"in": {"0": 4, "1": 0}}
     assert json.loads(source.starting_option(place)) == wanted
     # The group goes on, the log loses its beginning, a partition is added: what was fixed stays.
     brokers.groups["ours"], brokers.held = {0: 9, 1: 3}, {0: (5, 9), 1: (0, 3), 2: (0, 8)}
-    again = source_of(StartAtCommitted(), group_id="ours")
+    again = source_of(StartAtCommittedOffsets(), group_id="ours")
     assert json.loads(again.starting_option(place)) == {"in": {"0": 4, "1": 0, "2": -2}}
 
 
@@ -204,7 +208,7 @@ def test_single_partitions_begin_and_end_alone(tmp_path: Path, brokers: Brokers)
     source = source_of(StartAtTimestamp(1), partitions={"in": [1]}, ending=EndAtLatest())
     assert json.loads(source.starting_option(job_in(tmp_path))) == {"in": {"1": 3}}
     source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
-    assert source.ends_in(place_in(Path("/x"))) == {("in", 1): 3}
+    assert source.read_recorded_ends(place_in(Path("/x"))) == {("in", 1): 3}
     assert source.has_ended(LoggedOffsets(({"in": {"1": 3}},)))
     with pytest.raises(GraphError, match="no partition 7"):
         source_of(StartingOffsets.EARLIEST, partitions={"in": [0, 7]}).places(brokers)
@@ -250,7 +254,7 @@ def test_a_pattern_takes_its_own_out_of_a_log() -> None:
     assert by_pattern("nothing").offsets_in(logged) == {}
     wanted = {channel_by_name("in", 0), channel_by_name("in", 1), channel_by_name("in-2", 0)}
     assert source.channels_in(logged) == wanted and min(wanted) > 0
-    assert subscription(source.wanted) == {"subscribePattern": "in.*"}
+    assert to_subscription_options(source.wanted) == {"subscribePattern": "in.*"}
     assert (source.plan_name, KafkaSource("nowhere:1", ["in"]).plan_name) == ("pattern", "")
 
 
@@ -259,7 +263,7 @@ def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
 ) -> None:
     there = ["in"]
     monkeypatch.setattr(KafkaSource, "topics_now", lambda _self: there)
-    source = by_pattern(starting_offsets=StartAtCommitted("ours"), ending=EndAtLatest())
+    source = by_pattern(starting_offsets=StartAtCommittedOffsets("ours"), ending=EndAtLatest())
     place = job_in(tmp_path)
     source.fix_end(brokers, JobDir(LocalStore(tmp_path)))
     assert json.loads(source.starting_option(place)) == {"in": {"0": 4, "1": 0}}
@@ -267,7 +271,7 @@ def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
     assert json.loads(source.starting_option(place))["in-2"] == {"0": -2, "1": -2}
     logged = LoggedOffsets(({"in": {"0": 9, "1": 3}, "in-2": {"0": 1}},))
     assert source.has_ended(logged) and source.channels_in(logged) == frozenset()
-    assert source.before_end(source.offsets_in(logged)) == {("in", 0): 9, ("in", 1): 3}
+    assert source.clip_to_ends(source.offsets_in(logged)) == {("in", 0): 9, ("in", 1): 3}
 
 
 def test_topics_with_one_number_are_refused() -> None:

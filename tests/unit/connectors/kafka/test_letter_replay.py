@@ -35,7 +35,7 @@ class Broker:
     def committed_offsets(self, *_: Any) -> dict[Any, int]:
         return {PLACE: self.done}
 
-    def committed_notes(self, *_: Any) -> dict[Any, str]:
+    def find_committed_notes(self, *_: Any) -> dict[Any, str]:
         return {PLACE: self.note}
 
     def topics(self, names: list[str]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def replay(broker: Broker, kind: str, patch: pytest.MonkeyPatch) -> None:
                 yield _Letter(offset, None, b"v", [("flinkish-topic", b"orders"), ("kind", its.encode())], 0)
 
     patch.setattr(run, "_read_letters", read)
-    patch.setattr(run, "_addressed", lambda _, letters: letters)
+    patch.setattr(run, "_to_outgoing", lambda _, letters: letters)
     # What an earlier run has left open is aborted.
     broker.sent = []
     run._replay(broker, broker, PLACE)  # type: ignore[arg-type]

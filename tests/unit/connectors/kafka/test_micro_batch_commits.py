@@ -22,10 +22,10 @@ from flinkish_spark.connectors.kafka.client.transactions import (
 from flinkish_spark.connectors.kafka.format.commits import (
     SINK,
     MicroBatchCommits,
-    sink_dir,
-    uuid_of,
+    find_or_create_uuid,
+    open_sink_dir,
 )
-from flinkish_spark.connectors.kafka.format.writer import before_full_refresh, settle
+from flinkish_spark.connectors.kafka.format.writer import find_refreshed_checkpoints, settle
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
     BrokerUnavailableError,
@@ -104,7 +104,7 @@ class Brokers:
             for c in committables
         }
 
-    def list_of_job(self, job: JobUuid) -> list[OpenTransaction]:
+    def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
         if self.is_down:
             raise BrokerUnavailableError("down")
         names = {name for name, _ in self.open()}
@@ -145,7 +145,7 @@ class Group:
     def __init__(self) -> None:
         self.notes: dict[tuple[str, int], str] = {}
 
-    def committed_notes(self, group: str) -> dict[tuple[str, int], str]:
+    def find_committed_notes(self, group: str) -> dict[tuple[str, int], str]:
         return dict(self.notes)
 
     def commit_offsets(self, group: str, offsets: dict[tuple[str, int], int], how: object, note: str) -> None:
@@ -165,7 +165,7 @@ class Driver:
     def commits(self) -> MicroBatchCommits:
         marks = None
         if self.group is not None:
-            marks = KafkaMarks(self.group, uuid_of(sink_dir(self.checkpoint)), SINK, "out")  # type: ignore[arg-type]
+            marks = KafkaMarks(self.group, find_or_create_uuid(open_sink_dir(self.checkpoint)), SINK, "out")  # type: ignore[arg-type]
         return MicroBatchCommits(self.checkpoint, self.brokers, self.observer, self.name, marks)  # type: ignore[arg-type]
 
     def stage(self, content: dict[int, list[int]], batch: int = 0) -> StagedBatch:
@@ -176,7 +176,7 @@ class Driver:
             if rows:
                 name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
                 found.append(self.brokers.stage(str(name), rows).to_json())
-        return lease.staged(BatchId(batch), acks, found)
+        return lease.to_staged_batch(BatchId(batch), acks, found)
 
     def run(self, batch: int, content: dict[int, list[int]]) -> None:
         """Run a micro-batch as Spark does: offsets, tasks, commit, commits/N; abort if that fails."""
@@ -351,7 +351,7 @@ def test_many_random_crashes_with_losses_behind_decisions_stay_exact(tmp_path: P
                 try:
                     Driver(checkpoint, brokers, DieAt(chance.randint(1, 14))).run(batch, _content(batch))
                 except Died:
-                    newest = sink_dir(checkpoint).newest_commit()
+                    newest = open_sink_dir(checkpoint).newest_commit()
                     named = [] if newest is None else [one.payload for one in newest.batches[0].committables]
                     for payload in named:
                         key = payload["transactional_id"], payload["producer_epoch"]
@@ -418,15 +418,15 @@ def test_a_checkpoint_without_an_attempt_is_given_up_without_a_trace(tmp_path: P
 def test_only_checkpoints_of_the_same_flow_of_a_pipeline_are_those_before_its_refresh(tmp_path: Path) -> None:
     flow = tmp_path / "_checkpoints" / "spark_catalog" / "default" / "totals" / "flow"
     for used in flow / "0", flow / "2", flow / "10", flow / "11", flow.parent / "other" / "1":
-        uuid_of(sink_dir(used))
+        find_or_create_uuid(open_sink_dir(used))
     (flow / "3").mkdir()
     (flow / "0.bak").mkdir()
-    assert before_full_refresh(flow / "10") == [flow / "0", flow / "2"]
-    assert before_full_refresh(flow / "0") == []
+    assert find_refreshed_checkpoints(flow / "10") == [flow / "0", flow / "2"]
+    assert find_refreshed_checkpoints(flow / "0") == []
     # Elsewhere numbers are somebody's own.
     for number in "1", "2":
-        uuid_of(sink_dir(tmp_path / "plain" / number))
-    assert before_full_refresh(tmp_path / "plain" / "2") == []
+        find_or_create_uuid(open_sink_dir(tmp_path / "plain" / number))
+    assert find_refreshed_checkpoints(tmp_path / "plain" / "2") == []
 
 
 def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> None:
@@ -487,7 +487,7 @@ def test_a_commit_that_is_finished_after_many_failed_attempts_is_not_forgotten(
     tmp_path: Path, is_lost: bool, has_marks: bool
 ) -> None:
     """Its id is far below the newest one, and it is the newest commit all the same."""
-    brokers, group, sink = Brokers(), Group() if has_marks else None, sink_dir(tmp_path)
+    brokers, group, sink = Brokers(), Group() if has_marks else None, open_sink_dir(tmp_path)
     Driver(tmp_path, brokers, group=group).run(0, _content(0))
     with pytest.raises(Died):
         Driver(tmp_path, brokers, DieAt(4), group=group).run(1, _content(1))
@@ -585,7 +585,7 @@ def test_a_zombie_that_slept_until_its_seal_was_pruned_shows_nothing(tmp_path: P
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
     zombie = Driver(tmp_path, brokers, name="zombie")
     staged = zombie.stage(_content(0))
-    driver, sink = Driver(tmp_path, brokers), sink_dir(tmp_path)
+    driver, sink = Driver(tmp_path, brokers), open_sink_dir(tmp_path)
     for batch in range(40):
         driver.run(batch, _content(batch))
     pruned = CheckpointId(staged.attempt)

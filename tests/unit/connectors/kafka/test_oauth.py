@@ -31,7 +31,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenEndpoint]:
 
 
 def tokens_of(options: dict[str, str]) -> Tokens:
-    found = KafkaConnection("b:1", options).for_python()["sasl_oauth_token_provider"]
+    found = KafkaConnection("b:1", options).to_client_arguments()["sasl_oauth_token_provider"]
     assert isinstance(found, Tokens)
     return found
 
@@ -161,7 +161,7 @@ def test_an_endpoint_that_is_not_there_is_an_outage(endpoint: TokenEndpoint) -> 
 def test_what_cannot_be_used_is_named(endpoint: TokenEndpoint, change: dict[str, str], words: str) -> None:
     options = {name: value for name, value in {**endpoint.options("job"), **change}.items() if value}
     with pytest.raises(ConfigError, match=words) as refused:
-        KafkaConnection("b:1", options).for_python()
+        KafkaConnection("b:1", options).to_client_arguments()
     assert SECRET not in str(refused.value)
 
 

@@ -25,13 +25,13 @@ from kafka.future import Future
 from flinkish_spark.checkpoint.failures import NOT_AUTHORIZED_MARKER
 from flinkish_spark.connectors.kafka.client import admission as faults
 from flinkish_spark.connectors.kafka.client.admission import (
-    Addressed,
+    OutgoingRecords,
     Reaction,
-    Spreader,
-    by_partition,
-    by_topic,
+    StickyPartitioner,
+    find_reaction,
     partitions_for_keys,
-    reaction_to,
+    split_by_partition,
+    split_by_topic,
 )
 from flinkish_spark.connectors.kafka.client.batches import Codec, batches, decode
 from flinkish_spark.connectors.kafka.client.client import (
@@ -250,7 +250,7 @@ def test_every_code_has_one_reaction_and_an_unknown_one_fails() -> None:
     """A wrong number would be tried again for ever, or never."""
     found: dict[Reaction, set[int]] = defaultdict(set)
     for number in (-1, *range(130), 9999):
-        found[reaction_to(number)].add(number)
+        found[find_reaction(number)].add(number)
     assert {-1, 2, 17, 45, 50, 59, 120, 9999} <= found.pop(Reaction.FAIL)
     assert found == REACTIONS
     assert ({14, 15, 16, 51}, {29, 30, 31, 53}) == (UNSETTLED, UNAUTHORIZED)
@@ -259,17 +259,19 @@ def test_every_code_has_one_reaction_and_an_unknown_one_fails() -> None:
 # -- routing ----------------------------------------------------------------------------------------
 
 
-def addressed(count: int = 1, **columns: Any) -> Addressed:
+def addressed(count: int = 1, **columns: Any) -> OutgoingRecords:
     given: dict[str, Any] = {"keys": None, "values": numbered(count), "timestamps_ms": 5, **columns}
-    return Addressed.of(*(given.get(n) for n in ("keys", "values", "headers", "topics", "partitions")), 5)  # type: ignore[arg-type]
+    return OutgoingRecords.of(
+        *(given.get(n) for n in ("keys", "values", "headers", "topics", "partitions")), 5
+    )  # type: ignore[arg-type]
 
 
 def test_records_without_key_fill_one_partition_after_the_other() -> None:
-    spreader = Spreader(10_000, start=lambda count: count - 1)
+    spreader = StickyPartitioner(10_000, start=lambda count: count - 1)
     sizes = np.full(1000, 100)
-    chosen = spreader.spread("a", sizes[:150], np.arange(4))
+    chosen = spreader.choose_partitions("a", sizes[:150], np.arange(4))
     assert chosen.tolist() == [3] * 100 + [0] * 50
-    chosen = spreader.spread("a", sizes, np.arange(4))
+    chosen = spreader.choose_partitions("a", sizes, np.arange(4))
     assert (
         chosen.tolist()
         == [0] * 50
@@ -284,19 +286,23 @@ def test_records_without_key_fill_one_partition_after_the_other() -> None:
         + [1] * 100
         + [2] * 50
     )
-    assert spreader.spread("b", sizes[:1], np.array([2, 5])).tolist() == [5]
+    assert spreader.choose_partitions("b", sizes[:1], np.array([2, 5])).tolist() == [5]
 
 
 def test_records_without_key_keep_away_from_partitions_without_leader() -> None:
     layout = TopicLayout(0, (-1, 1, -1, 2))
-    assert set(by_partition("a", addressed(1000), layout, Spreader(2000))) == {1, 3}
-    assert set(by_partition("a", addressed(1000), TopicLayout(0, (-1, -1)), Spreader(2000))) == {0, 1}
+    assert set(split_by_partition("a", addressed(1000), layout, StickyPartitioner(2000))) == {1, 3}
+    assert set(
+        split_by_partition("a", addressed(1000), TopicLayout(0, (-1, -1)), StickyPartitioner(2000))
+    ) == {0, 1}
 
 
 def test_partitions_are_explicit_by_key_or_spread_in_this_order() -> None:
     keys = binary(b"k", b"k", None, b"other")
     records = addressed(4, keys=keys, partitions=pa.array([2, None, None, 0], pa.int32()))
-    found = by_partition("a", records, TopicLayout(0, (1, 1, 1)), Spreader(1000, start=lambda _: 1))
+    found = split_by_partition(
+        "a", records, TopicLayout(0, (1, 1, 1)), StickyPartitioner(1000, start=lambda _: 1)
+    )
     by_key = int(partitions_for_keys(keys, 3)[1])
     expected: dict[int, list[int]] = defaultdict(list)
     for row, partition in enumerate([2, by_key, 1, 0]):
@@ -327,11 +333,13 @@ def test_a_partition_that_was_added_since_is_found() -> None:
 
 def test_records_are_parted_by_topic() -> None:
     records = addressed(4, topics=pa.array(["x", None, "y", "x"]))
-    found = {topic: [int(v[:6]) for v in part.values.to_pylist()] for topic, part in by_topic(records, "a")}
+    found = {
+        topic: [int(v[:6]) for v in part.values.to_pylist()] for topic, part in split_by_topic(records, "a")
+    }
     assert found == {"x": [0, 3], "a": [1], "y": [2]}
     for topics in (None, pa.array(["x", None, "y", "x"]), pa.nulls(4, pa.string())):
         with pytest.raises(BadRecordError) as refused:
-            list(by_topic(addressed(4, topics=topics), None))
+            list(split_by_topic(addressed(4, topics=topics), None))
         assert str(refused.value).startswith(f"{BAD_RECORD_MARKER} a record names no topic")
 
 
@@ -345,7 +353,7 @@ def test_columns_of_wrong_type_or_length_are_refused() -> None:
         {"partitions": pa.array(["x", "y"])},
     ):
         with pytest.raises(SchemaError):
-            Addressed.of(
+            OutgoingRecords.of(
                 **{
                     "keys": None,
                     "values": numbered(2),
@@ -432,16 +440,16 @@ def test_a_repeat_that_is_there_already_counts_as_written() -> None:
     cluster.faults = [code(kafka_errors.DuplicateSequenceNumberError.errno)]
     transaction = staged(cluster)
     transaction.write(None, numbered(1))
-    with pytest.raises(faults.StagingFailed, match="no record with its offset"):
+    with pytest.raises(faults.StagingError, match="no record with its offset"):
         transaction.prepare()
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (kafka_errors.OutOfOrderSequenceNumberError.errno, faults.StagingFailed, "45 OUT_OF_ORDER"),
-        (kafka_errors.UnknownProducerIdError.errno, faults.StagingFailed, "59 UNKNOWN_PRODUCER_ID"),
-        (kafka_errors.InvalidProducerEpochError.errno, faults.StagingFailed, "no longer ours"),
+        (kafka_errors.OutOfOrderSequenceNumberError.errno, faults.StagingError, "45 OUT_OF_ORDER"),
+        (kafka_errors.UnknownProducerIdError.errno, faults.StagingError, "59 UNKNOWN_PRODUCER_ID"),
+        (kafka_errors.InvalidProducerEpochError.errno, faults.StagingError, "no longer ours"),
         (
             kafka_errors.InvalidRecordError.errno,
             BadRecordError,
@@ -462,7 +470,7 @@ def test_a_repeat_that_is_there_already_counts_as_written() -> None:
             AuthorizationError,
             "IDEMPOTENT_WRITE on the cluster",
         ),
-        (-7, faults.StagingFailed, "-7"),
+        (-7, faults.StagingError, "-7"),
     ],
 )
 def test_other_answers_fail_the_attempt(answer: int, kind: type[Exception], message: str) -> None:
@@ -483,7 +491,7 @@ def test_nothing_is_tried_for_longer_than_the_delivery_timeout() -> None:
     started_ms = cluster.clock.now_ms
     transaction = staged(cluster, producer={"delivery_timeout_ms": 5_000})
     transaction.write(None, numbered(1))
-    with pytest.raises(faults.StagingFailed, match=r"5000 ms were not enough.*19 NOT_ENOUGH_REPLICAS"):
+    with pytest.raises(faults.StagingError, match=r"5000 ms were not enough.*19 NOT_ENOUGH_REPLICAS"):
         transaction.prepare()
     assert 5_000 <= cluster.clock.now_ms - started_ms < 6_000
 
@@ -600,9 +608,9 @@ class BareWire:
         try:
             return body(self._admin)
         except KafkaConnectionError as error:
-            raise self._unavailable(what, error) from error
+            raise self._make_unavailable_error(what, error) from error
 
-    def _unavailable(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
+    def _make_unavailable_error(self, what: str, cause: BaseException | None) -> BrokerUnavailableError:
         return BrokerUnavailableError(what, why=str(cause))
 
 
@@ -645,7 +653,7 @@ def test_an_unknown_topic_is_one_clear_error() -> None:
     cluster = ModelCluster(a=(1,))
     transaction = staged(cluster)
     transaction.write(None, numbered(1), topics="none")
-    with pytest.raises(faults.StagingFailed, match=r"topic 'none' does not exist.*create it"):
+    with pytest.raises(faults.StagingError, match=r"topic 'none' does not exist.*create it"):
         transaction.prepare()
     transaction.abandon()
     transaction.abandon()

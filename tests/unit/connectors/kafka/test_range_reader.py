@@ -31,7 +31,7 @@ from flinkish_spark.connectors.kafka.client.reader import (
     RangeReader,
     _groups,
     record_schema,
-    visible,
+    select_visible,
 )
 from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS, READER_OPTIONS, ReaderSettings
 from flinkish_spark.core.errors import (
@@ -55,7 +55,7 @@ PLACE: Place = ("t", 0)
 
 @dataclass(frozen=True)
 class Entry:
-    """A batch as `visible` sees it, and what became of its transaction."""
+    """A batch as `select_visible` sees it, and what became of its transaction."""
 
     base_offset: int
     last_offset: int
@@ -142,7 +142,7 @@ def test_read_committed_shows_exactly_the_committed_batches(seed: int) -> None:
         if not found:
             break
         rng.shuffle(aborted)
-        seen += list(visible(found, aborted, COMMITTED, lambda e: e.marker))
+        seen += list(select_visible(found, aborted, COMMITTED, lambda e: e.marker))
         position = found[-1].last_offset + 1
     assert seen == [e for e in expected if e.last_offset >= start]
 
@@ -150,7 +150,7 @@ def test_read_committed_shows_exactly_the_committed_batches(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(20))
 def test_read_uncommitted_shows_all_but_markers(seed: int) -> None:
     log = History.random(random.Random(seed)).log
-    seen = visible(log, [(0, 0), (1, 0)], UNCOMMITTED, lambda e: e.marker)
+    seen = select_visible(log, [(0, 0), (1, 0)], UNCOMMITTED, lambda e: e.marker)
     assert list(seen) == [e for e in log if not e.is_control]
 
 
@@ -164,7 +164,7 @@ def test_a_commit_marker_ends_no_aborted_transaction() -> None:
         Entry(4, 4, 7, True, Marker.ABORT),
         Entry(5, 5, 7, True),
     ]
-    seen = visible(log, [(7, 0)], COMMITTED, lambda e: e.marker)
+    seen = select_visible(log, [(7, 0)], COMMITTED, lambda e: e.marker)
     assert [e.base_offset for e in seen] == [3, 5]
 
 
@@ -176,7 +176,7 @@ def test_only_markers_that_matter_are_looked_into() -> None:
         return entry.marker
 
     log = [Entry(0, 0, 7, True), Entry(1, 1, 8, True, Marker.COMMIT), Entry(2, 2, 7, True, Marker.ABORT)]
-    assert not list(visible(log, [(7, 0)], COMMITTED, marker_of))
+    assert not list(select_visible(log, [(7, 0)], COMMITTED, marker_of))
     assert asked == [2]
 
 
@@ -479,7 +479,7 @@ def test_a_doubt_starts_anew_when_less_is_missing() -> None:
 def decoded(data: bytes, start: int, end: int, asked: int = 0, **settings: Any) -> list[Any]:
     reader = RangeReader(KafkaConnection("a:1"), ReaderSettings(**settings))
     fetched = FetchedBatches(list(batches(data)), (), asked)
-    return list(reader._decoded(OffsetRange("t", 3, start, end), fetched))
+    return list(reader._decode(OffsetRange("t", 3, start, end), fetched))
 
 
 def test_small_batches_become_one_and_are_cut_to_the_range() -> None:

@@ -25,7 +25,7 @@ from flinkish_spark.connectors.delta.table import mode_from_json, stored_fields
 from flinkish_spark.connectors.jdbc.settings import deletions
 from flinkish_spark.connectors.kafka.client.reader import record_schema
 from flinkish_spark.connectors.kafka.format.options import parse_stream
-from flinkish_spark.connectors.kafka.format.reader import schema_of
+from flinkish_spark.connectors.kafka.format.reader import make_schema
 from flinkish_spark.connectors.kafka.metadata import names_of
 from flinkish_spark.core import changelogs
 from flinkish_spark.core.errors import ConfigError, SchemaError
@@ -121,7 +121,7 @@ def test_the_columns_of_the_reader_are_those_of_the_format() -> None:
         "includeHeaders": "true",
         "flinkish.include.leader.epoch": "true",
     }
-    columns = [one.split()[0] for one in schema_of(parse_stream(options)).replace("key: ", "").split(", ")]
+    columns = [one.split()[0] for one in make_schema(parse_stream(options)).replace("key: ", "").split(", ")]
     assert columns[-1] == "leaderEpoch"
     schema = record_schema(include_headers=True, include_leader_epoch=True)
     assert schema.field("leaderEpoch").type == pa.int32()

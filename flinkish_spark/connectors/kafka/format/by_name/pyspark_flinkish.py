@@ -1,9 +1,9 @@
-"""What Spark finds by name: `format("flinkish-kafka")` without a line of Python that registers it.
+"""Makes `format("flinkish-kafka")` known to Spark without a call of `register`.
 
-Spark imports every top-level module whose name begins with ``pyspark_`` and takes its `DefaultSource`. So
-this one is installed beside `flinkish_spark` and not in it (``package_dir`` in `setup.cfg`). Spark looks once
-in the life of a driver's JVM, when a format is first asked for that is none of its own, and one module that
-fails takes all others with it: here is nothing but the name.
+Spark imports every top-level module whose name begins with ``pyspark_`` and registers its `DefaultSource`, so
+this module is installed next to `flinkish_spark` (``package_dir`` in `setup.cfg`). Spark does so once in the
+life of a driver's JVM, at the first format that is not its own. A module that fails makes Spark ignore all
+others, so this one holds nothing but the name.
 """
 
 from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka as DefaultSource
