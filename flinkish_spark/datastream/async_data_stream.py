@@ -128,7 +128,7 @@ class AsyncDataStream:
         """
         check_is_async(async_function, AsyncFunction, "async_invoke")
         spec = _spec(async_function, timeout_ms, capacity, retry_strategy, limits)
-        return _behind(stream, spec, output, uid, record_answers)
+        return _add_async_operator(stream, spec, output, uid, record_answers)
 
     @staticmethod
     def ordered_wait_batch(
@@ -168,7 +168,7 @@ class AsyncDataStream:
             retry_strategy,
             limits,
         )
-        return _behind(stream, spec, output, uid, record_answers)
+        return _add_async_operator(stream, spec, output, uid, record_answers)
 
     # A micro-batch has its results when all of them are there, so their order costs nothing.
     unordered_wait = ordered_wait
@@ -222,7 +222,7 @@ def _batch_spec(
     return replace(_spec(function, timeout_ms, capacity, retry, limits), batch_size=batch_size)
 
 
-def _behind(
+def _add_async_operator(
     stream: DataStream | KeyedStream,
     spec: AsyncSpec,
     output: OutputType | None,

@@ -20,15 +20,15 @@ from flinkish_spark.functions.stream import CoProcessFunction, KeySelector
 from flinkish_spark.operators.process import CoFlatMapRecords, CoMapRecords
 from flinkish_spark.planning.declare import (
     RecordCall,
-    connected_calls,
+    make_connected_calls,
     declare_operator,
-    declared_uid,
-    inferred_output,
+    resolve_uid,
+    infer_output,
     is_key_function,
 )
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.stream_graph import KeyedEntry
-from flinkish_spark.planning.transforms import co_process_rows, connected_rows
+from flinkish_spark.planning.transforms import co_process_rows, make_connected_transforms
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.hints import StateType
@@ -90,7 +90,7 @@ class ConnectedStreams:
         name
             What errors call it.
         """
-        return self._of_each("map", first, second, output, name)
+        return self._transform_each("map", first, second, output, name)
 
     def flat_map(
         self, first: Any, second: Any = None, *, output: OutputType | None = None, name: str | None = None
@@ -100,13 +100,13 @@ class ConnectedStreams:
         Takes a :class:`~flinkish_spark.CoFlatMapFunction` or two functions; see :meth:`map` and
         :meth:`DataStream.flat_map`.
         """
-        return self._of_each("flat_map", first, second, output, name)
+        return self._transform_each("flat_map", first, second, output, name)
 
-    def _of_each(
+    def _transform_each(
         self, method: str, first: Any, second: Any, output: OutputType | None, name: str | None
     ) -> DataStream:
-        left, right = connected_rows(method, first, second, output, name)
-        return self._first._behind(left).union(self._second._behind(right))
+        left, right = make_connected_transforms(method, first, second, output, name)
+        return self._first._apply_function(left).union(self._second._apply_function(right))
 
     def process(
         self,
@@ -136,7 +136,7 @@ class ConnectedStreams:
             The output is not known, or is no list of fields.
         """
         left, right = co_process_rows(function, output, name)
-        return self._first._behind(left).union(self._second._behind(right))
+        return self._first._apply_function(left).union(self._second._apply_function(right))
 
 
 class KeyedConnectedStreams:
@@ -177,7 +177,7 @@ class KeyedConnectedStreams:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "process", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "process", *self._entries)
         if not isinstance(function, KeyedCoProcessFunction):
             raise GraphError(
                 f"process() of '{uid}' got a {type(function).__name__}",
@@ -187,8 +187,8 @@ class KeyedConnectedStreams:
         check_methods(function, KeyedCoProcessFunction, f"'{uid}'")
         if output is None:
             calls = (function.process_element2, function.on_timer)
-            output = inferred_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
-        return self._keyed(function, output, uid, max_parallelism)
+            output = infer_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
+        return self._add_operator(function, output, uid, max_parallelism)
 
     def map(
         self,
@@ -218,11 +218,11 @@ class KeyedConnectedStreams:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "map", *self._entries)
-        left, right = connected_calls(first, second, "map", uid)
+        uid = resolve_uid(self._environment.graph, uid, "map", *self._entries)
+        left, right = make_connected_calls(first, second, "map", uid)
         if output is None:
-            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=False)
-        return self._keyed(CoMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+            output = infer_output(left.call, f"'{uid}'", right.call, is_iterable=False)
+        return self._add_operator(CoMapRecords(*_split_calls(left, right)), output, uid, max_parallelism)
 
     def flat_map(
         self,
@@ -243,13 +243,13 @@ class KeyedConnectedStreams:
         output, uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
         """
-        uid = declared_uid(self._environment.graph, uid, "flat_map", *self._entries)
-        left, right = connected_calls(first, second, "flat_map", uid)
+        uid = resolve_uid(self._environment.graph, uid, "flat_map", *self._entries)
+        left, right = make_connected_calls(first, second, "flat_map", uid)
         if output is None:
-            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=True)
-        return self._keyed(CoFlatMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+            output = infer_output(left.call, f"'{uid}'", right.call, is_iterable=True)
+        return self._add_operator(CoFlatMapRecords(*_split_calls(left, right)), output, uid, max_parallelism)
 
-    def _keyed(
+    def _add_operator(
         self, function: KeyedCoProcessFunction, output: OutputType, uid: str, max_parallelism: int | None
     ) -> DataStream:
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
@@ -259,7 +259,7 @@ class KeyedConnectedStreams:
         return DataStream(self._environment, node)
 
 
-def _opened(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
+def _split_calls(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
     rich = [left.rich] if left.rich is right.rich else [left.rich, right.rich]
     return (left.call, right.call), tuple(one for one in rich if one is not None)
 
@@ -319,7 +319,7 @@ class BroadcastConnectedStream:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._other._environment.graph, uid, "process", self._entry, self._other._entry)
+        uid = resolve_uid(self._other._environment.graph, uid, "process", self._entry, self._other._entry)
         is_keyed = self._entry.distribution is Distribution.BY_KEY
         wanted: Any = KeyedBroadcastProcessFunction if is_keyed else BroadcastProcessFunction
         if not isinstance(function, wanted):
@@ -332,7 +332,7 @@ class BroadcastConnectedStream:
         if output is None:
             timers = (function.on_timer,) if isinstance(function, KeyedBroadcastProcessFunction) else ()
             calls = (function.process_broadcast_element, *timers)
-            output = inferred_output(function.process_element, f"'{uid}'", *calls, is_iterable=True)
+            output = infer_output(function.process_element, f"'{uid}'", *calls, is_iterable=True)
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
         environment, entries = self._other._environment, (self._entry, self._other._entry)

@@ -32,21 +32,21 @@ from flinkish_spark.planning.async_calls import AsyncTransform
 from flinkish_spark.planning.declare import (
     check_max_parallelism,
     check_strategy,
-    chosen_keys,
+    parse_keys,
     declare_operator,
-    declared_uid,
-    inferred_output,
+    resolve_uid,
+    infer_output,
 )
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
 from flinkish_spark.planning.job_graph import job_graph_to
 from flinkish_spark.planning.partitioning import (
-    Narrow,
-    Spread,
-    by_partitioner,
+    Rescale,
+    Rebalance,
+    make_custom_partitioning,
     check_is_shuffle_partitions,
-    checked_parallelism,
+    check_parallelism,
     is_partitioning,
-    said_parallelism,
+    check_optional_parallelism,
 )
 from flinkish_spark.planning.stream_graph import (
     KeyedEntry,
@@ -66,7 +66,7 @@ from flinkish_spark.planning.transforms import (
     ProcessTransform,
     RowTransform,
     TransformSettings,
-    connected_ways,
+    find_connected_transforms,
     filter_rows,
     flat_map_rows,
     lookup_rows,
@@ -97,7 +97,7 @@ class SingleRecords(ABC):
     """The part of a `DataStream` that calls functions of the user's with single records."""
 
     @abstractmethod
-    def _behind(self, function: Transform) -> Self:
+    def _apply_function(self, function: Transform) -> Self:
         """Return the stream behind a DataFrame function."""
 
     def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
@@ -122,7 +122,7 @@ class SingleRecords(ABC):
         SchemaError
             The output is not known, or is no list of fields.
         """
-        return self._behind(map_rows(function, output, name))
+        return self._apply_function(map_rows(function, output, name))
 
     def flat_map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
         """Make any number of rows of each record, in Python; see :meth:`map`.
@@ -133,7 +133,7 @@ class SingleRecords(ABC):
             Returns or yields rows; or a :class:`~flinkish_spark.FlatMapFunction`. A hint like
             ``Iterator[Word]`` says the fields.
         """
-        return self._behind(flat_map_rows(function, output, name))
+        return self._apply_function(flat_map_rows(function, output, name))
 
     def filter(self, function: Any, *, name: str | None = None) -> Self:
         """Keep the records for which a function says so, in Python; see :meth:`map`.
@@ -143,7 +143,7 @@ class SingleRecords(ABC):
         function
             From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
         """
-        return self._behind(filter_rows(function, name))
+        return self._apply_function(filter_rows(function, name))
 
     def process(
         self,
@@ -172,7 +172,7 @@ class SingleRecords(ABC):
         SchemaError
             The output is not known, or is no list of fields.
         """
-        return self._behind(process_rows(function, output, name))
+        return self._apply_function(process_rows(function, output, name))
 
 
 class Redistribution(ABC):
@@ -190,7 +190,7 @@ class Redistribution(ABC):
     _node: StreamNode
 
     @abstractmethod
-    def _behind(self, function: Transform) -> Self:
+    def _apply_function(self, function: Transform) -> Self:
         """Return the stream behind a DataFrame function that moves rows."""
 
     def _refuse_union(self, method: str) -> None:
@@ -221,7 +221,7 @@ class Redistribution(ABC):
         --------
         >>> stream.rebalance(8).map(slow)  # doctest: +SKIP
         """
-        return self._behind(Spread(said_parallelism("rebalance", parallelism)))
+        return self._apply_function(Rebalance(check_optional_parallelism("rebalance", parallelism)))
 
     def shuffle(self, parallelism: int | None = None) -> Self:
         """Distribute the records as :meth:`rebalance` does.
@@ -229,7 +229,7 @@ class Redistribution(ABC):
         Flink draws a task for each record. A repeated task would draw others, so here a hash of the record's
         place stands in for chance.
         """
-        return self._behind(Spread(said_parallelism("shuffle", parallelism)))
+        return self._apply_function(Rebalance(check_optional_parallelism("shuffle", parallelism)))
 
     def rescale(self, parallelism: int | None = None) -> Self:
         """Have fewer tasks read the partitions that more would, without a shuffle; see :meth:`rebalance`.
@@ -241,7 +241,7 @@ class Redistribution(ABC):
         parallelism
             At most so many tasks; as many as Spark has shuffle partitions if left out.
         """
-        return self._behind(Narrow(said_parallelism("rescale", parallelism)))
+        return self._apply_function(Rescale(check_optional_parallelism("rescale", parallelism)))
 
     def global_(self) -> Self:
         """Send all records to one task, through a shuffle; see :meth:`rebalance`.
@@ -254,7 +254,7 @@ class Redistribution(ABC):
             The stream is a union: each of its streams would have a task of its own.
         """
         self._refuse_union("global_")
-        return self._behind(Spread(1))
+        return self._apply_function(Rebalance(1))
 
     def forward(self) -> Self:
         """Return the stream as it is: records stay in their tasks unless something else is said."""
@@ -293,8 +293,8 @@ class Redistribution(ABC):
         offset. State is not kept by these tasks: `key_by` behind it distributes anew.
         """
         self._refuse_union("partition_custom")
-        return self._behind(
-            by_partitioner(partitioner, key, said_parallelism("partition_custom", parallelism))
+        return self._apply_function(
+            make_custom_partitioning(partitioner, key, check_optional_parallelism("partition_custom", parallelism))
         )
 
 
@@ -382,7 +382,7 @@ class OperatorSettings:
         GraphError
             The stream comes from something else.
         """
-        asked = checked_parallelism("set_parallelism", parallelism)
+        asked = check_parallelism("set_parallelism", parallelism)
         settings = self._settings()
         if isinstance(self._node, KeyedNode):
             check_is_shuffle_partitions(asked, self._environment._partitions(), self._what())
@@ -529,7 +529,7 @@ class OperatorSettings:
         return self.disable_chaining()
 
     def _settings(self) -> TransformSettings | None:
-        node = next(iter(connected_ways(self._node)), self._node)
+        node = next(iter(find_connected_transforms(self._node)), self._node)
         if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
             return node.function.settings
         return None
@@ -561,7 +561,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         self._environment = environment
         self._node = node
 
-    def _behind(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+    def _apply_function(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         return DataStream(self._environment, TransformNode(self._node, function))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
@@ -588,7 +588,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
             )
         check_function(function, "the function of transform()", 1)
-        return self._behind(function)
+        return self._apply_function(function)
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
         """Give the records event times, and say how far event time is behind them.
@@ -650,7 +650,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         --------
         >>> stream.key_by(lambda order: order.user.lower(), key="STRING")  # doctest: +SKIP
         """
-        return KeyedStream(self._environment, self._node, chosen_keys(keys, key))
+        return KeyedStream(self._environment, self._node, parse_keys(keys, key))
 
     def match_recognize(self, text: str, *, uid: str | None = None, **more: Any) -> DataStream:
         """Look for a row pattern of SQL:2016 among the rows of each key, which PARTITION BY says.
@@ -663,7 +663,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             As of :meth:`KeyedStream.match_recognize`, which also says what is raised.
         """
         partition = match_recognize(text).partition
-        keyed = self.key_by(*partition) if partition else self.key_by(_of_all, key="INT")
+        keyed = self.key_by(*partition) if partition else self.key_by(_get_common_key, key="INT")
         return keyed.match_recognize(text, uid=uid, **more)
 
     def union(self, *others: DataStream) -> DataStream:
@@ -749,7 +749,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "process_with_state", self._node)
+        uid = resolve_uid(self._environment.graph, uid, "process_with_state", self._node)
         if not isinstance(function, CheckpointedProcessFunction):
             raise GraphError(
                 f"process_with_state() of '{uid}' got a {type(function).__name__}",
@@ -757,7 +757,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             )
         check_methods(function, CheckpointedProcessFunction, f"'{uid}'")
         if output is None:
-            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+            output = infer_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
         made = Checkpointed(function)
         node = declare_operator(self._environment.graph, [entry], made, output, uid, max_parallelism)
@@ -833,7 +833,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
             )
         node = self._node
-        ways = connected_ways(node)
+        ways = find_connected_transforms(node)
         if ways:
             sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
             return sides[0].union(*sides[1:])
@@ -841,7 +841,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             name = node.function.settings.name
             fields = output_schema(tag.output, f"{name}/{tag.name}")
             self._environment.graph.check_row_side(node, name, tag, fields)
-            made = TransformNode(node.parent, node.function.of_side(tag.name, fields))
+            made = TransformNode(node.parent, node.function.select_side_output(tag.name, fields))
             return DataStream(self._environment, made)
         if not isinstance(node, KeyedNode):
             raise GraphError(
@@ -873,7 +873,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         GraphError
             It is no sink, or the uid cannot be used or is taken.
         """
-        uid = declared_uid(self._environment.graph, uid, "sink", self._node)
+        uid = resolve_uid(self._environment.graph, uid, "sink", self._node)
         if not isinstance(sink, Sink):
             raise GraphError(
                 f"sink_to() got a {type(sink).__name__}",
@@ -915,5 +915,5 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         return plan_records(self._environment.spark, self._environment.graph, self._node)
 
 
-def _of_all(record: Any) -> int:
+def _get_common_key(record: Any) -> int:
     return 0

@@ -69,12 +69,12 @@ from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.job.trace_log import with_trace_in_file
-from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
+from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, resolve_uid
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import (
     check_is_shuffle_partitions,
-    checked_parallelism,
-    chosen_partitions,
+    check_parallelism,
+    read_shuffle_partitions,
     fitting_partitions,
 )
 from flinkish_spark.planning.planner import Planner
@@ -298,7 +298,7 @@ class StreamExecutionEnvironment:
                 f"from_source() got a {type(source).__name__}",
                 what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
             )
-        known = self.graph.check_uid(declared_uid(self.graph, uid, "source", type(source).__name__))
+        known = self.graph.check_uid(resolve_uid(self.graph, uid, "source", type(source).__name__))
         check_methods(source, Source, f"the source '{known}'")
         if watermark_strategy is not None:
             check_strategy(watermark_strategy, "from_source()", known)
@@ -350,7 +350,7 @@ class StreamExecutionEnvironment:
         ConfigError
             It is no number of tasks, or another one.
         """
-        asked = checked_parallelism("set_parallelism", parallelism)
+        asked = check_parallelism("set_parallelism", parallelism)
         check_is_shuffle_partitions(asked, self._partitions(), f"the job '{self.job}'")
         self._parallelism = asked
         return self
@@ -482,7 +482,7 @@ class StreamExecutionEnvironment:
         FlinkishError
             The program has no sink, or would be refused when it is planned.
         """
-        return job_graph(self.job, self.graph, self._partitions(), self._planned(self.graph))
+        return job_graph(self.job, self.graph, self._partitions(), self._plan_graph(self.graph))
 
     def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
         """Return the plan as text: for Flink's plan visualiser, or to be drawn.
@@ -544,21 +544,21 @@ class StreamExecutionEnvironment:
         """
         hooks = self._hook_names()
         if isinstance(other, StreamExecutionEnvironment):
-            saved = as_if_saved(other.graph, other._planned(other.graph), other._hook_names())
-            return compared(saved, job_shape(self.graph, self._planned(self.graph), hooks), RestoreRules())
+            saved = as_if_saved(other.graph, other._plan_graph(other.graph), other._hook_names())
+            return compared(saved, job_shape(self.graph, self._plan_graph(self.graph), hooks), RestoreRules())
         given = RestoreSettings(other) if isinstance(other, str) else other
         what_to_do = 'give a path, RestoreSettings("/absolute/path"), or another environment'
         settings = instance_of("other", given, RestoreSettings, what_to_do=what_to_do)
-        return compare_with_savepoint(self.graph, self._planned, hooks, settings)
+        return compare_with_savepoint(self.graph, self._plan_graph, hooks, settings)
 
-    def _planned(self, graph: StreamGraph) -> PlannedJob:
+    def _plan_graph(self, graph: StreamGraph) -> PlannedJob:
         graph.check_complete()
         return Planner(self.spark, NO_JOB, self._partitions()).plan(graph)
 
     def _partitions(self) -> int:
         # As many as somebody has set; else as many as the job directory has its state in; a new one gets a
         # number that fits the cores.
-        chosen = chosen_partitions(self.spark)
+        chosen = read_shuffle_partitions(self.spark)
         if chosen is None:
             # What cannot be read now is told by the start, with what to do.
             with contextlib.suppress(FlinkishError):
@@ -713,7 +713,7 @@ class StreamExecutionEnvironment:
 
     def _say_partitions(self) -> None:
         with contextlib.suppress(FlinkishError):
-            if chosen_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
+            if read_shuffle_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
                 _say(
                     f"the job '{self.job}' begins with {self._partitions()} shuffle partitions, two for each "
                     "core, and keeps them; set spark.sql.shuffle.partitions for another number"

@@ -18,7 +18,7 @@ from flinkish_spark.joins.spec import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
+from flinkish_spark.planning.declare import declare_operator, resolve_uid, infer_output
 from flinkish_spark.planning.factories import UNKNOWN_TYPE, Joining, KeyedJoin
 from flinkish_spark.planning.stream_graph import KeyedEntry
 from flinkish_spark.protocol.durations import Duration
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class IntervalSettings(TypedDict, total=False):
-    """What an interval join may be told beside its bounds; see :meth:`JoinedStreams.interval`."""
+    """Options of an interval join beside its bounds in time; see :meth:`JoinedStreams.interval`."""
 
     lower: Bound
     upper: Bound
@@ -90,7 +90,7 @@ class JoinedStreams:
         ConfigError, GraphError, SchemaError, UserFunctionError
             Something cannot be used; said before anything starts.
         """
-        uid = declared_uid(self._environment.graph, uid, "interval", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "interval", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = IntervalJoin(
             UNKNOWN_TYPE,
@@ -104,7 +104,7 @@ class JoinedStreams:
             left_late,
             right_late,
         )
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
     def window(
         self,
@@ -125,12 +125,12 @@ class JoinedStreams:
         windows
             An assigner, or a specification with trigger, evictor and lateness.
         """
-        uid = declared_uid(self._environment.graph, uid, "window", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "window", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = WindowJoin(
             UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), join_type, function, left_late, right_late
         )
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
     def co_group(
         self,
@@ -144,10 +144,10 @@ class JoinedStreams:
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Give a function the elements of both streams that are in one window; see :meth:`window`."""
-        uid = declared_uid(self._environment.graph, uid, "co_group", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "co_group", *self._entries)
         check_methods(function, CoGroupFunction, f"'{uid}'")
         join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), function, left_late, right_late)
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
     def temporal(
         self,
@@ -172,7 +172,7 @@ class JoinedStreams:
         late_output
             Where left elements go whose version is no longer known; None: they are dropped and counted.
         """
-        uid = declared_uid(self._environment.graph, uid, "temporal", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "temporal", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = TemporalJoin(
             UNKNOWN_TYPE,
@@ -183,9 +183,9 @@ class JoinedStreams:
             version_ttl,
             late_output,
         )
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
-    def _joined(
+    def _add_join(
         self,
         join: KeyedJoin,
         function: ProcessJoinFunction | CoGroupFunction | None,
@@ -201,7 +201,7 @@ class JoinedStreams:
             )
         if output is None and function is not None:
             call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
-            output = inferred_output(call, f"'{uid}'", is_iterable=True)
+            output = infer_output(call, f"'{uid}'", is_iterable=True)
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
         graph = self._environment.graph

@@ -46,10 +46,10 @@ from flinkish_spark.planning.declare import (
     aggregate_output,
     check_keyed_function,
     check_max_parallelism,
-    chosen_keys,
+    parse_keys,
     declare_operator,
-    declared_uid,
-    inferred_output,
+    resolve_uid,
+    infer_output,
     record_call,
 )
 from flinkish_spark.planning.factories import (
@@ -88,7 +88,7 @@ class KeyedRecords(ABC):
     _entry: KeyedEntry
 
     @abstractmethod
-    def _keyed(
+    def _add_operator(
         self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
     ) -> DataStream:
         """Add an operator to the graph; `output` None stands for the fields of the input."""
@@ -123,10 +123,10 @@ class KeyedRecords(ABC):
         ConfigError, UserFunctionError, SchemaError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "map", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "map", self._entry)
         made = record_call(function, "map", uid)
-        fields = inferred_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
-        return self._of_records(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
+        fields = infer_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
+        return self._add_record_operator(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def flat_map(
         self,
@@ -160,10 +160,10 @@ class KeyedRecords(ABC):
         ...     EverySecond(), output="user STRING, amount LONG", uid="second"
         ... )  # doctest: +SKIP
         """
-        uid = declared_uid(self._environment.graph, uid, "flat_map", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "flat_map", self._entry)
         made = record_call(function, "flat_map", uid)
-        fields = inferred_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
-        return self._of_records(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
+        fields = infer_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
+        return self._add_record_operator(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def filter(
         self,
@@ -182,9 +182,9 @@ class KeyedRecords(ABC):
         uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
         """
-        uid = declared_uid(self._environment.graph, uid, "filter", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "filter", self._entry)
         made = record_call(function, "filter", uid)
-        return self._of_records(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
+        return self._add_record_operator(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
 
     def key_by(
         self,
@@ -192,14 +192,14 @@ class KeyedRecords(ABC):
         key: StateType | None = None,
     ) -> KeyedStream:
         """Partition the same records by another key, which counts alone; see :meth:`DataStream.key_by`."""
-        return KeyedStream(self._environment, self._entry.parent, chosen_keys(keys, key))
+        return KeyedStream(self._environment, self._entry.parent, parse_keys(keys, key))
 
-    def _of_records(
+    def _add_record_operator(
         self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
     ) -> DataStream:
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
-        return self._keyed(function, output, uid, max_parallelism)
+        return self._add_operator(function, output, uid, max_parallelism)
 
 
 def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
@@ -259,18 +259,18 @@ class KeyedStream(KeyedRecords):
         SchemaError
             The output type is not a list of fields.
         """
-        uid = declared_uid(self._environment.graph, uid, "process", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "process", self._entry)
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
         check_keyed_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             call, timers = function.process_element, function.on_timer
-            output = inferred_output(call, f"'{uid}'", timers, is_iterable=True)
+            output = infer_output(call, f"'{uid}'", timers, is_iterable=True)
         if output is None:
             raise SchemaError(
                 f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
             )
-        return self._keyed(function, output, uid, max_parallelism)
+        return self._add_operator(function, output, uid, max_parallelism)
 
     def reduce(
         self,
@@ -292,10 +292,10 @@ class KeyedStream(KeyedRecords):
         ttl
             How long a key's value lives; None: for ever.
         """
-        uid = declared_uid(self._environment.graph, uid, "reduce", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "reduce", self._entry)
         check_emit(emit)
         reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
-        return self._keyed(reducing, None, uid, max_parallelism)
+        return self._add_operator(reducing, None, uid, max_parallelism)
 
     def aggregate(
         self,
@@ -334,7 +334,7 @@ class KeyedStream(KeyedRecords):
             It is to emit once per key, and the function has no `merge`; it is of a changelog, and the
             function has no `retract`.
         """
-        uid = declared_uid(self._environment.graph, uid, "aggregate", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "aggregate", self._entry)
         check_emit(emit)
         check_aggregate(aggregate)
         if output is None:
@@ -344,16 +344,16 @@ class KeyedStream(KeyedRecords):
             check_retracts(aggregate, emit, uid)
             fields = [*output_schema(output, f"'{uid}'"), T.StructField(ROW_KIND, T.StringType())]
             changes = ChangelogAggregating(row_kind, ttl, aggregate=aggregate, accumulator_type=kind)
-            return self._keyed(changes, T.StructType(fields), uid, max_parallelism)
+            return self._add_operator(changes, T.StructType(fields), uid, max_parallelism)
         if emit is Emit.PER_ELEMENT:
-            return self._keyed(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
+            return self._add_operator(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
         if getattr(type(aggregate), "merge", AggregateFunction.merge) is AggregateFunction.merge:
             raise ConfigError(
                 f"aggregate() of '{uid}' is to emit once per key",
                 why="what tasks have aggregated is merged, and the function has no merge(first, second)",
                 what_to_do="define it, or leave emit=Emit.PER_ELEMENT",
             )
-        return self._keyed(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
+        return self._add_operator(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
 
     def sum(
         self,
@@ -375,7 +375,7 @@ class KeyedStream(KeyedRecords):
         ttl
             How long a key's element lives; None: for ever.
         """
-        uid = declared_uid(self._environment.graph, uid, "sum", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "sum", self._entry)
         return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
 
     def min(
@@ -388,7 +388,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
-        uid = declared_uid(self._environment.graph, uid, "min", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "min", self._entry)
         return self._folding(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
 
     def max(
@@ -401,7 +401,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
-        uid = declared_uid(self._environment.graph, uid, "max", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "max", self._entry)
         return self._folding(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
 
     def min_by(
@@ -415,7 +415,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's element whose field is the least; of several, the one that `ties` says."""
-        uid = declared_uid(self._environment.graph, uid, "min_by", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "min_by", self._entry)
         return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
 
     def max_by(
@@ -429,7 +429,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's element whose field is the greatest; of several, the one that `ties` says."""
-        uid = declared_uid(self._environment.graph, uid, "max_by", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "max_by", self._entry)
         return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
 
     def fold(
@@ -462,7 +462,7 @@ class KeyedStream(KeyedRecords):
         ConfigError
             There is no column, or something else among them.
         """
-        uid = declared_uid(self._environment.graph, uid, "fold", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "fold", self._entry)
         if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
             raise ConfigError(
                 f"fold() of '{uid}' got {columns!r}",
@@ -471,8 +471,8 @@ class KeyedStream(KeyedRecords):
         if row_kind:
             keys = tuple(key for key in self._entry.keys if isinstance(key, str))
             changes = ChangelogFolding(row_kind, ttl, columns=columns, keys=keys)
-            return self._keyed(changes, None, uid, max_parallelism)
-        return self._keyed(FoldingColumns(columns, ttl), None, uid, max_parallelism)
+            return self._add_operator(changes, None, uid, max_parallelism)
+        return self._add_operator(FoldingColumns(columns, ttl), None, uid, max_parallelism)
 
     def changelog_normalize(
         self,
@@ -499,8 +499,8 @@ class KeyedStream(KeyedRecords):
         --------
         >>> users.key_by("id").changelog_normalize(uid="users-as-they-were")  # doctest: +SKIP
         """
-        uid = declared_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
-        return self._keyed(Normalizing(row_kind, ttl), None, uid, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
+        return self._add_operator(Normalizing(row_kind, ttl), None, uid, max_parallelism)
 
     def _folding(
         self,
@@ -512,7 +512,7 @@ class KeyedStream(KeyedRecords):
     ) -> DataStream:
         check_emit(emit)
         folding = FoldingElements if emit is Emit.PER_ELEMENT else FoldingColumns
-        return self._keyed(folding(aggregate, ttl), None, uid, max_parallelism)
+        return self._add_operator(folding(aggregate, ttl), None, uid, max_parallelism)
 
     def window(self, assigner: WindowAssigner) -> WindowedStream:
         """Divide each key's elements into windows.
@@ -577,7 +577,7 @@ class KeyedStream(KeyedRecords):
         ...     "MEASURES LAST(B.value) AS value PATTERN (A B+) DEFINE B AS value > PREV(value)", uid="rising"
         ... )  # doctest: +SKIP
         """
-        uid = declared_uid(self._environment.graph, uid, "match_recognize", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "match_recognize", self._entry)
         said = match_recognize(text)
         if late_output is not None:
             instance_of(
@@ -590,7 +590,7 @@ class KeyedStream(KeyedRecords):
                 why=f"the stream is keyed by {', '.join(keys) or 'expressions'}",
                 what_to_do="leave PARTITION BY out, or let key_by() name the same columns",
             )
-        return self._keyed(RowPatterns(said, keys, late_output), None, uid, max_parallelism)
+        return self._add_operator(RowPatterns(said, keys, late_output), None, uid, max_parallelism)
 
     @overload
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
@@ -645,7 +645,7 @@ class KeyedStream(KeyedRecords):
         check_same_job(self._environment, other._environment, method)
         return other._entry
 
-    def _keyed(
+    def _add_operator(
         self,
         function: KeyedFunction,
         output: OutputType | None,

@@ -17,7 +17,7 @@ from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternContext, PatternProcessFunction
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
-from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
+from flinkish_spark.planning.declare import declare_operator, resolve_uid, infer_output
 from flinkish_spark.planning.factories import Patterns
 from flinkish_spark.planning.stream_graph import KeyedEntry
 
@@ -98,7 +98,7 @@ class PatternStream:
 
     def in_processing_time(self) -> PatternStream:
         """Let events have the time of their micro-batch, and take them as they come; none is late."""
-        return self._with(clock=TimeDomain.PROCESSING_TIME, time_field=None)
+        return self._replace_search(clock=TimeDomain.PROCESSING_TIME, time_field=None)
 
     def in_event_time(self, field: str | None = None) -> PatternStream:
         """Let events have their own times, and take them in that order when the watermark reaches them.
@@ -112,14 +112,14 @@ class PatternStream:
         """
         if field is not None:
             instance_of("field", field, str, what_to_do='name a field: in_event_time("at")')
-        return self._with(clock=TimeDomain.EVENT_TIME, time_field=field)
+        return self._replace_search(clock=TimeDomain.EVENT_TIME, time_field=field)
 
     def side_output_late_data(self, tag: OutputTag) -> PatternStream:
         """Send events behind the watermark to a side output; else they are dropped and counted."""
         instance_of("tag", tag, OutputTag, what_to_do="give an OutputTag")
-        return self._with(late_output=tag)
+        return self._replace_search(late_output=tag)
 
-    def with_limit(self, limit: OpenMatches) -> PatternStream:
+    def limit_open_matches(self, limit: OpenMatches) -> PatternStream:
         """Let no more partial matches of a key and pattern be open than this.
 
         Parameters
@@ -128,7 +128,7 @@ class PatternStream:
             For example ``OpenMatches(10_000, Overflow.DISCARD_OLDEST)``.
         """
         instance_of("limit", limit, OpenMatches, what_to_do="give one, as OpenMatches(10_000)")
-        return self._with(limit=limit)
+        return self._replace_search(limit=limit)
 
     def process(
         self,
@@ -154,7 +154,7 @@ class PatternStream:
         ConfigError, GraphError, SchemaError, UserFunctionError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._stream._environment.graph, uid, "process", self._stream._entry)
+        uid = resolve_uid(self._stream._environment.graph, uid, "process", self._stream._entry)
         function_object("function", function, PatternProcessFunction)
         if not isinstance(function, PatternProcessFunction):
             raise GraphError(
@@ -162,10 +162,10 @@ class PatternStream:
                 what_to_do="give it an instance of a PatternProcessFunction subclass",
             )
         if output is None:
-            output = inferred_output(
+            output = infer_output(
                 function.process_match, f"'{uid}'", function.process_timed_out_match, is_iterable=True
             )
-        return self._declared(function, output, uid, max_parallelism)
+        return self._add_operator(function, output, uid, max_parallelism)
 
     def select(
         self,
@@ -191,7 +191,7 @@ class PatternStream:
         output, uid, max_parallelism
             As of :meth:`process`; by default what the hint of `select` says.
         """
-        uid = declared_uid(self._stream._environment.graph, uid, "select", self._stream._entry)
+        uid = resolve_uid(self._stream._environment.graph, uid, "select", self._stream._entry)
         if isinstance(select, str):
             if output is not None:
                 raise ConfigError(
@@ -199,11 +199,11 @@ class PatternStream:
                     why="the text says of which fields rows are",
                     what_to_do="leave output out, or cast in the text: CAST(first.id AS BIGINT) AS id",
                 )
-            lost = None if timed_out is None else _lost(uid, timed_out, _Select)
-            return self._declared(MeasuredMatches(select, lost), None, uid, max_parallelism)
+            lost = None if timed_out is None else _make_timeout_select(uid, timed_out, _Select)
+            return self._add_operator(MeasuredMatches(select, lost), None, uid, max_parallelism)
         if output is None:
-            output = inferred_output(select, f"'{uid}'", is_iterable=False)
-        return self._selected(select, False, output, uid, timed_out, max_parallelism)
+            output = infer_output(select, f"'{uid}'", is_iterable=False)
+        return self._add_select(select, False, output, uid, timed_out, max_parallelism)
 
     def flat_select(
         self,
@@ -215,12 +215,12 @@ class PatternStream:
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Make any number of rows of each match; see :meth:`select`."""
-        uid = declared_uid(self._stream._environment.graph, uid, "flat_select", self._stream._entry)
+        uid = resolve_uid(self._stream._environment.graph, uid, "flat_select", self._stream._entry)
         if output is None:
-            output = inferred_output(select, f"'{uid}'", is_iterable=True)
-        return self._selected(select, True, output, uid, timed_out, max_parallelism)
+            output = infer_output(select, f"'{uid}'", is_iterable=True)
+        return self._add_select(select, True, output, uid, timed_out, max_parallelism)
 
-    def _selected(
+    def _add_select(
         self,
         select: Callable[[Match], Any],
         is_flat: bool,
@@ -231,10 +231,10 @@ class PatternStream:
     ) -> DataStream:
         _check_call("select", select, uid, 1, is_rows=is_flat)
         kind = _FlatSelect if is_flat else _Select
-        lost = kind(select, None, None) if timed_out is None else _lost(uid, timed_out, kind, select)
-        return self._declared(lost, output, uid, max_parallelism)
+        lost = kind(select, None, None) if timed_out is None else _make_timeout_select(uid, timed_out, kind, select)
+        return self._add_operator(lost, output, uid, max_parallelism)
 
-    def _declared(
+    def _add_operator(
         self,
         function: PatternProcessFunction,
         output: OutputType | None,
@@ -255,7 +255,7 @@ class PatternStream:
 
     @property
     def _is_for_few(self) -> bool:
-        """Whether events of which no condition holds need not come: nothing that comes out would differ."""
+        """True if events for which no condition holds may be dropped early without changing results."""
         search = self._search
         return search.late_output is None and all(
             one.automaton.passes_over_others
@@ -265,7 +265,7 @@ class PatternStream:
             for one in search.patterns
         )
 
-    def _with(self, **facts: Any) -> PatternStream:
+    def _replace_search(self, **facts: Any) -> PatternStream:
         return PatternStream(self._stream, replace(self._search, **facts))
 
 
@@ -305,7 +305,7 @@ def _check_call(name: str, function: object, uid: str, takes: int, *, is_rows: b
     check_function(function, f"{name} of '{uid}'", takes, is_rows=is_rows)
 
 
-def _lost(
+def _make_timeout_select(
     uid: str,
     timed_out: tuple[OutputTag, Callable[[Match, int], Any]],
     kind: type[_Select],

@@ -15,8 +15,8 @@ from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.planning.declare import (
     accumulator_type,
     aggregate_output,
-    declared_uid,
-    inferred_output,
+    resolve_uid,
+    infer_output,
 )
 from flinkish_spark.planning.factories import FoldingWindows, Windows
 from flinkish_spark.protocol.durations import Duration
@@ -71,7 +71,7 @@ class WindowedStream:
         """Send elements that come too late for all their windows to a side output; else they are dropped."""
         return WindowedStream(self._stream, replace(self._spec, late_output=tag))
 
-    def with_retractions(self, field: str = "is_retracted") -> WindowedStream:
+    def emit_retractions(self, field: str = "is_retracted") -> WindowedStream:
         """Emit results once more that do not stand any more, before what stands instead.
 
         That is so when a window fires again, and when sessions that have fired become one. A sink by key and
@@ -108,7 +108,7 @@ class WindowedStream:
         uid = self._uid(uid, "reduce")
         computation = ReduceWindow(reduce, then)
         if then is not None and output is None:
-            output = inferred_output(then.process, f"'{uid}'", is_iterable=True)
+            output = infer_output(then.process, f"'{uid}'", is_iterable=True)
         return self._apply(computation, uid, output, max_parallelism)
 
     def aggregate(
@@ -161,7 +161,7 @@ class WindowedStream:
         uid = self._uid(uid, "process")
         computation = ProcessWindow(process)
         if output is None:
-            output = inferred_output(process.process, f"'{uid}'", is_iterable=True)
+            output = infer_output(process.process, f"'{uid}'", is_iterable=True)
         return self._apply(computation, uid, output, max_parallelism)
 
     def fold(
@@ -269,12 +269,12 @@ class WindowedStream:
     def _uid(self, uid: str | None, method: str) -> str:
         if uid is not None:
             return uid
-        return declared_uid(self._stream._environment.graph, None, method, self._stream._entry)
+        return resolve_uid(self._stream._environment.graph, None, method, self._stream._entry)
 
     def _folding(
         self, columns: tuple[AggregateColumn, ...] | ElementChoice, uid: str, max_parallelism: int | None
     ) -> DataStream:
-        return self._stream._keyed(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
+        return self._stream._add_operator(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
 
     def _apply(
         self,
@@ -285,4 +285,4 @@ class WindowedStream:
     ) -> DataStream:
         result = None if output is None else output_schema(output, uid)
         function = Windows(self._spec, computation, result)
-        return self._stream._keyed(function, None, uid, max_parallelism)
+        return self._stream._add_operator(function, None, uid, max_parallelism)

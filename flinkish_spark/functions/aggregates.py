@@ -1,4 +1,4 @@
-"""What a program says about running aggregates of a keyed stream: sum, min, max, min_by, max_by."""
+"""Specifications of running aggregates of a keyed stream: sum, min, max, min_by, max_by."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_emit(emit: object) -> None:
 
 
 class Fold(Choice):
-    """What becomes of one field of several elements."""
+    """An aggregate of one field over several elements."""
 
     #: That of the first element.
     FIRST = "FIRST"

@@ -49,7 +49,7 @@ def side_of(row: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AsyncCall:
-    """What the function that is being called may know of the call.
+    """The current call of an async function.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def current_call() -> AsyncCall:
 
 
 class _Answering(RichFunction):
-    """What both kinds of functions share.
+    """The common base of both kinds of async functions.
 
     `open` and `close` may be `async def`, for clients that want a running event loop. They are called once
     for each Python worker, not once for each task: a client and its connections are used by all micro-batches
@@ -121,7 +121,7 @@ class AsyncFunction(_Answering, ABC):
         """Return the rows that come of an element, as a list; None and an empty list are no row.
 
         Each is a tuple, named tuple, Row, dict or dataclass, or a :class:`ToSide` for a side output. What it
-        raises is retried if the strategy says so, and then given to :meth:`failed`.
+        raises is retried if the strategy says so, and then given to :meth:`on_error`.
         """
 
     def timeout(self, value: Any) -> Iterable[Any] | None:
@@ -134,7 +134,7 @@ class AsyncFunction(_Answering, ABC):
         """
         raise TimeoutError("async_invoke() took longer than timeout_ms")
 
-    def failed(self, value: Any, error: Exception) -> Iterable[Any] | None:
+    def on_error(self, value: Any, error: Exception) -> Iterable[Any] | None:
         """Return the rows of an element whose last call raised, such as a dead letter.
 
         As long as this method is not overridden it raises the error, which ends the job.
@@ -164,7 +164,7 @@ class AsyncBatchFunction(_Answering, ABC):
         """Return one row for each element of a call that took longer than `timeout_ms`; raises by default."""
         raise TimeoutError("async_invoke_batch() took longer than timeout_ms")
 
-    def failed_batch(self, inputs: Sequence[Any], error: Exception) -> Sequence[Any]:
+    def on_error_batch(self, inputs: Sequence[Any], error: Exception) -> Sequence[Any]:
         """Return one row for each element of a call that raised; raises the error by default."""
         raise error
 
@@ -185,7 +185,7 @@ def check_is_async(function: object, kind: type, method: str) -> None:
             what_to_do=f"define it with `async def {method}`; a stream's map() and flat_map() take functions "
             "that are not",
         )
-    for name in ("timeout", "failed", "timeout_batch", "failed_batch"):
+    for name in ("timeout", "on_error", "timeout_batch", "on_error_batch"):
         if inspect.iscoroutinefunction(getattr(function, name, None)):
             raise ConfigError(
                 f"{name}() of the {type(function).__name__} is async",
@@ -205,17 +205,17 @@ class async_retry_predicates:  # noqa: N801 -- PyFlink has a module of this name
 
     @staticmethod
     def empty_result_predicate(result: Any) -> bool:
-        """Whether a call returned no row."""
+        """Return whether a call returned no row."""
         return not result
 
     @staticmethod
     def has_exception_predicate(error: Exception) -> bool:
-        """Whether a call raised anything."""
+        """Return whether a call raised anything."""
         return True
 
     @staticmethod
     def exception_type_predicate(error: Exception, expected_error_type: type[Exception]) -> bool:
-        """Whether a call raised an error of a type; for `functools.partial`."""
+        """Return whether a call raised an error of a type; for `functools.partial`."""
         return isinstance(error, expected_error_type)
 
 
@@ -311,7 +311,7 @@ class AsyncRetryStrategy:
         )
 
     def wants_another(self, attempt: int, result: Any, error: Exception | None) -> bool:
-        """Whether a call is made again.
+        """Return whether a call is made again.
 
         Parameters
         ----------

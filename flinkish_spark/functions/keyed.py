@@ -308,7 +308,7 @@ class KeyedBroadcastContext(BroadcastContext, Protocol):
 
 
 class ReadOnlyBroadcastContext(Protocol):
-    """What the element side can do with broadcast states: read."""
+    """Read access of the element side to broadcast states."""
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
         """Return a broadcast state, to read; writing raises `BroadcastStateIsReadOnly`."""

@@ -44,7 +44,7 @@ _CLAUSES: tuple[tuple[str, ...], ...] = (
     ("SUBSET",),
     ("DEFINE",),
 )
-#: Quoted names, and what stands apart from everything else in a row pattern.
+#: QuotedTrino names, and what stands apart from everything else in a row pattern.
 _APART = re.compile(r'("(?:[^"]|"")*"|`(?:[^`]|``)*`)|[$?^|+*(){}-]')
 _UNITS_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
 #: Stands where two words of the text are one function.
@@ -63,7 +63,7 @@ class _Token:
 
 @dataclass(frozen=True)
 class MatchRecognize:
-    """What a MATCH_RECOGNIZE says, before the fields of its input are known."""
+    """The clauses of a MATCH_RECOGNIZE, before the fields of its input are known."""
 
     #: Names of columns; none where the stream's key says it.
     partition: tuple[str, ...]
@@ -85,18 +85,18 @@ class MatchRecognize:
             _refuse(text, "it has no variable", "name one")
         self._add_unions(expressions)
         measures, told = list[tuple[str, E.Expression]](), T.StructType()
-        for own in _listed(clause := self.clauses.get("MEASURES", "")):
+        for own in _split_at_commas(clause := self.clauses.get("MEASURES", "")):
             if len(own) < 3 or own[-2].word != "AS":
                 _refuse(" ".join(one.text for one in own), "it has no name", "write MEASURES ... AS name")
             made, kind = expressions.read(_readable(clause, own[:-2]))
             measures.append((own[-1].text, made))
             told.add(own[-1].text, kind)
         rows, skip = self._rows(), self._skip(expressions)
-        defined = dict(self._defined(expressions))
+        defined = dict(self._parse_definitions(expressions))
         return RowSearch(pattern, defined, tuple(measures), rows, *skip, self._window_ms()), told
 
     def _add_unions(self, expressions: _Expressions) -> None:
-        for one in _listed(text := self.clauses.get("SUBSET", "")):
+        for one in _split_at_commas(text := self.clauses.get("SUBSET", "")):
             name, equals, rest = (one[0], one[1:2], one[2:]) if one else (None, [], [])
             members = [token for token in rest if token.word not in ("(", ")", ",")]
             if name is None or [token.word for token in equals] != ["="] or not members:
@@ -104,9 +104,9 @@ class MatchRecognize:
             own = frozenset[str]().union(*(expressions.variable(_label(token)) for token in members))
             expressions.variables[_label(name)] = own
 
-    def _defined(self, expressions: _Expressions) -> Iterator[tuple[str, E.Expression]]:
+    def _parse_definitions(self, expressions: _Expressions) -> Iterator[tuple[str, E.Expression]]:
         clause = self.clauses.get("DEFINE", "")
-        for tokens in _listed(clause):
+        for tokens in _split_at_commas(clause):
             if len(tokens) < 3 or tokens[1].word != "AS":
                 _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
             name, text = _label(tokens[0]), _readable(clause, tokens[2:])
@@ -197,7 +197,7 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
 
 def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
     """Return a condition of an event with these fields that may name events taken before."""
-    made, kind = _over_names(fields, names).beside(text, _tokens(text))
+    made, kind = _make_named_expressions(fields, names).read_named(text, _tokens(text))
     if kind != _BOOLEAN:
         _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
     return made
@@ -207,15 +207,15 @@ def measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
     """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`."""
-    expressions, made, told = _over_names(fields, names), [], []
-    for tokens in _listed(text):
+    expressions, made, told = _make_named_expressions(fields, names), [], []
+    for tokens in _split_at_commas(text):
         if [one.word for one in tokens[-2:-1]] == ["AS"]:
             name, tokens = tokens[-1].text, tokens[:-2]
         elif len(tokens) == 3 and tokens[1].word == ".":
             name = tokens[2].text
         else:
             _refuse(text, "one of its columns has no name", "write ... AS name")
-        one, kind = expressions.beside(text, tokens)
+        one, kind = expressions.read_named(text, tokens)
         if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
             _refuse(text, "a field stands there without a name of the pattern", "write name.field")
         made.append(one)
@@ -223,7 +223,7 @@ def measures(
     return made, T.StructType(told)
 
 
-def _over_names(fields: T.StructType, names: Iterable[str]) -> _Expressions:
+def _make_named_expressions(fields: T.StructType, names: Iterable[str]) -> _Expressions:
     """Return what reads expressions that name events; what is not quoted SQL writes in capitals."""
     found = _Expressions(fields, names)
     folded = [name.upper() for name in found.variables]
@@ -295,11 +295,11 @@ def _dialect() -> Any:
     _sqlglot()
     from sqlglot.dialects.trino import Trino
 
-    class Quoted(Trino):
+    class QuotedTrino(Trino):
         class Tokenizer(Trino.Tokenizer):
             IDENTIFIERS: ClassVar[list[str | tuple[str, str]]] = ['"', "`"]
 
-    return Quoted
+    return QuotedTrino
 
 
 def _name(text: str) -> str:
@@ -338,7 +338,7 @@ class _PatternReader:
         while self._at < len(self._tokens):
             if self._word in ("|", ")", ",") or self._sees("-", "}"):
                 break
-            parts.append(self._repeated(self._part()))
+            parts.append(self._parse_quantifier(self._part()))
         return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
 
     def _part(self) -> RowPattern:
@@ -364,7 +364,7 @@ class _PatternReader:
         self._at += 1
         return Variable(_label(token))
 
-    def _repeated(self, part: RowPattern) -> RowPattern:
+    def _parse_quantifier(self, part: RowPattern) -> RowPattern:
         least = 1
         most: int | None = None
         if self._takes("*"):
@@ -475,9 +475,9 @@ class _Expressions:
         self.variables = {name: frozenset([name]) for name in variables}
 
     def read(self, text: str) -> Typed:
-        return self._expression(_parsed(text), text)
+        return self._expression(_parse(text), text)
 
-    def beside(self, text: str, tokens: Sequence[_Token]) -> Typed:
+    def read_named(self, text: str, tokens: Sequence[_Token]) -> Typed:
         """Read what is not of rows but of events that a pattern of Flink's kind takes by names."""
         made, kind = self.read(_readable(text, tokens))
         for one in made.all_parts():
@@ -499,7 +499,7 @@ class _Expressions:
         more = {part for part, said in tree.args.items() if said} - _PARTS - _MORE_PARTS.get(name, set())
         if more:
             _refuse(text, f"{tree.sql(dialect='trino')} says more than is known here", _KNOWN)
-        make: Callable[[Any, str], Typed] | None = getattr(self, f"_{name.lower()}", None)
+        make: Callable[[Any, str], Typed] | None = getattr(self, f"_read_{name.lower()}", None)
         if make is not None:
             return make(tree, text)
         match name:
@@ -515,20 +515,20 @@ class _Expressions:
             case "Not":
                 return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
             case "Neg":
-                return self._signed(tree, V.negative_whole, V.negative, text)
+                return self._apply_sign(tree, V.negative_whole, V.negative, text)
             case "Abs":
-                return self._signed(tree, V.absolute_whole, V.absolute, text)
+                return self._apply_sign(tree, V.absolute_whole, V.absolute, text)
             case "DPipe":
                 texts = tuple(cast(one, _TEXT, text) for one in self._both(tree, text))
                 return E.Applied(operator.add, texts), _TEXT
             case "First" | "Last":
-                return self._navigated(name.upper(), [tree.this, tree.args.get("expression")], text)
+                return self._navigate(name.upper(), [tree.this, tree.args.get("expression")], text)
             case "Count" | "Sum" | "Min" | "Max" | "Avg":
                 return self._aggregate(name.upper(), tree.this, text)
         if name in _COMPARED:
-            return self._compared(name, *self._both(tree, text), text)
+            return self._compare(name, *self._both(tree, text), text)
         if name in _ARITHMETIC:
-            return computed(_ARITHMETIC[name], *self._both(tree, text), text)
+            return make_arithmetic(_ARITHMETIC[name], *self._both(tree, text), text)
         if name in _OF_TEXT:
             function, kind = _OF_TEXT[name]
             return E.Applied(function, (cast(self._expression(tree.this, text), _TEXT, text),)), kind
@@ -537,14 +537,14 @@ class _Expressions:
     def _both(self, tree: Any, text: str) -> tuple[Typed, Typed]:
         return self._expression(tree.this, text), self._expression(tree.expression, text)
 
-    def _column(self, tree: Any, text: str) -> Typed:
+    def _read_column(self, tree: Any, text: str) -> Typed:
         place = self._places.get(tree.name.lower())
         if place is None:
             _refuse(text, f"there is no field {tree.name}", f"use one of {', '.join(self._fields.names)}")
         variables = None if not tree.table else self.variable(_identifier(tree.args["table"]))
         return E.Column(place, variables), self._fields[place].dataType
 
-    def _literal(self, tree: Any, text: str) -> Typed:
+    def _read_literal(self, tree: Any, text: str) -> Typed:
         if tree.is_string:
             return E.Literal(tree.this), _TEXT
         if "E" in tree.this.upper():
@@ -563,27 +563,27 @@ class _Expressions:
                 _refuse(text, f"a {kind.simpleString()} is no condition", "compare it with something")
         return tuple(made for made, _ in both)
 
-    def _is(self, tree: Any, text: str) -> Typed:
+    def _read_is(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         other = self._expression(tree.expression, text)
         if isinstance(other[1], T.NullType):
             return E.IsNull(made[0]), _BOOLEAN
-        return E.FirstKnown((self._compared("EQ", made, other, text)[0], E.Literal(False))), _BOOLEAN
+        return E.FirstKnown((self._compare("EQ", made, other, text)[0], E.Literal(False))), _BOOLEAN
 
-    def _between(self, tree: Any, text: str) -> Typed:
+    def _read_between(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         low, high = (self._expression(tree.args[name], text) for name in ("low", "high"))
-        bounds = self._compared("GTE", made, low, text)[0], self._compared("LTE", made, high, text)[0]
+        bounds = self._compare("GTE", made, low, text)[0], self._compare("LTE", made, high, text)[0]
         return E.All(bounds), _BOOLEAN
 
-    def _in(self, tree: Any, text: str) -> Typed:
+    def _read_in(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         options = [self._expression(one, text) for one in tree.expressions]
         kind = common((made[1], *(kind for _, kind in options)), text)
         own, *others = (cast(one, kind, text) for one in (made, *options))
         return E.any_of(tuple(E.Applied(V.is_equal, (own, one)) for one in others)), _BOOLEAN
 
-    def _like(self, tree: Any, text: str, escape: str | None = None) -> Typed:
+    def _read_like(self, tree: Any, text: str, escape: str | None = None) -> Typed:
         of, pattern = self._expression(tree.this, text), tree.expression
         if not isinstance(of[1], T.StringType | T.NullType) or not _is_text(pattern):
             _refuse(text, "LIKE compares a text with a pattern that is written out", "write name LIKE 'a%'")
@@ -597,13 +597,13 @@ class _Expressions:
         found = E.Applied(functools.partial(V.is_like, like), (of[0],))
         return (E.Negated(found) if tree.args.get("negate") else found), _BOOLEAN
 
-    def _escape(self, tree: Any, text: str) -> Typed:
+    def _read_escape(self, tree: Any, text: str) -> Typed:
         escape = tree.expression
         if type(tree.this).__name__ != "Like" or not _is_text(escape) or len(escape.this) != 1:
             _refuse(text, "an escape is one letter behind LIKE", "write name LIKE 'a!%' ESCAPE '!'")
-        return self._like(tree.this, text, escape.this)
+        return self._read_like(tree.this, text, escape.this)
 
-    def _signed(
+    def _apply_sign(
         self, tree: Any, of_wholes: Callable[[int, int], int], of_others: Callable[[Any], Any], text: str
     ) -> Typed:
         made, kind = self._expression(tree.this, text)
@@ -615,19 +615,19 @@ class _Expressions:
         function = of_others if bits is None else functools.partial(of_wholes, bits)
         return E.Applied(function, (made,)), kind
 
-    def _coalesce(self, tree: Any, text: str) -> Typed:
+    def _read_coalesce(self, tree: Any, text: str) -> Typed:
         parts = [self._expression(one, text) for one in (tree.this, *tree.expressions)]
         kind = common([own for _, own in parts], text)
         return E.FirstKnown(tuple(cast(one, kind, text) for one in parts)), kind
 
-    def _case(self, tree: Any, text: str) -> Typed:
+    def _read_case(self, tree: Any, text: str) -> Typed:
         given = tree.args.get("this")
         whole = None if given is None else self._expression(given, text)
         conditions, values = [], []
         for one in tree.args["ifs"]:
             condition = self._expression(one.this, text)
             if whole is not None:
-                condition = self._compared("EQ", whole, condition, text)
+                condition = self._compare("EQ", whole, condition, text)
             elif not isinstance(condition[1], T.BooleanType | T.NullType):
                 _refuse(text, f"a {condition[1].simpleString()} is no condition", "compare it with something")
             conditions.append(condition[0])
@@ -638,7 +638,7 @@ class _Expressions:
         *chosen, otherwise = (cast(one, kind, text) for one in values)
         return E.Chosen(tuple(zip(conditions, chosen, strict=True)), otherwise), kind
 
-    def _cast(self, tree: Any, text: str) -> Typed:
+    def _read_cast(self, tree: Any, text: str) -> Typed:
         wanted, made = tree.to.this.name, self._expression(tree.this, text)
         if tree.to.expressions and wanted != "DECIMAL":
             _refuse(text, "a cast does not cut texts here", f"cast to {wanted}, without a length")
@@ -651,11 +651,11 @@ class _Expressions:
             _refuse(text, f"nothing is cast to {wanted} here", f"cast to one of {', '.join(_CAST)}, DECIMAL")
         return cast(made, kind, text), kind
 
-    def _anonymous(self, tree: Any, text: str) -> Typed:
+    def _read_anonymous(self, tree: Any, text: str) -> Typed:
         name, given = tree.this.upper(), tree.expressions
         prefix, joined, rest = name.partition(_JOINED)
         if joined and prefix in ("FINAL", "RUNNING"):
-            of = _parsed(f"{rest}({', '.join(one.sql(dialect='trino') for one in given)})")
+            of = _parse(f"{rest}({', '.join(one.sql(dialect='trino') for one in given)})")
             made, kind = self._expression(of, text)
             return (E.Final(made) if prefix == "FINAL" else made), kind
         match name:
@@ -665,10 +665,10 @@ class _Expressions:
             case "MATCH_NUMBER":
                 return E.MatchNumber(), _LONG
             case "PREV" | "NEXT" if len(given) in (1, 2):
-                return self._navigated(name, given, text)
+                return self._navigate(name, given, text)
         _refuse(text, f"the function {tree.this} is not known here", _KNOWN)
 
-    def _navigated(self, name: str, given: Sequence[Any], text: str) -> Typed:
+    def _navigate(self, name: str, given: Sequence[Any], text: str) -> Typed:
         of, number = given[0], (given[1] if len(given) > 1 else None)
         offset = (1 if name in ("PREV", "NEXT") else 0) if number is None else self._offset(number, text)
         if name in ("PREV", "NEXT") and type(of).__name__ in ("First", "Last"):
@@ -707,7 +707,7 @@ class _Expressions:
         return E.Aggregated(made, next(iter(named), None), function), result
 
     @staticmethod
-    def _compared(name: str, one: Typed, other: Typed, text: str) -> Typed:
+    def _compare(name: str, one: Typed, other: Typed, text: str) -> Typed:
         kind = common((one[1], other[1]), text)
         function, is_swapped, is_negated = _COMPARED[name]
         pair = cast(one, kind, text), cast(other, kind, text)
@@ -715,7 +715,7 @@ class _Expressions:
         return (E.Negated(found) if is_negated else found), _BOOLEAN
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     sqlglot = _sqlglot()
     try:
         return sqlglot.parse_one(text, dialect=_dialect())
@@ -737,7 +737,7 @@ def _is_text(tree: Any) -> bool:
     return type(tree).__name__ == "Literal" and bool(tree.is_string)
 
 
-def _listed(text: str) -> Iterator[list[_Token]]:
+def _split_at_commas(text: str) -> Iterator[list[_Token]]:
     """Yield the tokens of the parts between commas."""
     depth, part = 0, list[_Token]()
     for token in _tokens(text) if text.strip() else ():
@@ -799,7 +799,7 @@ def _as_decimal(kind: T.DataType) -> T.DecimalType | None:
     return None if digits is None else T.DecimalType(digits, 0)
 
 
-def computed(name: str, one: Typed, other: Typed, text: str) -> Typed:
+def make_arithmetic(name: str, one: Typed, other: Typed, text: str) -> Typed:
     kinds = one[1], other[1]
     for kind in kinds:
         if not isinstance(kind, T.NumericType | T.NullType):

@@ -162,7 +162,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         stored = f"version LONG, automaton STRING, {lists}"
         self._open_states = MapStateDescriptor(_OPEN, "STRING", stored)
         self._open = context.get_map_state(self._open_states)
-        self._facts = _WithoutState(context.uid, context.max_parallelism)
+        self._facts = _ConditionFacts(context.uid, context.max_parallelism)
         self._function.open(context)
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
@@ -182,7 +182,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         rules = ctx.get_broadcast_state(PATTERN_RULES)
         before = rules.get(value.id)
         try:
-            taken = self._taken(value, None if before is None else tuple(before))
+            taken = self._check_rule(value, None if before is None else tuple(before))
         except PatternError as error:
             ctx.output(REFUSED_RULES, (value.id, value.version, value.rule, str(error)))
             return
@@ -194,7 +194,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             for text in [text for text in self._searches if text not in used]:
                 self._searches.pop(text).close()
 
-    def _taken(self, value: Any, before: Any) -> tuple[int, int, str | None] | None:
+    def _check_rule(self, value: Any, before: Any) -> tuple[int, int, str | None] | None:
         """Return what is stored of a rule; None if it has come before."""
         if value.id is None or value.version is None:
             raise PatternError("a rule has no id, or no version", what_to_do="give it both")
@@ -262,7 +262,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         now_ms = timers.current_watermark()
         waiting = sorted(map(tuple, self._waiting.get()), key=itemgetter(-1))
         due = [row for row in waiting if row[-1] <= now_ms]
-        runs = self._entered(ctx)
+        runs = self._enter_rules(ctx)
         before_ms = _first(run.deadline_ms for run in runs)
         reached_ms = None
         for row in due:
@@ -285,7 +285,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             if next_ms is not None and now_ms < MAX_WATERMARK_MS:
                 timers.register_event_time_timer(next_ms)
 
-    def _entered(self, ctx: BroadcastOnTimerContext) -> list[_Run]:
+    def _enter_rules(self, ctx: BroadcastOnTimerContext) -> list[_Run]:
         """Return the rules as they run over the current key; give up what no rule goes on with."""
         rules = dict(ctx.get_broadcast_state(PATTERN_RULES).items())
         runs = []
@@ -325,13 +325,13 @@ class _Search:
     #: What SQL text asks of an event.
     asked: Mapping[Leaf, Expression]
 
-    def known(self, event: Any) -> Known:
+    def classify(self, event: Any) -> Known:
         frame = Frame((event,), 0, ("A",), 1, 1, is_ended=True)
         asked = map(self.asked.get, self.automaton.leaves)
         answers = (None if one is None else one.value(frame, None) is True for one in asked)
         return self.matcher.known[tuple(answers)]
 
-    def open(self, facts: _WithoutState) -> None:
+    def open(self, facts: _ConditionFacts) -> None:
         for owner in self._owners():
             owner.open(facts)
 
@@ -373,11 +373,11 @@ class _Run:
             events = [Event((row[-1], place), gather(row[:-1])) for place, row in rows]
             flat = FlatMatches(events, _rows(stored.chains), _rows(stored.matches))
             self._state = flat.state(self._search.automaton.stages)
-        self._before = self._told()
+        self._before = self._list_matches()
         self._opened = self._state.open_count
 
     def take(self, event: Any, time_ms: int, processing_time_ms: int) -> None:
-        matcher, known = self._search.matcher, self._search.known(event)
+        matcher, known = self._search.matcher, self._search.classify(event)
         for match in matcher.process(self._state, event, time_ms, known, processing_time_ms):
             self._emit(match, time_ms)
         discarded = 0 if self._limit is None else matcher.keep_to(self._state, self._limit)
@@ -397,7 +397,7 @@ class _Run:
         more = self._state.open_count - self._opened
         if more:
             self.context.count(OPENED if more > 0 else CLOSED, abs(more))
-        if self._told() == self._before:
+        if self._list_matches() == self._before:
             return
         if self._state.is_initial:
             del self._states[self.context.name]
@@ -418,7 +418,7 @@ class _Run:
         self.context.count(MATCHES)
         self.context.give(self._function.process_match, match, time_ms)
 
-    def _told(self) -> tuple[list[Any], list[Any]]:
+    def _list_matches(self) -> tuple[list[Any], list[Any]]:
         return list(self._state.partial), list(self._state.held)
 
 
@@ -452,7 +452,7 @@ class _RuleContext:
             _operator(self._ctx).emit(rows, time_ms)
 
 
-class _WithoutState(SubtaskFacts):
+class _ConditionFacts(SubtaskFacts):
     """Given to `open` of a condition."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:

@@ -258,14 +258,14 @@ class WatermarkStrategy:
 
     @property
     def uses_own_time(self) -> bool:
-        """Whether it needs the time that the source gave a record: as the time, or to show it a function."""
+        """True if the strategy needs the source's own time of a record: as is, or for a function."""
         if self.timestamps is None:
             return True
         return callable(self.timestamps) and not _is_column(self.timestamps)
 
     @property
     def rules(self) -> AssignerRules:
-        """What the driver goes by; for the planner."""
+        """The rules by which the driver computes watermarks; for the planner."""
         return AssignerRules(self.generation, self.idleness_ms, self.alignment)
 
 
@@ -286,7 +286,7 @@ class ChannelGenerators:
             if watermark_ms is not None:
                 self._emit(channel, watermark_ms)
         except USER_ERRORS as error:
-            raise self._failed("on_event()", error) from error
+            raise self._make_failure("on_event()", error) from error
 
     def greatest(self, channel: int) -> int | None:
         return self._greatest_ms.get(channel)
@@ -299,7 +299,7 @@ class ChannelGenerators:
                 if watermark_ms is not None:
                     self._emit(channel, watermark_ms)
         except USER_ERRORS as error:
-            raise self._failed("on_periodic()", error) from error
+            raise self._make_failure("on_periodic()", error) from error
         return dict(self._greatest_ms)
 
     def _new(self, channel: int) -> WatermarkGenerator:
@@ -307,9 +307,9 @@ class ChannelGenerators:
             made: object = self._factory()
             check_methods(made, WatermarkGenerator, f"the {type(made).__name__}")
         except USER_ERRORS as error:
-            raise self._failed("the factory", error) from error
+            raise self._make_failure("the factory", error) from error
         if not isinstance(made, WatermarkGenerator):
-            raise self._failed("the factory", TypeError(f"it returned {made!r}, no WatermarkGenerator"))
+            raise self._make_failure("the factory", TypeError(f"it returned {made!r}, no WatermarkGenerator"))
         self._generators[channel], self._greatest_ms[channel] = made, None
         return made
 
@@ -319,7 +319,7 @@ class ChannelGenerators:
         if before_ms is None or watermark_ms > before_ms:
             self._greatest_ms[channel] = watermark_ms
 
-    def _failed(self, what: str, error: BaseException) -> UserFunctionError:
+    def _make_failure(self, what: str, error: BaseException) -> UserFunctionError:
         return UserFunctionError(
             f"{what} of the watermark generator of '{self._uid}' failed",
             why=f"{type(error).__name__}: {error}",

@@ -1,4 +1,4 @@
-"""What a program says about a lookup join: elements, and the rows of a table outside."""
+"""The specification of a lookup join of elements with rows of an external table."""
 
 from __future__ import annotations
 
@@ -167,16 +167,16 @@ class SqliteTable(LookupTable):
         self._file, self._width, self._is_scalar = str(file), len(key_columns), len(columns) == 1
         self._table, self._key_columns = table, tuple(key_columns)
         self._connection: sqlite3.Connection | None = None
-        wanted = ", ".join(f"t.{_quoted(column)}" for column in columns)
+        wanted = ", ".join(f"t.{_quote(column)}" for column in columns)
         places = [f"k{at}" for at in range(self._width)]
         same = " AND ".join(
-            f"t.{_quoted(column)} = {name}" for column, name in zip(key_columns, places, strict=True)
+            f"t.{_quote(column)} = {name}" for column, name in zip(key_columns, places, strict=True)
         )
         self._values = f"({', '.join('?' * (self._width + 1))})"
         # Keys are named by their number: SQLite may give a key back as another type than it was asked for.
         self._query = (
             f"WITH asked(at, {', '.join(places)}) AS (VALUES {{values}}) "
-            f"SELECT at, {wanted} FROM asked JOIN {_quoted(table)} AS t ON {same}"
+            f"SELECT at, {wanted} FROM asked JOIN {_quote(table)} AS t ON {same}"
         )
 
     def open(self) -> None:
@@ -226,7 +226,7 @@ class SqliteTable(LookupTable):
         return tuple(key)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     if not name or "\0" in name:
         raise ConfigError(
             f"{name!r} cannot be the name of a table or column in SQLite",

@@ -1,4 +1,4 @@
-"""What a program says about joins: interval, temporal, window, co-group; and their functions."""
+"""Specifications of joins (interval, temporal, window, co-group), and their functions."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ class JoinType(Choice):
 
     @property
     def keeps_left(self) -> bool:
-        """Whether a left element without a partner comes out, with None for the right one."""
+        """True if a left element without a partner is emitted, with None for the right one."""
         return self in (JoinType.LEFT, JoinType.FULL)
 
     @property
     def keeps_right(self) -> bool:
-        """Whether a right element without a partner comes out, with None for the left one."""
+        """True if a right element without a partner is emitted, with None for the left one."""
         return self in (JoinType.RIGHT, JoinType.FULL)
 
 
@@ -165,7 +165,7 @@ class Side(enum.IntEnum):
 
 
 class Bound(Choice):
-    """Whether a bound belongs to the interval that it bounds."""
+    """A bound of an interval, which contains it or not."""
 
     INCLUSIVE = "INCLUSIVE"
     EXCLUSIVE = "EXCLUSIVE"

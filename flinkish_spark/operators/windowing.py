@@ -76,7 +76,7 @@ class TriggerScope:
         for window in self.merged:
             state.merge((key, window), into)
 
-    def merged_windows(self) -> Iterator[TimeWindow]:
+    def visit_merged_windows(self) -> Iterator[TimeWindow]:
         """Make each of the merged windows the current one, and then again the one that is."""
         key, current = self._scope.key, self._scope.namespace
         try:

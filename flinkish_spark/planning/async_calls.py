@@ -21,7 +21,7 @@ from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recordin
 from flinkish_spark.planning.declare import check_can_be_sent
 from flinkish_spark.planning.logical_plan import Asking
 from flinkish_spark.planning.stream_graph import Path, SideNode, TransformNode, operator_of, uid_of
-from flinkish_spark.planning.transforms import RowTransform, TransformSettings, carried, emitted_fields
+from flinkish_spark.planning.transforms import RowTransform, TransformSettings, find_control_fields, resolve_output_fields
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.worker.async_rows import AnswerPlace, AsyncRows
 from flinkish_spark.worker.functions import RowFunction
@@ -44,7 +44,7 @@ NO_PLACE = AsyncPlace()
 
 @dataclass
 class AsyncSettings(TransformSettings):
-    """What is known of an async operator up to the start of its job; all of its outputs share it."""
+    """Settings of an async operator until its job starts, shared by all of its outputs."""
 
     #: Fields of the main output.
     main: T.StructType = field(default_factory=T.StructType)
@@ -75,7 +75,7 @@ class AsyncTransform(RowTransform):
     path_name: str = ""
     stream: Stream = Stream.OF_SOURCE
 
-    def of_side(self, name: str, output: T.StructType) -> AsyncTransform:
+    def select_side_output(self, name: str, output: T.StructType) -> AsyncTransform:
         self.settings.sides[name] = output
         return replace(self, side=name, output=output)
 
@@ -89,7 +89,7 @@ class AsyncTransform(RowTransform):
         rows = AsyncRows(
             function,
             self.output,
-            carried(given),
+            find_control_fields(given),
             self.spec,
             settings.outputs,
             settings.kept_as,
@@ -107,13 +107,13 @@ def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTr
     function: Any = spec.function
     is_batch = isinstance(function, AsyncBatchFunction)
     called = function.async_invoke_batch if is_batch else function.async_invoke
-    fields = emitted_fields(output, called, uid, is_iterable=True)
+    fields = resolve_output_fields(output, called, uid, is_iterable=True)
     check_can_be_sent(spec, "of", uid)
     settings = AsyncSettings(uid, main=fields, uid=uid)
     return AsyncTransform(RowFunction(uid, called), fields, settings, spec=spec)
 
 
-def name_of(path: Path) -> str:
+def find_input_name(path: Path) -> str:
     if not isinstance(path.base, SideNode):
         return uid_of(path)
     # A tag may be called anything, and this becomes the name of a folder.
@@ -121,7 +121,7 @@ def name_of(path: Path) -> str:
     return f"{uid_of(path)}.side-{side}"
 
 
-def async_functions(path: Path) -> Iterator[AsyncTransform]:
+def find_async_functions(path: Path) -> Iterator[AsyncTransform]:
     for step in path.steps:
         if isinstance(step, TransformNode):
             function: Any = step.function
@@ -145,11 +145,11 @@ class AsyncCalls:
         #: What is recorded, as the planner has come by it.
         self.recordings: dict[str, Recording] = {}
 
-    def on_path(self, function: Any, path: Path, stream: Stream) -> Any:
+    def place_on_path(self, function: Any, path: Path, stream: Stream) -> Any:
         """Return a function as it runs on a path; one that is not async stays as it is."""
         if not isinstance(function, AsyncTransform):
             return function
-        name, settings = name_of(path), function.settings
+        name, settings = find_input_name(path), function.settings
         asking = self._asking.get((settings.kept_as, name), _NOBODY)
         if stream is Stream.OF_MICRO_BATCH and operator_of(path.base) is None:
             # Another count of the same elements, beside which the source's own may stand.
@@ -161,13 +161,13 @@ class AsyncCalls:
             self.recordings[folder] = Recording(folder, stream, asking.readers)
         return replace(function, place=self._place, path_name=name, readers=asking.readers, stream=stream)
 
-    def between(self, path: Path) -> Path:
+    def place_between_operators(self, path: Path) -> Path:
         """Return what is between two keyed operators, as it runs there."""
 
-        def placed(step: TransformNode) -> TransformNode:
-            return replace(step, function=self.on_path(step.function, path, Stream.OF_MICRO_BATCH))
+        def place(step: TransformNode) -> TransformNode:
+            return replace(step, function=self.place_on_path(step.function, path, Stream.OF_MICRO_BATCH))
 
-        return path.changed(placed)
+        return path.replace_transforms(place)
 
 
 def _no_common_places(settings: AsyncSettings, name: str) -> GraphError:

@@ -1,4 +1,4 @@
-"""What lies between a source and a keyed operator, and between two of these."""
+"""Functions between a source and a keyed operator, and between two keyed operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flinkish_spark.bridge.plans import calls_python
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.planning.declare import KeyPart, check_same_fields, key_workers
-from flinkish_spark.planning.partitioning import ByPartitioner, Spread, is_partitioning
+from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, is_partitioning
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import (
     Input,
@@ -29,20 +29,20 @@ from flinkish_spark.planning.stream_graph import (
     operator_of,
     upstreams,
 )
-from flinkish_spark.planning.times import named_time, time_column
+from flinkish_spark.planning.times import find_time_column, time_column
 from flinkish_spark.planning.transforms import (
-    InWorkers,
+    WorkerPass,
     RecordFunction,
     RowByRow,
     Spoiler,
     Transform,
     fields_of,
     frame_function,
-    in_turn,
-    named,
+    chain_workers,
+    quote_name,
     read_functions,
     read_functions_over,
-    transformed,
+    apply_transform,
 )
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import Chained
@@ -106,15 +106,15 @@ def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
     moved, in_front = "", "functions between keyed operators run in the tasks of the one in front"
     for step in path.steps:
         function: object = step.function if isinstance(step, TransformNode) else None
-        if isinstance(function, ByPartitioner):
+        if isinstance(function, CustomPartitioning):
             moved = "partition_custom()"
         elif is_partitioning(function):
-            moved = "global_()" if function == Spread(1) else ""
+            moved = "global_()" if function == Rebalance(1) else ""
         if not isinstance(function, RecordFunction):
             continue
         name = function.settings.name
         where = f"'{name}' stands in front of the keyed operator '{uid}' and behind another one"
-        if graph.chained_of(step) is not Chained.ALWAYS:
+        if graph.find_chaining(step) is not Chained.ALWAYS:
             raise GraphError(
                 f"'{name}' stands between the keyed operator '{uid}' and another one, and is to have tasks "
                 "of its own (start_new_chain, disable_chaining)",
@@ -142,7 +142,7 @@ def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
 
 
 def is_read_plainly(uid: str, upstream: Upstream) -> bool:
-    """Whether an operator reads another one on one path, with nothing on it."""
+    """Return whether an operator reads another one on a single path without functions."""
     found = [_functions(uid, path) for path in upstream.paths]
     return len(found) == 1 and not found[0]
 
@@ -150,10 +150,10 @@ def is_read_plainly(uid: str, upstream: Upstream) -> bool:
 def worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker | None, T.StructType]:
     if len(input_.paths) == 1:
         (path,) = input_.paths
-        workers, made = in_turn(_functions(uid, path), given)
+        workers, made = chain_workers(_functions(uid, path), given)
         return (InTurn(workers), made) if workers else (None, made)
     numbered = T.StructType([*given, _ORIGIN])
-    made_on = [in_turn(_functions(uid, path), numbered) for path in input_.paths]
+    made_on = [chain_workers(_functions(uid, path), numbered) for path in input_.paths]
     first = fields_of(made_on[0][1])
     for _, made in made_on[1:]:
         check_same_fields(first, fields_of(made), f"operator '{uid}'")
@@ -162,7 +162,7 @@ def worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker
     return SideBySide(tuple(InTurn(workers) for workers, _ in made_on), columns), columns
 
 
-def shared_inputs(
+def share_inputs(
     node: KeyedNode, inputs: Sequence[Input], streams: Sequence[TaggedStream], passing: Sequence[TaggedStream]
 ) -> list[tuple[SharedRows, T.StructType, tuple[KeyPart, ...]]]:
     frame_of_all = (*streams, *passing)[0]
@@ -181,7 +181,7 @@ def shared_inputs(
             place = f"{PREFIX}way{number}_place"
             columns = tuple(f"{PREFIX}way{number}_in{at}" for at in range(len(schema)))
             marked = frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
-            frame = read.beside(marked, place, columns)
+            frame = read.append_columns(marked, place, columns)
         given = T.StructType([*beside, *schema])
         worker, made = worker_between(node.uid, rest, given)
         reader = node.uid, node.entries[input_.entry].keys
@@ -198,7 +198,7 @@ def shared_inputs(
         dealt.append(DealtRows(stream.side, columns, given, InTurn(()), stream.schema, names))
         keys.append(())
     has_expressions = any(isinstance(key, Column) for own in keys for key in own)
-    rows = _dealt(replace(frame_of_all, frame=frame), dealt, control, has_expressions)
+    rows = _deal_rows(replace(frame_of_all, frame=frame), dealt, control, has_expressions)
     return [(own, fields_of(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
 
 
@@ -226,11 +226,11 @@ def _is_of(stream: TaggedStream) -> Column:
     return is_record & (F.col(C.SIDE) == stream.side) if stream.outputs else is_record
 
 
-def _dealt(
+def _deal_rows(
     stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType, has_expressions: bool
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in inputs):
-        return _dealt_by_workers(stream.frame, tuple(map(_without_dropped, inputs)), control)
+        return _deal_in_workers(stream.frame, tuple(map(_hide_dropped_rows, inputs)), control)
     frame, columns = stream.frame, [one.columns for one in inputs]
     if has_expressions:
         # An expression of the user's names the fields of its own path, so that columns need other names.
@@ -250,7 +250,7 @@ def _dealt(
     return found
 
 
-def _dealt_by_workers(
+def _deal_in_workers(
     frame: DataFrame, inputs: tuple[DealtRows, ...], control: T.StructType
 ) -> list[SharedRows]:
     deal = DealRows(inputs, control)
@@ -261,7 +261,7 @@ def _dealt_by_workers(
     ]
 
 
-def _without_dropped(one: DealtRows) -> DealtRows:
+def _hide_dropped_rows(one: DealtRows) -> DealtRows:
     """Return an input whose worker does not see what DataFrame functions have dropped."""
     if one.place == C.SEQUENCE:
         return one
@@ -272,7 +272,7 @@ def _functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
     return functions_between(uid, [one.function for one in path.steps if isinstance(one, TransformNode)])
 
 
-def behind_frames(uid: str, upstream: Upstream, stream: TaggedStream) -> tuple[TaggedStream, Upstream]:
+def apply_frame_prefix(uid: str, upstream: Upstream, stream: TaggedStream) -> tuple[TaggedStream, Upstream]:
     """Plan an operator's output behind the last DataFrame function of its one path; return what remains."""
     # Of several paths a filter on one would drop rows of another: there both stay what they are.
     path, *others = upstream.paths
@@ -282,10 +282,10 @@ def behind_frames(uid: str, upstream: Upstream, stream: TaggedStream) -> tuple[T
         return stream, upstream
     (input_,) = upstream.inputs
     rest = replace(input_, paths=(replace(path, steps=steps[last + 1 :]),))
-    return _through(uid, steps[: last + 1], stream), Upstream((rest,))
+    return _apply_steps(uid, steps[: last + 1], stream), Upstream((rest,))
 
 
-def _through(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStream:
+def _apply_steps(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStream:
     made = TaggedStream(stream.alone(), stream.schema, stream.channels)
     functions: list[Any] = []
     for step in steps:
@@ -294,24 +294,24 @@ def _through(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStr
             functions.append(step.function)
     for is_of_records, run in groupby(functions, lambda function: isinstance(function, RecordFunction)):
         own = list(run)
-        made = _behind_workers(made, own) if is_of_records else _behind_functions(uid, made, own)
+        made = _apply_record_functions(made, own) if is_of_records else _apply_frame_functions(uid, made, own)
     return made
 
 
-def _behind_functions(uid: str, stream: TaggedStream, functions: Sequence[Transform]) -> TaggedStream:
+def _apply_frame_functions(uid: str, stream: TaggedStream, functions: Sequence[Transform]) -> TaggedStream:
     frame = stream.frame
     schema, found = read_functions(frame.sparkSession, functions, stream.schema, stream.schema.names)
     if isinstance(found, Spoiler):
         raise _not_row_by_row(uid, found)
     check_field_names(schema, "the result of a transform")
     control = [field.name for field in _control(stream)]
-    return replace(stream, frame=found.over(frame).select(*control, *found.named_fields), schema=schema)
+    return replace(stream, frame=found.apply(frame).select(*control, *found.named_fields), schema=schema)
 
 
 def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
     return GraphError(
         f"operator '{uid}' follows a transform() behind another keyed operator, and "
-        f"{named(found.function)} there does not look at each row by itself: it contains {found.what}",
+        f"{quote_name(found.function)} there does not look at each row by itself: it contains {found.what}",
         why="barriers travel between the records, and pass by only what selects, computes and filters",
         what_to_do="say it with select, withColumn, where and drop; with functions of single records: "
         "map(), flat_map(), filter(), process(); or do it in one of the two operators",
@@ -319,11 +319,11 @@ def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
     )
 
 
-def _behind_workers(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
+def _apply_record_functions(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
     control = _control(stream)
-    found = InWorkers.of(functions, stream.schema, stream.schema.names, T.StructType(control))
+    found = WorkerPass.of(functions, stream.schema, stream.schema.names, T.StructType(control))
     own = [column.alias(field.name) for column, field in found.fields]
-    frame = found.over(stream.frame).select(*(field.name for field in control), *own)
+    frame = found.apply(stream.frame).select(*(field.name for field in control), *own)
     return replace(stream, frame=frame, schema=found.schema)
 
 
@@ -335,7 +335,7 @@ def _control(stream: TaggedStream) -> list[T.StructField]:
 # Records of a source on their way to the first keyed operator, and what may happen to them there.
 
 
-class MustStandApart(Exception):
+class ControlRowError(Exception):
     """A step needs records without control rows; the source is planned anew, with these apart."""
 
 
@@ -379,13 +379,13 @@ class RecordStream:
 
 
 def transform_records(stream: RecordStream, function: Transform) -> RecordStream:
-    """Return the stream behind a function; raise MustStandApart if control rows cannot pass by it."""
+    """Return the stream behind a function; raise ControlRowError if control rows cannot pass by it."""
     given: object = function
     if isinstance(given, RecordFunction):
-        return _behind_record_function(stream, given)
+        return _apply_record_function(stream, given)
     if is_partitioning(function):
         if stream.is_marked:
-            raise MustStandApart
+            raise ControlRowError
         # What moves rows moves those that are times only, too.
         return replace(stream, frame=function(stream.frame))
     # It sees fields only, so it cannot lose times and places.
@@ -393,42 +393,42 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     fields = stream.frame.select(*[F.col(quoted(name)) for name in names])
     _, found = read_functions_over(fields, [function], names)
     if isinstance(found, Spoiler):
-        return _behind_frame_function(stream, function)
+        return _apply_frame_function(stream, function)
     check_field_names(found.schema, "the result of a transform")
     # What is dropped of records with times leaves its time.
     keeps_times = stream.is_timed and (found.drops or stream.has_kept_times)
-    frame = found.in_arrow(stream.frame, keeps_times=keeps_times)
+    frame = found.select_in_arrow(stream.frame, keeps_times=keeps_times)
     if frame is None and keeps_times:
-        frame = found.keeping_times(stream.frame)
+        frame = found.keep_times(stream.frame)
     elif frame is None and stream.is_marked:
         control = [name for name in stream.frame.columns if name.startswith(PREFIX)]
-        frame = found.over(stream.frame).select(*control, *found.named_fields)
+        frame = found.apply(stream.frame).select(*control, *found.named_fields)
     elif frame is None:
         # No record is without fields, so they stay what they are: also those that must not be null.
-        frame = found.of_records(stream.frame)
+        frame = found.select_records(stream.frame)
     made = found.schema if stream.is_marked else None
     return replace(stream, frame=frame, has_kept_times=keeps_times, fields=made)
 
 
-def _behind_record_function(stream: RecordStream, function: RecordFunction) -> RecordStream:
+def _apply_record_function(stream: RecordStream, function: RecordFunction) -> RecordStream:
     stream = stream if stream.is_timed else stream.records_only()
-    kept = function.keeping_times() if stream.is_timed else function
+    kept = function.keep_times() if stream.is_timed else function
     if not stream.is_marked:
         return replace(stream, frame=kept(stream.frame), has_kept_times=stream.is_timed)
     if kept.settings.parallelism is not None:
-        raise MustStandApart
-    worker, made = kept.worker_of(stream.frame.schema)
+        raise ControlRowError
+    worker, made = kept.make_wrapped_worker(stream.frame.schema)
     passing = PassControl(worker, made)
     frame = C.map_in_arrow(stream.frame, passing, passing.columns, kept.settings.resources)
     return replace(stream, frame=frame, has_kept_times=stream.is_timed, fields=fields_of(made))
 
 
-def _behind_frame_function(stream: RecordStream, function: Transform) -> RecordStream:
+def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordStream:
     """Return the stream behind a function that does more than look at single rows."""
     if stream.is_marked:
-        raise MustStandApart
+        raise ControlRowError
     stream = stream.records_only()
-    records = transformed(stream.frame, function)
+    records = apply_transform(stream.frame, function)
     lost = {C.TIME, C.MARK} & (set(stream.frame.columns) - set(records.columns))
     if lost:
         raise GraphError(
@@ -444,7 +444,7 @@ def _behind_frame_function(stream: RecordStream, function: Transform) -> RecordS
     return replace(stream, frame=with_position(records), origins=Origins(), has_channels=False)
 
 
-def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
+def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
     """Give each record an event time, in milliseconds: from a column, an expression or a function."""
     stream = replace(stream.records_only(), is_timed=True)
     frame, assigner = stream.frame, strategy.timestamps
@@ -454,12 +454,12 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
         if stream.is_marked:
             if calls_python(plain, time):
                 # Spark calls it for all rows, whatever condition stands around it.
-                raise MustStandApart
+                raise ControlRowError
             # An expression of the user's must not see barriers, which have no fields.
             time = F.when(F.col(C.KIND) == int(C.Kind.RECORD), time)
         stream = replace(stream, frame=plain.withColumn(C.TIME, time))
     elif assigner is None or isinstance(assigner, str):
-        take = TakeTimes(named_time(plain, assigner))
+        take = TakeTimes(find_time_column(plain, assigner))
         # A time beside the columns of a source leaves them what they are.
         timed = C.behind_records(plain, take, take.columns(plain.schema))
         stream = replace(stream, frame=timed)
@@ -529,7 +529,7 @@ def branch_rows(
         if branch.read is not None:
             fields, place = branch.read.schema, f"{PREFIX}branch{number}_place"
             names = tuple(f"{PREFIX}branch{number}_{at}" for at in range(len(fields)))
-            frame = branch.read.beside(frame.withColumn(place, F.col(C.SEQUENCE)), place, names)
+            frame = branch.read.append_columns(frame.withColumn(place, F.col(C.SEQUENCE)), place, names)
         given = nullable([*beside, *fields])
         worker, made, own = _branch_worker(stream, branch, given)
         taken = T.StructType([one for one in made if one.name not in beside.names])
@@ -547,8 +547,8 @@ def _rows_of_branches(
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in dealt):
         wanted = [name for one in dealt for name in (one.place, *one.columns)]
-        inputs = tuple(dealt if stream.is_timed else map(_without_dropped, dealt))
-        return _dealt_by_workers(frame.select(*dict.fromkeys([*beside.names, *wanted])), inputs, beside)
+        inputs = tuple(dealt if stream.is_timed else map(_hide_dropped_rows, dealt))
+        return _deal_in_workers(frame.select(*dict.fromkeys([*beside.names, *wanted])), inputs, beside)
     found = []
     for one in dealt:
         own = OwnRows(place=None if stream.is_timed else one.place)
@@ -562,7 +562,7 @@ def _branch_worker(
 ) -> tuple[InTurn, T.StructType, list[tuple[KeyPart, ...]]]:
     workers: list[Worker] = []
     for function in branch.functions:
-        (worker,), given = in_turn([function], given)
+        (worker,), given = chain_workers([function], given)
         if stream.is_timed:
             worker = KeepsTimes(worker, given)
             given = worker.columns

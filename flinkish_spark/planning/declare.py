@@ -55,7 +55,7 @@ from flinkish_spark.types.hints import (
     without_none,
 )
 from flinkish_spark.types.schemas import PREFIX, output_schema
-from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WithWindow
+from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WindowBounds
 from flinkish_spark.worker.functions import AppendColumns, One, RowFunction
 
 if TYPE_CHECKING:
@@ -144,13 +144,13 @@ def declare_operator(
     return node
 
 
-def declared_uid(
+def resolve_uid(
     graph: StreamGraph, uid: str | None, method: str, *fronts: str | StreamNode | KeyedEntry
 ) -> str:
     """Return the uid that a program says, or warn and return one that follows from its place there."""
     if uid is not None:
         return uid
-    derived = graph.derived_uid(method, fronts)
+    derived = graph.derive_uid(method, fronts)
     warnings.warn(
         f"{method.replace('_', ' ')} has no uid and is called '{derived}', by its place in the program: what "
         f'it keeps is not found again when that changes. Say it to keep it: uid="{derived}"',
@@ -228,7 +228,7 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
     return RecordCall(function, None)
 
 
-def connected_calls(
+def make_connected_calls(
     first: Any, second: Any, method: str, uid: str | None = None
 ) -> tuple[RecordCall, RecordCall]:
     kind, methods = _KINDS[method][1:]
@@ -273,7 +273,7 @@ _LISTS = (list, collections.abc.Sequence)
 _NO_HINT = inspect.Signature.empty
 
 
-def inferred_output(
+def infer_output(
     call: Callable[..., Any], what: str, *others: Callable[..., Any], is_iterable: bool
 ) -> T.StructType:
     """Return the fields of the rows that a function emits, by the hints for what it returns."""
@@ -296,9 +296,9 @@ def inferred_output(
 def aggregate_output(
     aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
 ) -> T.StructType:
-    if then is not None and not isinstance(then, WithWindow):
-        return inferred_output(then.process, what, is_iterable=True)
-    result = inferred_output(aggregate.get_result, what, is_iterable=False)
+    if then is not None and not isinstance(then, WindowBounds):
+        return infer_output(then.process, what, is_iterable=True)
+    result = infer_output(aggregate.get_result, what, is_iterable=False)
     if then is None:
         return result
     bounds = parse_ddl(WINDOW_BOUNDS)
@@ -365,7 +365,7 @@ UNFIT_KEYS = (
 _SAY_IT = 'say key="STRING", or key="user STRING, product LONG" for a tuple'
 
 
-def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
+def parse_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
     if not keys:
         raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
     functions = [key for key in keys if is_key_function(key)]
@@ -413,7 +413,7 @@ def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichF
 
 def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
     call, rich = callable_of(function, "key_by()")
-    kind = _hinted(call) if declared is None else _declared(declared)
+    kind = _infer_key_type(call) if declared is None else _parse_key_type(declared)
     check_can_be_sent(call, "of", "key_by")
     if isinstance(kind, T.StructType):
         made = KeyFunction(call, rich, kind)
@@ -449,7 +449,7 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
         )
 
 
-def _declared(declared: StateType) -> T.DataType:
+def _parse_key_type(declared: StateType) -> T.DataType:
     try:
         kind = declared_type(declared)
         if isinstance(declared, str) and (name := first_required(kind)) is not None:
@@ -462,7 +462,7 @@ def _declared(declared: StateType) -> T.DataType:
         raise SchemaError(what, why=str(error), what_to_do=_SAY_IT) from None
 
 
-def _hinted(call: Callable[[Any], Any]) -> T.DataType:
+def _infer_key_type(call: Callable[[Any], Any]) -> T.DataType:
     try:
         return _type_of(return_hint(call))
     except NoSuchType as error:
@@ -495,7 +495,7 @@ class KeyColumn:
 KeyPart = str | KeyColumn | Column
 
 
-def with_computed_keys(
+def compute_keys(
     frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
     """Return a frame with the columns that functions make keys in, and what each operator is keyed by."""
@@ -522,7 +522,7 @@ def key_workers(
 
 
 def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
-    """Return what adds the parts of an operator's key to rows of `given`; see :func:`with_computed_keys`."""
+    """Return what adds the parts of an operator's key to rows of `given`; see :func:`compute_keys`."""
     what = f"the key function of operator '{uid}'"
     function = RowFunction(uid, key.call, key.rich, origins, what, counts_as=key.counts_as)
     names = tuple(f"{PREFIX}key{at}" for at in range(len(key.parts)))

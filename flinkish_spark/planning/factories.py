@@ -72,13 +72,13 @@ class OperatorFactory(Protocol):
 
     @property
     def needs_event_time(self) -> bool:
-        """Whether it cannot work without timestamps."""
+        """True if the operator cannot work without timestamps."""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
         """Return the operator for the fields of its inputs; called at each planning."""
 
 
-class _OfKey:
+class _TtlFactory:
     """State of a key, for as long as the program says."""
 
     needs_event_time = False
@@ -108,7 +108,7 @@ class Windows:
         return window_operator(self.spec, self.computation, element_type, result)
 
     def output(self, *schemas: T.StructType) -> T.StructType:
-        return with_retraction_field(self.spec, self._result(schemas[0]))
+        return add_retraction_field(self.spec, self._result(schemas[0]))
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         tag = self.spec.late_output
@@ -119,7 +119,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Reducing(_OfKey):
+class Reducing(_TtlFactory):
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
 
@@ -132,7 +132,7 @@ class Reducing(_OfKey):
 
 
 @dataclass(frozen=True)
-class Aggregating(_OfKey):
+class Aggregating(_TtlFactory):
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
@@ -142,7 +142,7 @@ class Aggregating(_OfKey):
 
 
 @dataclass(frozen=True)
-class OverChangelog(_OfKey):
+class ChangelogFactory(_TtlFactory):
     #: The field with the kinds.
     row_kind: str
     #: How long what is known of a key lives.
@@ -162,7 +162,7 @@ class OverChangelog(_OfKey):
 
 
 @dataclass(frozen=True)
-class ChangelogAggregating(OverChangelog):
+class ChangelogAggregating(ChangelogFactory):
     aggregate: AggregateFunction | None = None
     accumulator_type: StateType = ""
 
@@ -173,7 +173,7 @@ class ChangelogAggregating(OverChangelog):
 
 
 @dataclass(frozen=True)
-class ChangelogFolding(OverChangelog):
+class ChangelogFolding(ChangelogFactory):
     columns: tuple[AggregateColumn, ...] = ()
     #: Names of the key's fields.
     keys: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ class ChangelogFolding(OverChangelog):
 
 
 @dataclass(frozen=True)
-class Normalizing(OverChangelog):
+class Normalizing(ChangelogFactory):
     """Whole changes out of upserts."""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
@@ -209,7 +209,7 @@ class Normalizing(OverChangelog):
 
 
 @dataclass(frozen=True)
-class FoldingElements(_OfKey):
+class FoldingElements(_TtlFactory):
     """A sum, a least or a greatest of a field, element by element."""
 
     aggregate: ElementAggregate
@@ -220,13 +220,13 @@ class FoldingElements(_OfKey):
         return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 
-class _OverColumns(_OfKey):
+class _ColumnFactory(_TtlFactory):
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
         return MergePartials(aggregation, self.ttl)
 
 
 @dataclass(frozen=True)
-class FoldingColumns(_OverColumns):
+class FoldingColumns(_ColumnFactory):
     """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch."""
 
     #: A fold of an element, or a table of them.
@@ -241,7 +241,7 @@ class FoldingColumns(_OverColumns):
 
 
 @dataclass(frozen=True)
-class ReducingColumns(_OverColumns):
+class ReducingColumns(_ColumnFactory):
     """A reduction by a function of the user's, once per key and micro-batch; in part before the shuffle."""
 
     reduce: ReduceFunction | Callable[[Any, Any], Any]
@@ -256,7 +256,7 @@ class ReducingColumns(_OverColumns):
 
 
 @dataclass(frozen=True)
-class AggregatingColumns(_OverColumns):
+class AggregatingColumns(_ColumnFactory):
     """An aggregate of the user's, once per key and micro-batch; in part before the shuffle."""
 
     aggregate: AggregateFunction
@@ -293,7 +293,7 @@ class FoldingWindows:
             return ()
         return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
 
-    def over_columns(
+    def make_column_fold(
         self, windows: ColumnWindows, schema: T.StructType, keys: Sequence[object]
     ) -> WindowFold:
         rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.aggregation(schema))
@@ -301,7 +301,7 @@ class FoldingWindows:
         reader = read_partials if late_output is None else read_elements
         return WindowFold(rules, self.key_places(schema, keys), reader, late_output)
 
-    def by_element(
+    def make_element_operator(
         self, schema: T.StructType, keys: Sequence[object], result: T.StructType
     ) -> WindowOperator:
         ddl = ddl_of(schema)
@@ -313,7 +313,7 @@ class FoldingWindows:
         return window_operator(self.spec, computation, ddl, ddl_of(result))
 
 
-def with_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType:
+def add_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType:
     if spec.retraction_field is None:
         return result
     return T.StructType([*result, T.StructField(spec.retraction_field, T.BooleanType())])
@@ -452,10 +452,10 @@ class Joining:
     def output(self, *schemas: T.StructType) -> T.StructType:
         if isinstance(self.join, WindowCoGroup) or self.join.function is not None:
             raise InternalError("the output of a join with a function is declared with it")
-        return joined_fields(*schemas)
+        return join_fields(*schemas)
 
 
-def joined_fields(left: T.StructType, right: T.StructType) -> T.StructType:
+def join_fields(left: T.StructType, right: T.StructType) -> T.StructType:
     """Return the left fields, then the right ones, which get another name where theirs is taken."""
     taken = {name.lower() for name in left.names}
     fields = [T.StructField(field.name, field.dataType) for field in left]

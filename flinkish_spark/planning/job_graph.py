@@ -26,7 +26,7 @@ from flinkish_spark.planning.factories import (
 )
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
 from flinkish_spark.planning.optimizer import optimize
-from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
+from flinkish_spark.planning.partitioning import CustomPartitioning, Rescale, Rebalance, is_partitioning
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import (
@@ -134,13 +134,13 @@ class _Reading:
         self._read()
 
     def operators(self) -> Iterator[JobOperator]:
-        yield from self._made(self._graph.sinks)
-        yield from self._beside_sources()
+        yield from self._make_all(self._graph.sinks)
+        yield from self._find_dead_letter_sinks()
 
     def operators_in_front_of(self, sink: SinkNode) -> Iterable[JobOperator]:
-        return self._made(front for front, *_ in self._edges[sink])
+        return self._make_all(front for front, *_ in self._edges[sink])
 
-    def _made(self, nodes: Iterable[_Node]) -> Iterable[JobOperator]:
+    def _make_all(self, nodes: Iterable[_Node]) -> Iterable[JobOperator]:
         made: dict[_Node, JobOperator] = {}
         for node in nodes:
             self._make(node, made)
@@ -199,7 +199,7 @@ class _Reading:
         }
 
     def _is_branch(self, reader: Reader) -> bool:
-        """Whether a path runs beside others behind one scan; the planner has seen what cannot."""
+        """Return whether a path runs in one pass with other paths of its scan, as the planner decided."""
         known = reader.operator.uid, reader.name
         return self._planned is None or any(known in own for own in self._planned.branches)
 
@@ -233,13 +233,13 @@ class _Reading:
                 continue
             is_evaluated = passage.deferred_from is not None and at > passage.deferred_from
             runs = at > passage.counts_from or is_evaluated
-            edge = self._between(passage, front, passage.path.steps[:at], moved, output)
+            edge = self._make_edge(passage, front, passage.path.steps[:at], moved, output)
             self._note(front, step, edge, runs)
             self._runs[step] += runs
             front, output, moved = step, "", []
-        self._note(front, passage.end, self._into_end(passage, front, moved, output), True)
+        self._note(front, passage.end, self._make_last_edge(passage, front, moved, output), True)
 
-    def _between(
+    def _make_edge(
         self,
         passage: _Passage,
         front: _Node,
@@ -268,7 +268,7 @@ class _Reading:
             why = Why.SAME_PASS if is_one_pass else Why.SAME_TASKS
         return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
-    def _into_end(
+    def _make_last_edge(
         self, passage: _Passage, front: _Node, moved: Sequence[ShipStrategy], output: str
     ) -> JobEdge:
         if passage.distribution is not None:
@@ -314,9 +314,9 @@ class _Reading:
             edges = [replace(one, why=Why.STREAMS_MEET) if one.why.is_chained else one for one in edges]
         self.ids[node] = self._id_of(node, edges)
         self._parallelism[node] = self._tasks_of(node, arriving)
-        made[node] = self._described(node, tuple(edges))
+        made[node] = self._describe(node, tuple(edges))
 
-    def _described(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
+    def _describe(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
         keys: tuple[str, ...] = ()
         uid, groups, shares, settings = "", None, "", _settings_of(node)
         match node:
@@ -377,11 +377,11 @@ class _Reading:
         if edge.ship.is_shuffle:
             before = node.parent if isinstance(node, TransformNode | TimedNode | SinkNode) else None
             moved = before.function if isinstance(before, TransformNode) else None
-            asked = moved.parallelism if isinstance(moved, Spread | ByPartitioner) else None
+            asked = moved.parallelism if isinstance(moved, Rebalance | CustomPartitioning) else None
             return asked or self._tasks
         return None if edge.ship is ShipStrategy.RESCALE else self._parallelism[front]
 
-    def _beside_sources(self) -> Iterator[JobOperator]:
+    def _find_dead_letter_sinks(self) -> Iterator[JobOperator]:
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 front = self.ids.get(source) or _digest(["uid", source.uid])
@@ -398,11 +398,11 @@ def _settings_of(step: _Node) -> TransformSettings | None:
 
 def _ship_of(step: TransformNode) -> ShipStrategy:
     match step.function:
-        case Narrow():
+        case Rescale():
             return ShipStrategy.RESCALE
-        case ByPartitioner():
+        case CustomPartitioning():
             return ShipStrategy.CUSTOM
-    return ShipStrategy.GLOBAL if step.function == Spread(1) else ShipStrategy.REBALANCE
+    return ShipStrategy.GLOBAL if step.function == Rebalance(1) else ShipStrategy.REBALANCE
 
 
 def _is_function(timestamps: object) -> bool:

@@ -36,12 +36,12 @@ from flinkish_spark.planning.factories import (
 from flinkish_spark.planning.meaning import meaning_of
 from flinkish_spark.planning.sent_columns import (
     RENAME,
-    Folded,
+    FoldPlan,
     KeyedInput,
-    Sent,
-    columns_sent,
+    SentColumns,
+    find_sent_columns,
     transport_of,
-    without_event_times,
+    no_event_times,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
@@ -113,7 +113,7 @@ class _Operator:
     parts: KeyedParts
     routing: Routing
     #: What travels of its inputs, and behind them of what passes it.
-    sent: tuple[Sent, ...]
+    sent: tuple[SentColumns, ...]
     #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
     outputs: tuple[T.StructType, ...]
     spec: KeyedOperatorSpec
@@ -128,7 +128,7 @@ class _Operator:
         shape = self.spec.shape
         return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
 
-    def with_seed(self, rows: DataFrame) -> DataFrame:
+    def add_seed(self, rows: DataFrame) -> DataFrame:
         """Send each key group its state, which the first micro-batch brings."""
         seed, routing = self.parts.seed, self.routing
         if seed is None:
@@ -150,7 +150,7 @@ class _Operator:
         )
         return rows.unionByName(named_scan(states, ScanRole.SEED, self.parts.node.uid))
 
-    def packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
+    def packer(self, number: int, given: KeyedInput, sent: SentColumns) -> BlockPacker:
         uid, counts_as, combine = self.parts.node.uid, self.parts.counts_as, None
         if sent.folded is not None and sent.folded.combiner is not None:
             own = f"{counts_as}/input {number}" if counts_as else ""
@@ -200,7 +200,7 @@ def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
     together: dict[int, list[_Share]] = {}
     for share in shares:
         together.setdefault(id(share.frame), []).append(share)
-    frames = [_packed(own, is_alone=len(operators) == 1) for own in together.values()]
+    frames = [_pack_inputs(own, is_alone=len(operators) == 1) for own in together.values()]
     apart = [share for share in shares if len(share.given.frames) == 2]
     if apart:
         # Of a control source there is one frame, whichever input has it.
@@ -208,7 +208,7 @@ def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
             (one.control_routes(), [share.number for share in apart if share.operator is one])
             for one in dict.fromkeys(share.operator for share in apart)
         ]
-        frames.append(named_scan(_spread(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
+        frames.append(named_scan(_route_control_rows(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
     return reduce(DataFrame.unionByName, frames)
 
 
@@ -222,7 +222,7 @@ class _Share:
     number: int
     operator: _Operator
     given: KeyedInput
-    sent: Sent
+    sent: SentColumns
 
     @property
     def frame(self) -> DataFrame:
@@ -249,7 +249,7 @@ class _Share:
             for name, column in zip(chosen.schema.names[1:], chosen.columns, strict=True)
         }
 
-    def with_expressions(self, frame: DataFrame) -> DataFrame:
+    def add_key_columns(self, frame: DataFrame) -> DataFrame:
         """Return the frame with the keys that Spark computes, null in rows of others."""
         chosen, shared = self.sent.chosen, self.given.shared
         if not chosen.expressions:
@@ -275,7 +275,7 @@ class _Share:
             OwnRows() if shared is None else shared.own,
         )
 
-    def dealt(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
+    def deal_blocks(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
         packer = self.operator.packer(self.number, self.given, self.sent)
         names, routes = self.names, self.record_routes
         columns = (routes.hash_name, *names.values(), *marks)
@@ -289,12 +289,12 @@ def _is_own(rows: SharedRows) -> Column:
     return found & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in rows.frame.columns else found
 
 
-def _packed(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
+def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
     """Return the blocks of inputs whose rows stand in one frame, and the control rows between them."""
     # A record may be for several, with another route to each; so its routes are among the columns.
     frame, first = shares[0].frame, shares[0].place
     for one in shares:
-        frame = one.with_expressions(frame)
+        frame = one.add_key_columns(frame)
     marks = [C.MARK] if C.MARK in frame.columns else []
     has_control = C.KIND in frame.columns
     wanted = dict.fromkeys([*(C.CONTROL if has_control else ()), *marks])
@@ -311,7 +311,7 @@ def _packed(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
         T.StructType([narrow.schema[name] for name in wanted]),
     )
     takes = [Takes.ALL] + [Takes.BARRIERS if one.place == first else Takes.NONE for one in shares[1:]]
-    deal = DealBlocks(tuple(one.dealt(marks, own) for one, own in zip(shares, takes, strict=True)))
+    deal = DealBlocks(tuple(one.deal_blocks(marks, own) for one, own in zip(shares, takes, strict=True)))
     return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
@@ -325,7 +325,7 @@ def _scan_of(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> D
     return named_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
 
 
-def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
+def _route_control_rows(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
     """Return control rows with their routes; a barrier once for each input, which its sequence says."""
     arrays = []
     for routes, numbers in targets:
@@ -356,9 +356,9 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
         found.append(_operator_of(parts, own, sum(len(one.outputs) for one in found)))
     rows = _rows_of(found)
     for one in found:
-        rows = one.with_seed(rows)
+        rows = one.add_seed(rows)
         if one.parts.markers is not None:
-            rows = rows.unionByName(one.parts.markers.routed(one.routing.of_barrier))
+            rows = rows.unionByName(one.parts.markers.route(one.routing.of_barrier))
     run = tuple(KeyedOperator(one.spec) for one in found)
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         run[0] if len(run) == 1 else SharedTasks(run),
@@ -393,16 +393,16 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
 def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Operator:
     """Return what is known of an operator; `place` is that among those that share tasks with it."""
     node, routing = parts.node, Routing(parts.bundling, place or 0)
-    sent = tuple(columns_sent(node, given) for given in parts.inputs)
+    sent = tuple(find_sent_columns(node, given) for given in parts.inputs)
     whole = [transport_of(node, given, ()) for given in parts.passing]
-    passing = tuple(Sent(one, one) for one in whole)
+    passing = tuple(SentColumns(one, one) for one in whole)
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
     # Functions know the names that were declared; in the frame no name may be there twice.
     main, *own_sides = shape.outputs
     sides = (*own_sides, *(given.schema for given in parts.passing))
-    first = nullable(main) if place is None else _renamed(main, first_output)
-    outputs = (first, *(_renamed(fields, first_output + number) for number, fields in enumerate(sides, 1)))
+    first = nullable(main) if place is None else _rename_fields(main, first_output)
+    outputs = (first, *(_rename_fields(fields, first_output + number) for number, fields in enumerate(sides, 1)))
     spec = KeyedOperatorSpec(
         uid=node.uid,
         bundling=parts.bundling,
@@ -434,7 +434,7 @@ def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Op
 def operator_and_shape(
     node: KeyedNode,
     inputs: Sequence[KeyedInput],
-    sent: Sequence[Sent],
+    sent: Sequence[SentColumns],
     sides: Sequence[SideNode],
     *,
     has_times: bool,
@@ -458,7 +458,7 @@ def operator_and_shape(
         key_types=_key_types(node, inputs, sent),
         outputs=(main, *(side.output for side in sides)),
         side_names=tuple(side.tag.name for side in sides),
-        with_times=_with_times(node, sent),
+        with_times=_emits_times(node, sent),
     )
     tags = [side.tag for side in sides]
     return _operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
@@ -472,7 +472,7 @@ def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType
     return [found[entry] for entry in sorted(found)]
 
 
-def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> tuple[T.DataType, ...]:
+def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[SentColumns]) -> tuple[T.DataType, ...]:
     keyed = [
         one for one, given in zip(sent, inputs, strict=True) if given.distribution is Distribution.BY_KEY
     ]
@@ -491,13 +491,13 @@ def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sen
     return first
 
 
-def _renamed(fields: T.StructType, number: int) -> T.StructType:
+def _rename_fields(fields: T.StructType, number: int) -> T.StructType:
     return T.StructType(
         [T.StructField(f"{C.SIDE}{number}_{at}", field.dataType) for at, field in enumerate(fields)]
     )
 
 
-def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None) -> T.StructType:
+def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: FoldPlan | None) -> T.StructType:
     if node.output is not None:
         return node.output
     if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
@@ -508,19 +508,19 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folde
     return schemas[0] if folded is None else folded.output
 
 
-def _with_times(node: KeyedNode, sent: Sequence[Sent]) -> bool:
+def _emits_times(node: KeyedNode, sent: Sequence[SentColumns]) -> bool:
     has_times, function = any(C.TIME in one.transport.schema.names for one in sent), node.function
     if not isinstance(function, VectorizedProcessFunction):
         return has_times
     if function.event_time is not None and not has_times:
-        raise without_event_times(node.uid)
+        raise no_event_times(node.uid)
     return function.event_time is not None
 
 
 def _operator(
     node: KeyedNode,
     schemas: Sequence[T.StructType],
-    folded: Folded | None,
+    folded: FoldPlan | None,
     read: Sequence[OutputTag],
     *,
     has_times: bool,
@@ -539,7 +539,7 @@ def _operator(
     if isinstance(function, Checkpointed | VectorizedProcessFunction):
         return function
     if function.needs_event_time and not has_times:
-        raise without_event_times(node.uid)
+        raise no_event_times(node.uid)
     if isinstance(function, Windows | Joining | Patterns | RowPatterns):
         for tag, schema in function.late_outputs(*schemas):
             # What is read by that name may be declared by another tag: both sides' may have one name.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from flinkish_spark.operators.recorded_answers import Readers
 from flinkish_spark.planning.beginning import NOTHING, Beginning
-from flinkish_spark.planning.partitioning import ByPartitioner
+from flinkish_spark.planning.partitioning import CustomPartitioning
 from flinkish_spark.planning.stream_graph import (
     Base,
     KeyedEntry,
@@ -108,7 +108,7 @@ class Counting:
 
     def on_path(self, path: Path, chain: Chain) -> tuple[bool, ...]:
         """Return what counts of all that a path in a chain has: paths that differ in it are planned apart."""
-        functions = [(counted_as(step), step) for step in path.steps]
+        functions = [(identify_counted(step), step) for step in path.steps]
         operators = [(node.uid, node) for node in operators_below(path.base)]
         return tuple(
             self.counts(known_as, node, chain)
@@ -118,7 +118,7 @@ class Counting:
 
     def step(self, step: TransformNode, chain: Chain, path: Path, *front: str) -> TransformNode:
         """Return a step whose function knows as what it counts, if it does; `front` tells its paths apart."""
-        function, known_as = step.function, counted_as(step)
+        function, known_as = step.function, identify_counted(step)
         if known_as is None or not self.counts(known_as, step, chain):
             return step
         number = list(self.first).index(known_as)
@@ -129,20 +129,20 @@ class Counting:
         if isinstance(function, RowTransform):
             row = replace(function.function, counts_as=counts_as)
             return TransformNode(step.parent, replace(function, function=row))
-        assert isinstance(function, LookupTransform | ByPartitioner)
+        assert isinstance(function, LookupTransform | CustomPartitioning)
         return TransformNode(step.parent, replace(function, counts_as=counts_as))
 
-    def between(self, upstream: Upstream, chain: Chain) -> Upstream:
+    def mark_upstream(self, upstream: Upstream, chain: Chain) -> Upstream:
         """Return what an operator reads of another one, with functions that know as what they count."""
         inputs = []
         for one in upstream.inputs:
             numbered = enumerate(one.paths)
-            paths = (self._counted(path, chain, str(one.entry), str(number)) for number, path in numbered)
+            paths = (self._mark_path(path, chain, str(one.entry), str(number)) for number, path in numbered)
             inputs.append(replace(one, paths=tuple(paths)))
         return Upstream(tuple(inputs))
 
-    def _counted(self, path: Path, chain: Chain, *front: str) -> Path:
-        return path.changed(lambda step: self.step(step, chain, path, *front))
+    def _mark_path(self, path: Path, chain: Chain, *front: str) -> Path:
+        return path.replace_transforms(lambda step: self.step(step, chain, path, *front))
 
     def entry(self, node: KeyedNode, at: int, chain: Chain, of: str) -> KeyedEntry:
         """Return an entry of an operator whose key functions know as what they count."""
@@ -164,7 +164,7 @@ class Counting:
         return f"{node.uid}/{chain.name}" if self.counts(node.uid, node, chain) else ""
 
 
-def counted_as(step: Step) -> object:
+def identify_counted(step: Step) -> object:
     """Return what is one function where it is counted, if it can add to accumulators; else None."""
     # Its outputs are nodes of their own, each of which runs all of it. Two connected streams have other
     # calls.
@@ -173,7 +173,7 @@ def counted_as(step: Step) -> object:
             return id(transform.settings), id(step.parent), getattr(function.call, "__name__", "")
         case LookupTransform() as transform if transform.join.function is not None:
             return id(transform.settings), id(step.parent), ""
-        case ByPartitioner() as transform if transform.rich is not None:
+        case CustomPartitioning() as transform if transform.rich is not None:
             return id(transform), id(step.parent), ""
     return None
 
@@ -206,7 +206,7 @@ class LogicalPlan:
 
     @property
     def may_share(self) -> bool:
-        """Whether several chains may read one scan: not in a log that began when each had its own."""
+        """True if chains may share a scan; a live log in which each chain has its own scan goes on so."""
         return self.recorded is None or bool(self.recorded.shared) or bool(self.recorded.together)
 
     @property

@@ -45,7 +45,7 @@ _TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
 
 
 @dataclass(frozen=True)
-class Spread:
+class Rebalance:
     """Distributes rows evenly, by a hash of their place."""
 
     #: Over how many tasks; None for as many as there are shuffle partitions.
@@ -55,11 +55,11 @@ class Spread:
         has_place = {C.CHANNEL, C.SEQUENCE} <= set(frame.columns)
         by = (C.CHANNEL, C.SEQUENCE) if has_place else (PLACE,)
         placed = frame.selectExpr(*_WITH_PLACE)
-        return _in_order(placed.repartition(_tasks(frame, self.parallelism), *by))
+        return _restore_order(placed.repartition(_tasks(frame, self.parallelism), *by))
 
 
 @dataclass(frozen=True)
-class Narrow:
+class Rescale:
     """Has fewer tasks read what several read; nothing is moved."""
 
     #: At most how many tasks; None for as many as there are shuffle partitions.
@@ -70,7 +70,7 @@ class Narrow:
 
 
 @dataclass(frozen=True)
-class ByPartitioner:
+class CustomPartitioning:
     """Sends each row to the task that a function chooses."""
 
     name: str
@@ -85,7 +85,7 @@ class ByPartitioner:
     origins: Origins = field(default_factory=Origins)
     counts_as: str = ""
 
-    def located(self, origins: Origins) -> ByPartitioner:
+    def replace_origins(self, origins: Origins) -> CustomPartitioning:
         return replace(self, origins=origins)
 
     def check_key(self, fields: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class ByPartitioner:
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
         placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
         # What is no record has no target: Spark sends a null to the first task.
-        return _in_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
+        return _restore_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class FieldAt:
         return record[self.position]
 
 
-def _in_order(frame: DataFrame) -> DataFrame:
+def _restore_order(frame: DataFrame) -> DataFrame:
     return frame.sortWithinPartitions(PLACE).drop(PLACE)
 
 
@@ -127,10 +127,10 @@ def _tasks(frame: DataFrame, parallelism: int | None) -> int:
     if parallelism is not None:
         return parallelism
     spark = frame.sparkSession
-    return chosen_partitions(spark) or fitting_partitions(spark, MAX_PARALLELISM_LIMIT)
+    return read_shuffle_partitions(spark) or fitting_partitions(spark, MAX_PARALLELISM_LIMIT)
 
 
-def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPartitioner:
+def make_custom_partitioning(partitioner: Any, key: Any, parallelism: int | None) -> CustomPartitioning:
     partition = partitioner.partition if isinstance(partitioner, Partitioner) else partitioner
     if not callable(partition) or isinstance(partition, type):
         raise GraphError(
@@ -143,14 +143,14 @@ def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPar
     name = "partition_custom" if of == "<lambda>" else f"partition_custom {of}"
     call, rich = (key, None) if isinstance(key, str) and key else callable_of(key, "partition_custom()")
     check_can_be_sent((partition, call), "of", name)
-    return ByPartitioner(name, partition, call, rich, parallelism)
+    return CustomPartitioning(name, partition, call, rich, parallelism)
 
 
-def said_parallelism(method: str, parallelism: Any) -> int | None:
-    return None if parallelism is None else checked_parallelism(method, parallelism)
+def check_optional_parallelism(method: str, parallelism: Any) -> int | None:
+    return None if parallelism is None else check_parallelism(method, parallelism)
 
 
-def checked_parallelism(method: str, parallelism: Any) -> int:
+def check_parallelism(method: str, parallelism: Any) -> int:
     is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
     if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
@@ -165,10 +165,10 @@ def checked_parallelism(method: str, parallelism: Any) -> int:
 
 
 def shuffle_partitions(spark: SparkSession) -> int:
-    return chosen_partitions(spark) or _SPARKS_OWN
+    return read_shuffle_partitions(spark) or _SPARKS_OWN
 
 
-def chosen_partitions(spark: SparkSession) -> int | None:
+def read_shuffle_partitions(spark: SparkSession) -> int | None:
     chosen = SETTINGS.get(spark, SHUFFLE_PARTITIONS)
     return None if chosen is None else int(chosen)
 
@@ -193,4 +193,4 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
 
 
 def is_partitioning(function: object) -> bool:
-    return isinstance(function, Spread | Narrow | ByPartitioner)
+    return isinstance(function, Rebalance | Rescale | CustomPartitioning)

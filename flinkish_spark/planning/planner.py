@@ -22,30 +22,30 @@ from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncPlace
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.between import (
     Branch,
-    MustStandApart,
+    ControlRowError,
     RecordStream,
-    behind_frames,
+    apply_frame_prefix,
     branch_rows,
     check_said_between,
     is_read_plainly,
-    shared_inputs,
+    share_inputs,
     transform_records,
-    with_times,
+    assign_times,
 )
-from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
+from flinkish_spark.planning.declare import check_same_fields, compute_keys
 from flinkish_spark.planning.keyed import KeyedParts, plan_operators
 from flinkish_spark.planning.logical_plan import End, LogicalPlan, Reader, SharedScan, TaskGroup
 from flinkish_spark.planning.optimizer import optimize, plan_of_stream
-from flinkish_spark.planning.partitioning import ByPartitioner, Spread, shuffle_partitions
+from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, shuffle_partitions
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sent_columns import (
     KeyedInput,
     PlannedStream,
     frames_of,
     has_expression,
-    keyed_input,
-    of_branch,
-    of_source,
+    make_keyed_input,
+    make_branch_input,
+    make_source_input,
 )
 from flinkish_spark.planning.sink_rows import (
     DeferredPass,
@@ -81,7 +81,7 @@ from flinkish_spark.planning.transforms import (
     Spoiler,
     Transform,
     frame_function,
-    transformed,
+    apply_transform,
 )
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
@@ -107,10 +107,10 @@ from flinkish_spark.types.schemas import check_field_names
 #
 # - A source's control rows stand apart from its records after all, where something moves rows, where a
 #   DataFrame function does more than look at each row, or where an expression for a time or a key calls
-#   Python (`MustStandApart`, `_read_by`).
+#   Python (`ControlRowError`, `_read_by`).
 # - A branch of a shared scan has a scan of its own, if it has such a DataFrame function (`Branch.of`).
 # - DataFrame functions of single rows run in the pass in Arrow that reads a source, or as expressions of
-#   Spark's (`RowByRow.in_arrow`); in front of a sink in one pass, or over its records alone
+#   Spark's (`RowByRow.select_in_arrow`); in front of a sink in one pass, or over its records alone
 #   (`functions_before_sink`).
 # - Keys that are expressions read a source apart from others, if it has rows that are times only
 #   (`_read_alike`).
@@ -177,8 +177,8 @@ class Planner:
         for group in self._logical.groups:
             self._plan_group(group)
         sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
-        union = self._united({part.stream for sink in sinks for part in sink.parts if part.has_async})
-        deferred = self._deferred(sinks)
+        union = self._unite_ends({part.stream for sink in sinks for part in sink.parts if part.has_async})
+        deferred = self._plan_deferred_pass(sinks)
         time = plan_times(self._logical, lambda path, chain, name: self.stream(path, chain, (name,)))
         bundlings = {uid: self._bundling(shape.max_parallelism) for uid, shape in self._operators.items()}
         return PlannedJob(
@@ -221,13 +221,13 @@ class Planner:
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 chain = Chain((source.uid,), (), (uid,))
-                moved = self._beginning.positioned(source, chain, source.uid)
+                moved = self._beginning.position_source(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._place, peers):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
-                    part, schema = self._part(self._with_barriers([letters], chain), chain)
+                    part, schema = self._part(self._add_barriers([letters], chain), chain)
                     yield PlannedSink(side.uid, side.sink, schema, (part,), len(self._reporters))
 
-    def _united(self, asked: set[int]) -> DataFrame:
+    def _unite_ends(self, asked: set[int]) -> DataFrame:
         """Return what stands at the ends of all chains; `asked` are those whose records are asked about."""
         ends, frames = list(self._ends.items()), []
         for index, (chain, stream) in enumerate(ends):
@@ -251,7 +251,7 @@ class Planner:
             found.append(first[output] if output in first else found[-1])
         return found
 
-    def _deferred(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
+    def _plan_deferred_pass(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
         """Return the last pass of the plan, if it makes the rows of all sinks."""
         (chain, first), *others = self._ends.items()
         made = None if first.by_workers is None else C.pass_of(first.by_workers)
@@ -296,7 +296,7 @@ class Planner:
             streams.append(stream)
         for other in streams[1:]:
             check_same_fields(streams[0].schema, other.schema, f"the sink '{sink}'")
-        tagged = self._with_barriers(streams, chain)
+        tagged = self._add_barriers(streams, chain)
         if end.deferred_from is None:
             return tagged
         # Each sink does the rest for itself, on the evaluated micro-batch.
@@ -305,10 +305,10 @@ class Planner:
         counted = (self._logical.counting.step(step, chain, path, *chain.inputs) for step in steps)
         counts = _stream_of(streams[0])
         return replace(
-            tagged, transforms=tuple(self._calls.on_path(one.function, path, counts) for one in counted)
+            tagged, transforms=tuple(self._calls.place_on_path(one.function, path, counts) for one in counted)
         )
 
-    def _with_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
+    def _add_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
         """Return records of sources and their control rows, as an operator's output has them."""
         by_workers = streams[0].frame
         streams = [stream.records_only() for stream in streams]
@@ -320,7 +320,7 @@ class Planner:
             tagged = TaggedStream(
                 named, first.schema, first.channels, by_workers=by_workers, source=first.source
             )
-            return self._with_markers(tagged, chain)
+            return self._add_markers(tagged, chain)
         kind = (F.lit(int(C.Kind.RECORD)).alias(C.KIND), F.lit(0).cast("long").alias(C.CHECKPOINT))
         frames = [
             named_scan(
@@ -330,9 +330,9 @@ class Planner:
         ]
         barriers = named_scan(first.barriers(), ScanRole.BARRIERS)
         frame = reduce(DataFrame.unionByName, frames).unionByName(barriers, allowMissingColumns=True)
-        return self._with_markers(TaggedStream(frame, first.schema, first.channels), chain)
+        return self._add_markers(TaggedStream(frame, first.schema, first.channels), chain)
 
-    def _with_markers(self, stream: TaggedStream, chain: Chain) -> TaggedStream:
+    def _add_markers(self, stream: TaggedStream, chain: Chain) -> TaggedStream:
         markers = self._markers(chain.inputs)
         if markers is None:
             return stream
@@ -353,7 +353,7 @@ class Planner:
         if may_be_marked and self._logical.marks_records:
             try:
                 return self._stream(path, chain, names, marked=True)
-            except MustStandApart:
+            except ControlRowError:
                 # A source whose records and control rows are taken apart would be read twice.
                 pass
         return self._stream(path, chain, names, marked=False)
@@ -375,7 +375,7 @@ class Planner:
             label = self._beginning.label_of_input(chain, *names)
         else:
             label = self._beginning.label(chain)
-        counts = self._logical.counting.on_path(path, chain)
+        counts = self._logical.counting.place_on_path(path, chain)
         known = id(path.base), steps, label, names, counts, marked
         if known not in self._planned:
             self._planned[known] = self._plan_path(path, chain, names, marked=marked)
@@ -386,27 +386,27 @@ class Planner:
             return self._plan_base(path.base, chain, names, marked=marked)
         parent = self._stream(path.upto(-1), chain, names, marked=marked)
         if is_set_apart(self._graph, path.steps):
-            parent = _behind(parent, Spread(None))
+            parent = _apply_transform(parent, Rebalance(None))
         step = path.steps[-1]
         if isinstance(step, TransformNode):
-            made = _behind(parent, self._function(step, path, chain, names, parent))
+            made = _apply_transform(parent, self._function(step, path, chain, names, parent))
             is_of_source = isinstance(made, RecordStream) and frame_function(step) is not None
             if is_of_source and C.is_made_by_workers(made.frame):
                 self._in_arrow.add(step)
             return made
         assert isinstance(parent, RecordStream), "refused where it was declared"
-        return with_times(parent, step.strategy)
+        return assign_times(parent, step.strategy)
 
     def _function(
         self, step: TransformNode, path: Path, chain: Chain, names: tuple[str, ...], parent: PlannedStream
     ) -> Any:
         self._check_resources(step)
         counted = self._logical.counting.step(step, chain, path, *names).function
-        function = self._calls.on_path(counted, path, _stream_of(parent))
+        function = self._calls.place_on_path(counted, path, _stream_of(parent))
         if isinstance(parent, RecordStream) and isinstance(
-            function, RowTransform | LookupTransform | ByPartitioner
+            function, RowTransform | LookupTransform | CustomPartitioning
         ):
-            return function.located(parent.origins)
+            return function.replace_origins(parent.origins)
         return function
 
     def _check_resources(self, step: TransformNode) -> None:
@@ -443,7 +443,7 @@ class Planner:
 
     def _plan_source(self, node: SourceNode, chain: Chain, name: str, *, marked: bool) -> RecordStream:
         origins = Origins(node.source.topics)
-        source = self._beginning.positioned(node, chain, name)
+        source = self._beginning.position_source(node, chain, name)
         if self._graph.needs_own_time(node):
             source = source.with_own_time() or source
         frame = source.load_marked(self._spark, self._place) if marked else None
@@ -464,34 +464,34 @@ class Planner:
             own = tuple(rest.pop(0) for _ in scans_of(upstream.base))
             counted = self._logical.counting.keys(node, chain, f"feed {number}")
             if isinstance(upstream.base, SourceNode):
-                given.append(self._of_source(counted, upstream, chain, own))
+                given.append(self._plan_source_input(counted, upstream, chain, own))
             else:
-                given += self._of_operator(counted, upstream, chain, own)
+                given += self._plan_operator_inputs(counted, upstream, chain, own)
         return self._operators_of([self._parts(node, chain, given)])[0]
 
-    def _of_source(
+    def _plan_source_input(
         self, node: KeyedNode, upstream: Upstream, chain: Chain, names: tuple[str, ...]
     ) -> KeyedInput:
         at = upstream.inputs[0].entry
         stream = self._read_by([node.entries[at]], upstream.paths[0], chain, names)
-        return keyed_input(node, at, stream, self._reporters)
+        return make_keyed_input(node, at, stream, self._reporters)
 
-    def _of_operator(
+    def _plan_operator_inputs(
         self, node: KeyedNode, upstream: Upstream, chain: Chain, names: tuple[str, ...]
     ) -> list[KeyedInput]:
-        upstream = Upstream(self._between(upstream, chain))
+        upstream = Upstream(self._prepare_inputs(upstream, chain))
         streams = []
         for one in upstream.inputs:
             stream = self.stream(Path(one.base), chain, names)
             assert isinstance(stream, TaggedStream)
             streams.append(stream)
-        streams[0], upstream = behind_frames(node.uid, upstream, streams[0])
+        streams[0], upstream = apply_frame_prefix(node.uid, upstream, streams[0])
         if is_read_plainly(node.uid, upstream):
-            return [keyed_input(node, upstream.inputs[0].entry, streams[0], self._reporters)]
-        return self._shared_inputs(node, upstream.inputs, streams)
+            return [make_keyed_input(node, upstream.inputs[0].entry, streams[0], self._reporters)]
+        return self._plan_shared_inputs(node, upstream.inputs, streams)
 
-    def _between(self, upstream: Upstream, chain: Chain) -> tuple[Input, ...]:
-        counted = self._logical.counting.between(upstream, chain)
+    def _prepare_inputs(self, upstream: Upstream, chain: Chain) -> tuple[Input, ...]:
+        counted = self._logical.counting.mark_upstream(upstream, chain)
         return tuple(replace(one, paths=tuple(map(self._calls.between, one.paths))) for one in counted.inputs)
 
     def _operators_of(self, operators: Sequence[KeyedParts]) -> list[TaggedStream]:
@@ -521,7 +521,7 @@ class Planner:
     def _bundling(self, max_parallelism: int) -> Bundling:
         return Bundling(max_parallelism, self._partitions, self._bundles_per_partition)
 
-    def _shared_inputs(
+    def _plan_shared_inputs(
         self,
         node: KeyedNode,
         inputs: Sequence[Input],
@@ -534,7 +534,7 @@ class Planner:
         entries = [(one.entry, node.entries[one.entry].distribution) for one in inputs]
         entries += [(len(node.entries), Distribution.PASSING)] * len(passing)
         found = []
-        shared = shared_inputs(node, inputs, streams, passing)
+        shared = share_inputs(node, inputs, streams, passing)
         origins = (*streams, *passing)
         for stream, (entry, distribution), (rows, schema, keys) in zip(origins, entries, shared, strict=True):
             view = rows.frame.select(*C.CONTROL, *stream.times, *rows.named)
@@ -551,13 +551,13 @@ class Planner:
             for number, upstream in enumerate(upstreams(one)):
                 if isinstance(upstream.base, SourceNode):
                     counted = self._logical.counting.keys(one, chain, f"feed {number}")
-                    given.append(self._of_source(counted, upstream, chain, (known.names[number],)))
+                    given.append(self._plan_source_input(counted, upstream, chain, (known.names[number],)))
                 else:
-                    inputs += self._between(upstream, chain)
+                    inputs += self._prepare_inputs(upstream, chain)
             counted = self._logical.counting.keys(one, chain, "line")
             streams = [line[id(input_.base)] for input_ in inputs]
             passing = {id(base): line[id(base)] for base in known.passing}
-            shared = self._shared_inputs(counted, inputs, streams, tuple(passing.values()))
+            shared = self._plan_shared_inputs(counted, inputs, streams, tuple(passing.values()))
             own = [*given, *shared[: len(inputs)]]
             (planned,) = self._operators_of([self._parts(one, chain, own, shared[len(inputs) :])])
             made = {id(one): planned.schema}
@@ -603,7 +603,7 @@ class Planner:
         made = branch_rows(stream, [branch for _, branch in branches])
         for (readers, _), (rows, schema, keys) in zip(branches, made, strict=True):
             for reader, own in zip(readers, keys, strict=True):
-                given = of_branch(stream, rows, own, self._reporters, reader.name)
+                given = make_branch_input(stream, rows, own, self._reporters, reader.name)
                 yield reader, replace(given, schema=schema)
 
     def _branch(self, stream: RecordStream, readers: Sequence[Reader], common: int) -> Branch | Spoiler:
@@ -633,10 +633,10 @@ class Planner:
             together = [(kind, [one for own, one in known if own is kind]) for kind in (False, True)]
         for by_expression, own in together:
             frames = frames_of(stream, by_expression=by_expression)
-            with_keys, found = with_computed_keys(frames[0], self._keys(own), stream.origins)
+            with_keys, found = compute_keys(frames[0], self._keys(own), stream.origins)
             for reader, keys in zip(own, found, strict=True):
                 frames_with_keys = (with_keys, *frames[1:])
-                yield reader, of_source(stream, frames_with_keys, keys, self._reporters, reader.name)
+                yield reader, make_source_input(stream, frames_with_keys, keys, self._reporters, reader.name)
 
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
@@ -648,11 +648,11 @@ def _records_of(stream: PlannedStream) -> DataFrame:
         return stream.records_only().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
     frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
-        frame = transformed(frame, function)
+        frame = apply_transform(frame, function)
     return frame
 
 
-def _behind(stream: PlannedStream, function: Transform) -> PlannedStream:
+def _apply_transform(stream: PlannedStream, function: Transform) -> PlannedStream:
     if isinstance(stream, TaggedStream):
         return replace(stream, transforms=(*stream.transforms, function))
     return transform_records(stream, function)

@@ -28,13 +28,13 @@ from flinkish_spark.planning.declare import (
     check_late_output,
     no_such_key,
     refuse_unfit_key,
-    with_computed_keys,
+    compute_keys,
 )
 from flinkish_spark.planning.factories import (
     ColumnFolding,
     FoldingWindows,
     fields_of,
-    with_retraction_field,
+    add_retraction_field,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
@@ -77,13 +77,13 @@ class KeyedInput:
 PlannedStream = RecordStream | TaggedStream
 
 
-def keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
+def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
     """Return the input of an operator's entry where one path leads into it, with nothing on it."""
     entry = node.entries[at]
     if isinstance(stream, RecordStream):
         frames = frames_of(stream, by_expression=has_expression(entry))
-        first, (keys,) = with_computed_keys(frames[0], [(node.uid, entry.keys)], stream.origins)
-        made = of_source(stream, (first, *frames[1:]), keys, reporters, stream.source)
+        first, (keys,) = compute_keys(frames[0], [(node.uid, entry.keys)], stream.origins)
+        made = make_source_input(stream, (first, *frames[1:]), keys, reporters, stream.source)
     else:
         functions_between(node.uid, stream.transforms)
         for key in entry.keys:
@@ -93,7 +93,7 @@ def keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters: Sequ
                     why="behind an operator Spark would call it for barriers, which have no fields",
                     what_to_do="give key_by() the function itself, and key=; or compute a column in front",
                 )
-        frame, (keys,) = with_computed_keys(stream.alone(), [(node.uid, entry.keys)], Origins())
+        frame, (keys,) = compute_keys(stream.alone(), [(node.uid, entry.keys)], Origins())
         made = KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     return replace(made, entry=at, distribution=entry.distribution)
 
@@ -109,7 +109,7 @@ def has_expression(entry: KeyedEntry) -> bool:
     return any(isinstance(key, Column) for key in entry.keys)
 
 
-def of_source(
+def make_source_input(
     stream: RecordStream,
     frames: tuple[DataFrame, ...],
     keys: tuple[KeyPart, ...],
@@ -129,7 +129,7 @@ def of_source(
     )
 
 
-def of_branch(
+def make_branch_input(
     stream: RecordStream,
     rows: SharedRows,
     keys: tuple[KeyPart, ...],
@@ -138,7 +138,7 @@ def of_branch(
 ) -> KeyedInput:
     beside = [name for name in (C.CHANNEL, C.SEQUENCE, C.TIME) if name in rows.frame.columns]
     view = rows.frame.select(*beside, *rows.named)
-    made = of_source(stream, (view, stream.barriers()), keys, reporters, name)
+    made = make_source_input(stream, (view, stream.barriers()), keys, reporters, name)
     return replace(made, shared=rows)
 
 
@@ -157,7 +157,7 @@ class Transport:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldPlan:
     """An operator of folds, which is made when the fields of its input are known."""
 
     operator: MergePartials | WindowFold | WindowOperator
@@ -170,15 +170,15 @@ class Folded:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What goes to the worker of one input: which columns are chosen, and what travels in the end."""
+class SentColumns:
+    """Columns of one input that go to the worker: the chosen ones, and those after partial aggregation."""
 
     chosen: Transport
     transport: Transport
-    folded: Folded | None = None
+    folded: FoldPlan | None = None
 
 
-def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
+def find_sent_columns(node: KeyedNode, given: KeyedInput) -> SentColumns:
     # Spark's names ignore case.
     known = {name.lower() for name in given.schema.names}
     for key in given.keys:
@@ -193,62 +193,62 @@ def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
             what_to_do=f"correct it; the records have {', '.join(given.schema.names)}",
             uid=node.uid,
         ) from None
-    return sent_by(node, given, transport)
+    return choose_sent_columns(node, given, transport)
 
 
-def sent_by(node: KeyedNode, given: KeyedInput, transport: Transport) -> Sent:
+def choose_sent_columns(node: KeyedNode, given: KeyedInput, transport: Transport) -> SentColumns:
     """Return what travels of an input whose whole records would travel by a transport; needs no Spark."""
     if isinstance(node.function, ColumnFolding):
         return _folding(node.function, node.output, given, transport)
     if isinstance(node.function, FoldingWindows):
         return folding_windows(node.function, node.uid, given.schema, given.keys, transport)
-    return Sent(transport, transport)
+    return SentColumns(transport, transport)
 
 
 def _folding(
     function: ColumnFolding, declared: T.StructType | None, given: KeyedInput, transport: Transport
-) -> Sent:
+) -> SentColumns:
     names = tuple(key for key in given.keys if isinstance(key, str))
     aggregation = function.aggregation(given.schema, names)
     partials = fields_of(aggregation)
     output = partials if declared is None else declared
-    kept = _kept(transport)
+    kept = _find_copied_columns(transport)
     fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
     combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
     operator = function.operator(aggregation, output)
-    folded = Folded(operator, tuple(partials.names), output, combiner)
-    return _combined(transport, kept, tuple(partials), folded)
+    folded = FoldPlan(operator, tuple(partials.names), output, combiner)
+    return _send_partials(transport, kept, tuple(partials), folded)
 
 
 def folding_windows(
     function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
-) -> Sent:
+) -> SentColumns:
     """Return what travels into folds of windows: parts of them, or the rows."""
     # Rows travel where late ones go elsewhere, and where windows are computed element by element.
     if function.needs_event_time and C.TIME not in transport.schema.names:
-        raise without_event_times(uid)
+        raise no_event_times(uid)
     folds = tuple(fields_of(function.aggregation(schema)))
     own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
     result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
-    output = with_retraction_field(function.spec, result)
+    output = add_retraction_field(function.spec, result)
     check_field_names(output, f"the output of '{uid}'", RENAME)
     if function.spec.late_output is not None:
         check_late_output(function.spec.late_output, schema, uid, types_may_differ=False)
     windows = column_windows_or_why_not(function.spec)
     if isinstance(windows, NotOverColumns):
-        by_element = function.by_element(schema, keys, result)
-        return Sent(transport, transport, Folded(by_element, tuple(schema.names), output))
-    operator = function.over_columns(windows, schema, keys)
+        by_element = function.make_element_operator(schema, keys, result)
+        return SentColumns(transport, transport, FoldPlan(by_element, tuple(schema.names), output))
+    operator = function.make_column_fold(windows, schema, keys)
     if function.spec.late_output is not None:
-        return Sent(transport, transport, Folded(operator, tuple(schema.names), output))
+        return SentColumns(transport, transport, FoldPlan(operator, tuple(schema.names), output))
     extra = tuple(T.StructField(name, T.LongType()) for name in (ELEMENTS, LAST_MS))
-    kept, fields = _kept(transport), tuple(zip(transport.field_names, schema.names, strict=True))
+    kept, fields = _find_copied_columns(transport), tuple(zip(transport.field_names, schema.names, strict=True))
     combiner = WindowCombiner(operator.rules, _names(kept), transport.key_names, fields)
     names = tuple(field.name for field in (*folds, *extra))
-    return _combined(transport, kept, (*folds, *extra), Folded(operator, names, output, combiner))
+    return _send_partials(transport, kept, (*folds, *extra), FoldPlan(operator, names, output, combiner))
 
 
-def without_event_times(uid: str) -> GraphError:
+def no_event_times(uid: str) -> GraphError:
     return GraphError(
         f"operator '{uid}' goes by event time, and its stream has no timestamps",
         why="each stream that it reads needs them",
@@ -258,7 +258,7 @@ def without_event_times(uid: str) -> GraphError:
     )
 
 
-def _kept(transport: Transport) -> list[T.StructField]:
+def _find_copied_columns(transport: Transport) -> list[T.StructField]:
     control = [f for f in transport.schema if f.name.startswith(PREFIX)]
     own = {f.name: f for f in transport.schema}
     return [*control, *(own[name] for name in dict.fromkeys(transport.key_names))]
@@ -268,16 +268,16 @@ def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
     return (C.ROUTE, *(field.name for field in kept))
 
 
-def _combined(
-    transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: Folded
-) -> Sent:
+def _send_partials(
+    transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: FoldPlan
+) -> SentColumns:
     columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
     travels = replace(
         transport,
         schema=T.StructType([*kept, *columns]),
         field_names=tuple(field.name for field in columns),
     )
-    return Sent(transport, travels, folded)
+    return SentColumns(transport, travels, folded)
 
 
 def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
@@ -296,7 +296,7 @@ def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) ->
             continue
         column = key.name if isinstance(key, KeyColumn) else f"{PREFIX}expression{index}"
         if isinstance(key, Column):
-            expressions.append((column, _of_records(key, given)))
+            expressions.append((column, _guard_expression(key, given)))
         key_names.append(f"k{index}")
         columns.append(column)
         fields.append(T.StructField(f"k{index}", field.dataType))
@@ -310,7 +310,7 @@ def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) ->
     )
 
 
-def _of_records(key: Column, given: KeyedInput) -> Column:
+def _guard_expression(key: Column, given: KeyedInput) -> Column:
     """Return an expression that is null in control rows: they have no fields, so it could raise an error."""
     if len(given.frames) == 2 or given.shared is not None:
         # Without control rows; or looked at in the rows of its own path only.

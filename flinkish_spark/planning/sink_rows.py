@@ -22,13 +22,13 @@ from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode
 from flinkish_spark.planning.transforms import (
-    InWorkers,
+    WorkerPass,
     ReadRows,
     RecordFunction,
     RowByRow,
     Transform,
     read_functions,
-    transformed,
+    apply_transform,
 )
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
@@ -72,7 +72,7 @@ def functions_before_sink(
         step: ReadRows | None = None
         if kind is _Kind.OF_RECORDS:
             own = [one for one in given if isinstance(one, RecordFunction)]
-            step = InWorkers.of(own, made, columns, control)
+            step = WorkerPass.of(own, made, columns, control)
             made = step.schema
         elif kind is _Kind.OF_FRAMES:
             made, read = read_functions(spark, run, made, columns)
@@ -85,7 +85,7 @@ def functions_before_sink(
                 return made, None
             frame = spark.createDataFrame([], schema)
             for function in functions:
-                frame = transformed(frame, function)
+                frame = apply_transform(frame, function)
             return frame.schema, None
         columns = step.outputs
         steps.append(step)
@@ -140,7 +140,7 @@ class SinkPart:
 
     @cached_property
     def is_own(self) -> Column:
-        """Whether a row of the union belongs to it; barriers are for the readers of every output."""
+        """True for rows of the union that this part takes; it takes barriers of every output."""
         is_own = F.col(C.STREAM) == self.stream
         if self.side is None:
             return is_own
@@ -161,10 +161,10 @@ class SinkPart:
         return Selection([*control, *last.named_fields])
 
     @property
-    def functions(self) -> InWorkers | None:
+    def functions(self) -> WorkerPass | None:
         """The transforms, if all of them are functions of single records."""
         steps = () if self.one_pass is None or self.has_async else self.one_pass
-        return steps[0] if len(steps) == 1 and isinstance(steps[0], InWorkers) else None
+        return steps[0] if len(steps) == 1 and isinstance(steps[0], WorkerPass) else None
 
     @property
     def has_async(self) -> bool:
@@ -201,7 +201,7 @@ class PlannedSink:
         for number, part in enumerate(self.parts):
             # Barriers of unions come from the control source or from operators, which have fixed channels.
             assert not isinstance(part.channels, Announced)
-            found |= {_moved(channel, number) for channel in part.channels}
+            found |= {_shift_channel(channel, number) for channel in part.channels}
         return frozenset(found)
 
     @property
@@ -215,7 +215,7 @@ class PlannedSink:
         return tuple((part.stream, part.side) for part in self.parts)
 
 
-def _moved(channel: int, number: int) -> int:
+def _shift_channel(channel: int, number: int) -> int:
     return channel + (number << _PART_BITS)
 
 
@@ -239,7 +239,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
         moved = rows.withColumns(
             {
                 C.KIND: F.when(is_report, kind + by).otherwise(kind).cast("int"),
-                C.CHANNEL: F.when(is_barrier, channel + _moved(0, number)).otherwise(channel),
+                C.CHANNEL: F.when(is_barrier, channel + _shift_channel(0, number)).otherwise(channel),
             }
         )
         frames.append(moved)
@@ -279,7 +279,7 @@ class JoinedRows:
 UnionColumn = str | Column
 
 
-def over_the_union(
+def translate_to_union(
     spark: SparkSession, planned: PlannedSink, columns: Mapping[str, Column]
 ) -> Mapping[str, UnionColumn] | None:
     """Return columns over a sink's fields as such over the union of all streams; None if impossible."""
@@ -301,11 +301,11 @@ def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: in
     rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
     if not part.is_apart:
         for step in part.one_pass or ():
-            rows = step.over(rows)
+            rows = step.apply(rows)
         return part.with_control.of(rows)
     records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
     for function in part.transforms:
-        records = transformed(records, function)
+        records = apply_transform(records, function)
     records = records.drop(*_PLACE)
     if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
         raise SchemaError(
@@ -419,7 +419,7 @@ class DeferredPass:
     worker: Worker
     sinks: Mapping[str, SinkWorkers]
 
-    def over(self, frame: DataFrame) -> WorkersRows:
+    def make_rows(self, frame: DataFrame) -> WorkersRows:
         return WorkersRows(frame, self.worker, self.sinks)
 
 
@@ -449,13 +449,13 @@ class UnionRows:
     def release(self) -> None:
         self.frame.unpersist()
 
-    def of_sink(self, sink: PlannedSink) -> DataFrame:
+    def select_sink(self, sink: PlannedSink) -> DataFrame:
         return select_sink_rows(self.frame, sink, self.streams)
 
     def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedRows | None:
         return JoinedRows(sinks) if len(sinks) > 1 else None
 
-    def of_sinks(self, joined: JoinedRows) -> DataFrame:
+    def select_joined(self, joined: JoinedRows) -> DataFrame:
         return joined.of(self.frame)
 
 
@@ -469,19 +469,19 @@ class WorkersRows:
 
     def run(self) -> None:
         """Evaluate the micro-batch for no sink."""
-        _run(self._packed())
+        _run(self._pack_rows())
 
     def keep(self) -> WorkersRows:
         """Evaluate the micro-batch once, for several passes."""
-        return replace(self, frame=self._packed().persist(), worker=UnpackBatches())
+        return replace(self, frame=self._pack_rows().persist(), worker=UnpackBatches())
 
-    def _packed(self) -> DataFrame:
+    def _pack_rows(self) -> DataFrame:
         return C.map_in_arrow(self.frame, C.InTurn((self.worker, PackBatches())), PACKED)
 
     def release(self) -> None:
         self.frame.unpersist()
 
-    def of_sink(self, sink: PlannedSink) -> DataFrame:
+    def select_sink(self, sink: PlannedSink) -> DataFrame:
         own = self.sinks[sink.uid]
         return C.map_in_arrow(self.frame, C.InTurn((self.worker, *own.workers)), own.columns)
 
@@ -496,7 +496,7 @@ class WorkersRows:
                 able[sink.uid] = named
         return JoinedByWorkers(able) if len(able) > 1 else None
 
-    def of_sinks(self, joined: JoinedByWorkers) -> DataFrame:
+    def select_joined(self, joined: JoinedByWorkers) -> DataFrame:
         """Return rows that say by their places whose they are; only another worker can read them."""
         each = EachSink(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
         # No batch has the columns of all sinks, and none leaves the pass.
@@ -509,7 +509,7 @@ def _run(frame: DataFrame) -> None:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What the supervisor starts: one DataFrame and who takes which rows of it."""
+    """A planned job, for the supervisor: one DataFrame, and the sinks with their parts of its rows."""
 
     frame: DataFrame
     sinks: tuple[PlannedSink, ...]

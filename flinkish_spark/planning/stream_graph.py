@@ -111,7 +111,7 @@ class Path:
         """Return the path through its first steps; None for all."""
         return Path(self.base, self.steps[:steps])
 
-    def changed(self, change: Callable[[TransformNode], TransformNode]) -> Path:
+    def replace_transforms(self, change: Callable[[TransformNode], TransformNode]) -> Path:
         """Return the path with other transforms."""
         steps = (change(step) if isinstance(step, TransformNode) else step for step in self.steps)
         return Path(self.base, tuple(steps))
@@ -133,7 +133,7 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Upstream:
-    """What an operator reads of one other operator, or on one path from a source."""
+    """All inputs of an operator from one other operator, or its input on one path from a source."""
 
     # A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
     # paths stands there once, and its rows are dealt to all inputs that want them.
@@ -182,7 +182,7 @@ class StreamGraph:
     #: Names of the chains that a job has begun with; None where these follow from the graph.
     begun_chains: frozenset[str] | None = None
 
-    def chained_of(self, node: object) -> Chained:
+    def find_chaining(self, node: object) -> Chained:
         settings = getattr(node.function, "settings", None) if isinstance(node, TransformNode) else None
         return self.chained.get(id(settings), Chained.ALWAYS)
 
@@ -201,11 +201,11 @@ class StreamGraph:
         return uid
 
     def async_uid(self, uid: str | None, parent: StreamNode) -> str:
-        given = self.derived_uid("async", [parent]) if uid is None else uid
+        given = self.derive_uid("async", [parent]) if uid is None else uid
         self.async_uids.append(self.check_uid(given))
         return given
 
-    def derived_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
+    def derive_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
         """Return a free uid that follows from the place in the program: the method, and what it reads."""
         place = [method, [front if isinstance(front, str) else _place(front) for front in fronts]]
         number = 0
@@ -234,7 +234,7 @@ class StreamGraph:
         return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
 
     def is_read(self, node: KeyedNode) -> bool:
-        """Whether a sink or another operator reads an operator: so it may be part of a job that runs."""
+        """Return whether a sink or another operator reads an operator, which may then run in a job."""
         parents = [*(sink.parent for sink in self.sinks)]
         parents += (entry.parent for one in self.operators for entry in one.entries)
         return any(operator_of(path.base) is node for parent in parents for path in paths_to(parent))
@@ -271,8 +271,12 @@ class StreamGraph:
             )
 
 
+#: Derived uids are stored: they keep the names that these classes had when the first ones were made.
+_NAMES_IN_UIDS = {"Rebalance": "Spread", "Rescale": "Narrow", "CustomPartitioning": "ByPartitioner"}
+
+
 def _place(node: StreamNode | KeyedEntry) -> list[Any]:
-    """Return where in the program a stream is, back to what has a uid: the same in every process."""
+    """Return a stream's place in the program, back to nodes with a uid: the same in every process."""
     match node:
         case KeyedEntry():
             keys = [key if isinstance(key, str) else type(key).__name__ for key in node.keys]
@@ -284,7 +288,8 @@ def _place(node: StreamNode | KeyedEntry) -> list[Any]:
         case TimedNode():
             return ["timestamps", _place(node.parent)]
         case TransformNode():
-            return [type(node.function).__name__, _place(node.parent)]
+            name = type(node.function).__name__
+            return [_NAMES_IN_UIDS.get(name, name), _place(node.parent)]
     return ["uid", node.uid]
 
 

@@ -45,7 +45,7 @@ def time_column(records: DataFrame, timestamps: Column) -> Column:
     return F.when(time.isNull(), F.raise_error(F.lit(NULL_TIME)).cast("long")).otherwise(time)
 
 
-def named_time(records: DataFrame, name: str | None) -> str:
+def find_time_column(records: DataFrame, name: str | None) -> str:
     """Return the column with the records' event times; None asks for that which the source gives them."""
     if name is None:
         if C.TIME in records.columns:
@@ -174,7 +174,7 @@ class SourceMarkers:
     #: Their numbers among those who report to the driver; at least one.
     sources: tuple[int, ...]
 
-    def routed(self, routes: Sequence[int]) -> DataFrame:
+    def route(self, routes: Sequence[int]) -> DataFrame:
         subtask = F.col("id") % len(routes)
         route = F.get(_array(routes), subtask.cast("int"))
         no_block = F.lit("").cast("binary").alias(C.BLOCK)

@@ -25,12 +25,12 @@ from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.planning.declare import (
     RecordCall,
     check_can_be_sent,
-    connected_calls,
-    inferred_output,
+    make_connected_calls,
+    infer_output,
     record_call,
 )
-from flinkish_spark.planning.factories import joined_fields
-from flinkish_spark.planning.partitioning import Spread, is_partitioning
+from flinkish_spark.planning.factories import join_fields
+from flinkish_spark.planning.partitioning import Rebalance, is_partitioning
 from flinkish_spark.planning.stream_graph import Input, Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
@@ -47,7 +47,7 @@ from flinkish_spark.worker.time import KeepsTimes
 
 @dataclass
 class TransformSettings:
-    """What a user says of a function behind the call that made it; up to the start of the job."""
+    """Settings of a function that the user may change until the job starts."""
 
     name: str
     #: In how many tasks it runs; None for those in which its records are.
@@ -72,26 +72,26 @@ class RecordFunction:
     #: of records that the function drops go on.
     wraps: type[KeepsTimes] | None
 
-    def keeping_times(self) -> Self:
+    def keep_times(self) -> Self:
         changed: Any = self
         made: Self = replace(changed, wraps=KeepsTimes)
         return made
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         tasks = self.settings.parallelism
-        spread = frame if tasks is None else Spread(tasks)(frame)
-        return map_in_arrow(spread, *self.worker_of(frame.schema), self.settings.resources)
+        spread = frame if tasks is None else Rebalance(tasks)(frame)
+        return map_in_arrow(spread, *self.make_wrapped_worker(frame.schema), self.settings.resources)
 
-    def worker_of(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+    def make_wrapped_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         """Return what makes records of those with the columns `given`, and the columns that come out."""
-        worker, columns = self.in_worker(given)
+        worker, columns = self.make_worker(given)
         if self.wraps is None:
             return worker, columns
         wrapped = self.wraps(worker, columns)
         return wrapped, wrapped.columns
 
-    def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
-        """As :meth:`worker_of`, without what is put around the worker."""
+    def make_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+        """As :meth:`make_wrapped_worker`, without what is put around the worker."""
         raise NotImplementedError
 
 
@@ -103,10 +103,10 @@ class RowTransform(RecordFunction):
     settings: TransformSettings
     wraps: type[KeepsTimes] | None = None
 
-    def located(self, origins: Origins) -> RowTransform:
+    def replace_origins(self, origins: Origins) -> RowTransform:
         return replace(self, function=replace(self.function, origins=origins))
 
-    def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+    def make_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         settings = self.settings
         function = replace(
             self.function,
@@ -119,7 +119,7 @@ class RowTransform(RecordFunction):
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         if self.output is None:
             return FilterRows(function), given
-        expand = ExpandRows(function, self.output, carried(given))
+        expand = ExpandRows(function, self.output, find_control_fields(given))
         return expand, expand.columns
 
 
@@ -128,45 +128,45 @@ class ProcessTransform(RowTransform):
     #: Name of the side output; None for the main output.
     side: str | None = None
 
-    def of_side(self, name: str, output: T.StructType) -> ProcessTransform:
+    def select_side_output(self, name: str, output: T.StructType) -> ProcessTransform:
         return replace(self, side=name, output=output)
 
     def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         assert self.output is not None
-        rows = ProcessRows(function, self.output, carried(given), self.side)
+        rows = ProcessRows(function, self.output, find_control_fields(given), self.side)
         return rows, rows.columns
 
 
-def carried(given: T.StructType) -> tuple[T.StructField, ...]:
+def find_control_fields(given: T.StructType) -> tuple[T.StructField, ...]:
     return tuple(field for field in given if field.name.startswith(PREFIX))
 
 
 def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     made, name = record_call(function, "map"), name or _name_of(function, "map")
-    fields = emitted_fields(output, made.call, name, is_iterable=False)
-    return _of_call("map", made, fields, TransformSettings(name))
+    fields = resolve_output_fields(output, made.call, name, is_iterable=False)
+    return _make_transform("map", made, fields, TransformSettings(name))
 
 
 def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
     made, name = record_call(function, "flat_map"), name or _name_of(function, "flat_map")
-    fields = emitted_fields(output, made.call, name, is_iterable=True)
-    return _of_call("flat_map", made, fields, TransformSettings(name))
+    fields = resolve_output_fields(output, made.call, name, is_iterable=True)
+    return _make_transform("flat_map", made, fields, TransformSettings(name))
 
 
 def filter_rows(function: Any, name: str | None) -> RowTransform:
     made, name = record_call(function, "filter"), name or _name_of(function, "filter")
-    return _of_call("filter", made, None, TransformSettings(name))
+    return _make_transform("filter", made, None, TransformSettings(name))
 
 
-def connected_rows(
+def make_connected_transforms(
     method: str, first: Any, second: Any, output: OutputType | None, name: str | None
 ) -> tuple[RowTransform, RowTransform]:
-    calls = connected_calls(first, second, method)
+    calls = make_connected_calls(first, second, method)
     names = dict.fromkeys(_name_of(one, method) for one in (first, second) if one is not None)
     name = name or ", ".join(names)
     settings, many = ConnectedSettings(name), method == "flat_map"
     left, right = (
-        _of_call(method, one, emitted_fields(output, one.call, name, other.call, is_iterable=many), settings)
+        _make_transform(method, one, resolve_output_fields(output, one.call, name, other.call, is_iterable=many), settings)
         for one, other in (calls, calls[::-1])
     )
     return left, right
@@ -183,7 +183,7 @@ def process_rows(function: Any, output: OutputType | None, name: str | None) -> 
     call = function.process_element
     check_methods(function, ProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
-    fields = emitted_fields(output, call, name, is_iterable=True)
+    fields = resolve_output_fields(output, call, name, is_iterable=True)
     return ProcessTransform(_row_function(name, call, function), fields, TransformSettings(name))
 
 
@@ -200,7 +200,7 @@ def co_process_rows(
         )
     check_methods(function, CoProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_of(function, "process")
-    fields = emitted_fields(output, function.process_element1, name, is_iterable=True)
+    fields = resolve_output_fields(output, function.process_element1, name, is_iterable=True)
     settings = ConnectedSettings(name)
     first, second = (
         ProcessTransform(_row_function(name, call, function), fields, settings)
@@ -209,7 +209,7 @@ def co_process_rows(
     return first, second
 
 
-def connected_ways(node: StreamNode) -> tuple[TransformNode, ...]:
+def find_connected_transforms(node: StreamNode) -> tuple[TransformNode, ...]:
     """Return the two ways on which a function with two inputs makes a stream; none if none did."""
     parents = node.parents if isinstance(node, UnionNode) else ()
     ways = [one for one in parents if isinstance(one, TransformNode)]
@@ -218,7 +218,7 @@ def connected_ways(node: StreamNode) -> tuple[TransformNode, ...]:
     return tuple(ways) if is_one and isinstance(made[0], ConnectedSettings) else ()
 
 
-def _of_call(
+def _make_transform(
     method: str, made: RecordCall, fields: T.StructType | None, settings: TransformSettings
 ) -> RowTransform:
     call = One(made.call) if method == "map" else made.call
@@ -231,7 +231,7 @@ def _row_function(name: str, call: Callable[..., Any], rich: RichFunction | None
     return function
 
 
-def emitted_fields(
+def resolve_output_fields(
     output: OutputType | None,
     call: Callable[..., Any],
     name: str,
@@ -239,7 +239,7 @@ def emitted_fields(
     is_iterable: bool,
 ) -> T.StructType:
     if output is None:
-        return inferred_output(call, f"'{name}'", *others, is_iterable=is_iterable)
+        return infer_output(call, f"'{name}'", *others, is_iterable=is_iterable)
     return output_schema(output, name)
 
 
@@ -263,10 +263,10 @@ class LookupTransform(RecordFunction):
     kept_as: str = field(default_factory=lambda: uuid4().hex)
     counts_as: str = ""
 
-    def located(self, origins: Origins) -> LookupTransform:
+    def replace_origins(self, origins: Origins) -> LookupTransform:
         return replace(self, origins=origins)
 
-    def of_side(self, name: str, output: T.StructType) -> LookupTransform:
+    def select_side_output(self, name: str, output: T.StructType) -> LookupTransform:
         if self.join.function is None:
             raise GraphError(
                 f"'{self.settings.name}' has no side output '{name}'",
@@ -275,13 +275,13 @@ class LookupTransform(RecordFunction):
             )
         return replace(self, side=name, output=output)
 
-    def in_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
+    def make_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
         own = T.StructType([field for field in given if not field.name.startswith(PREFIX)])
         output, settings = self.output, self.settings
         if output is None:
             kind = parse_ddl(self.join.right_type)
             right = kind if isinstance(kind, T.StructType) else T.StructType([T.StructField("value", kind)])
-            output = joined_fields(own, right)
+            output = join_fields(own, right)
         join = replace(self.join, left_type=ddl_of(own))
         function = RowFunction(
             settings.name,
@@ -290,7 +290,7 @@ class LookupTransform(RecordFunction):
             counts_as=self.counts_as,
             operator=settings.operator,
         )
-        rows = LookupRows(function, output, carried(given), join, self.side, kept_as=self.kept_as)
+        rows = LookupRows(function, output, find_control_fields(given), join, self.side, kept_as=self.kept_as)
         return rows, rows.columns
 
 
@@ -302,7 +302,7 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
             what_to_do="leave the output out, or give a function that makes it",
         )
     if join.function is not None and output is None:
-        output = inferred_output(join.function.process_element, f"'{name}'", is_iterable=True)
+        output = infer_output(join.function.process_element, f"'{name}'", is_iterable=True)
     # Its rows are put behind the fields of records, so a STRUCT says what its fields say.
     join = replace(join, right_type=as_fields(join.right_type))
     check_can_be_sent(join, "of", name)
@@ -314,31 +314,31 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
 Transform = Callable[[DataFrame], DataFrame]
 
 
-def transformed(records: DataFrame, function: Transform) -> DataFrame:
+def apply_transform(records: DataFrame, function: Transform) -> DataFrame:
     try:
         found = function(records)
     except FlinkishError:
         raise
     except AnalysisException as error:
         raise GraphError(
-            f"Spark refuses what {named(function)} of transform() does",
+            f"Spark refuses what {quote_name(function)} of transform() does",
             why=str(error).partition("\n")[0],
             what_to_do=f"correct it; the records have {', '.join(_own(records))}",
         ) from error
     except Exception as error:
         raise UserFunctionError(
-            f"{named(function)} of transform() failed: {said(error)}",
+            f"{quote_name(function)} of transform() failed: {said(error)}",
             what_to_do="it gets the records' DataFrame, and returns another; correct it",
         ) from error
     if not isinstance(found, DataFrame):
         raise GraphError(
-            f"{named(function)} of transform() returned a {type(found).__name__}",
+            f"{quote_name(function)} of transform() returned a {type(found).__name__}",
             what_to_do="return a DataFrame",
         )
     return found
 
 
-def named(function: object) -> str:
+def quote_name(function: object) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"'{name}'"
 
@@ -373,7 +373,7 @@ class ReadRows:
         """The column with each field that comes out."""
         raise NotImplementedError
 
-    def over(self, frame: DataFrame) -> DataFrame:
+    def apply(self, frame: DataFrame) -> DataFrame:
         """Return a frame with control rows, in which these columns are, too."""
         raise NotImplementedError
 
@@ -386,7 +386,7 @@ class ReadRows:
 
     @cached_property
     def named_fields(self) -> list[Column]:
-        return [named_field(column, field) for column, field in self.fields]
+        return [alias_field(column, field) for column, field in self.fields]
 
 
 @dataclass(frozen=True, eq=False)
@@ -395,12 +395,12 @@ class RowByRow(ReadRows):
     plan: RowPlan
     schema: T.StructType
 
-    def over(self, frame: DataFrame) -> DataFrame:
+    def apply(self, frame: DataFrame) -> DataFrame:
         for step in self._steps:
             frame = step.of(frame) if isinstance(step, Selection) else frame.where(step)
         return frame
 
-    def in_arrow(self, frame: DataFrame, *, keeps_times: bool) -> DataFrame | None:
+    def select_in_arrow(self, frame: DataFrame, *, keeps_times: bool) -> DataFrame | None:
         """Return what comes out of a source's records in the pass that reads them; None where it cannot."""
         steps: list[Mapping[str, Expression] | Expression] = []
         for step in self.plan.steps:
@@ -420,7 +420,7 @@ class RowByRow(ReadRows):
         select = SelectColumns(tuple(steps), columns, self.outputs, keeps_times)
         return C.select_in_pass(frame, select, columns, select.made_of())
 
-    def of_records(self, records: DataFrame) -> DataFrame:
+    def select_records(self, records: DataFrame) -> DataFrame:
         """Return what comes out where all rows are records: their control columns and fields."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
         for step in self.plan.steps:
@@ -430,20 +430,20 @@ class RowByRow(ReadRows):
                 records = records.withColumns({one.name: one.value for one in step.columns})
         return records.select(*control, *self.named_fields)
 
-    def keeping_times(self, records: DataFrame) -> DataFrame:
+    def keep_times(self, records: DataFrame) -> DataFrame:
         """Return records, and times of those that were dropped, without place and fields (worker/time)."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
-        noted, has_place = self._noted(records, C.SEQUENCE), _has_place(records, C.SEQUENCE)
-        own = [named_field(F.when(has_place, column), field) for column, field in self.fields]
+        noted, has_place = self._mark_dropped(records, C.SEQUENCE), _has_place(records, C.SEQUENCE)
+        own = [alias_field(F.when(has_place, column), field) for column, field in self.fields]
         return noted.select(*control, *own)
 
-    def beside(self, records: DataFrame, place: str, names: Sequence[str]) -> DataFrame:
+    def append_columns(self, records: DataFrame, place: str, names: Sequence[str]) -> DataFrame:
         """Return records with what comes out of each in more columns."""
-        noted, has_place = self._noted(records, place), F.col(place).isNotNull()
+        noted, has_place = self._mark_dropped(records, place), F.col(place).isNotNull()
         own = (F.when(has_place, column).alias(n) for n, (column, _) in zip(names, self.fields, strict=True))
         return noted.select(*records.columns, *own)
 
-    def _noted(self, records: DataFrame, place: str) -> DataFrame:
+    def _mark_dropped(self, records: DataFrame, place: str) -> DataFrame:
         has_place = _has_place(records, place)
         for step in self.plan.steps:
             if isinstance(step, Keeping):
@@ -486,7 +486,7 @@ def read_functions_over(
 ) -> tuple[T.StructType, RowByRow | Spoiler]:
     made = [given]
     for function in functions:
-        made.append(transformed(made[-1], function))
+        made.append(apply_transform(made[-1], function))
     found, fields = row_plan(given, made[-1], tuple(names), _MADE), made[-1].schema
     if isinstance(found, RowPlan):
         return fields, RowByRow(found, fields)
@@ -503,13 +503,13 @@ def _has_place(frame: DataFrame, place: str) -> Column:
     return has_place & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in frame.columns else has_place
 
 
-def named_field(column: Column, field: T.StructField) -> Column:
+def alias_field(column: Column, field: T.StructField) -> Column:
     # What a field is told with, such as a comment, would be lost behind CASE.
     return column.alias(field.name, metadata=field.metadata) if field.metadata else column.alias(field.name)
 
 
 @dataclass(frozen=True, eq=False)
-class InWorkers(ReadRows):
+class WorkerPass(ReadRows):
     #: Runs them, in one worker per task.
     deal: DealRows
     schema: T.StructType
@@ -523,38 +523,38 @@ class InWorkers(ReadRows):
         schema: T.StructType,
         columns: Sequence[str],
         control: T.StructType,
-    ) -> InWorkers:
+    ) -> WorkerPass:
         _check_types(functions[0].settings.name, schema)
         beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
         given = T.StructType([*beside, *schema])
-        workers, made = in_turn(functions, given)
+        workers, made = chain_workers(functions, given)
         fields = fields_of(made)
         names = tuple(f"{PREFIX}way_{at}" for at in range(len(fields)))
         into = tuple(f"{PREFIX}into_{at}" for at in range(len(schema)))
         dealt = DealtRows(0, into, given, InTurn(workers), fields, names)
         return cls(DealRows((dealt,), control), fields, tuple(columns))
 
-    def over(self, frame: DataFrame) -> DataFrame:
+    def apply(self, frame: DataFrame) -> DataFrame:
         """Return control columns and, beside those of records, :attr:`fields` of what comes out."""
-        own = [F.col(quoted(column)).alias(name) for column, name in self._renamed]
+        own = [F.col(quoted(column)).alias(name) for column, name in self._input_names]
         given = frame.select(*self.deal.control.names, *own)
         return C.map_in_arrow(given, self.deal, self.deal.columns)
 
     @property
-    def _renamed(self) -> tuple[tuple[str, str], ...]:
+    def _input_names(self) -> tuple[tuple[str, str], ...]:
         return tuple(zip(self.columns, self.deal.inputs[0].columns, strict=True))
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Do the same as :meth:`over` to batches."""
-        return C.CopyColumns(self.deal.control, self._renamed), self.deal
+        """Do the same as :meth:`apply` to batches."""
+        return C.CopyColumns(self.deal.control, self._input_names), self.deal
 
     @property
     def outputs(self) -> tuple[str, ...]:
         return self.deal.inputs[0].names
 
 
-def in_turn(
+def chain_workers(
     functions: Sequence[RecordFunction], given: T.StructType
 ) -> tuple[tuple[Worker, ...], T.StructType]:
     """Return what makes records of those with the columns `given`, and the columns that come out."""
@@ -563,7 +563,7 @@ def in_turn(
         # It runs in the tasks of the operator in front.
         here: Any = function
         here = replace(here, settings=replace(function.settings, parallelism=None))
-        worker, given = here.in_worker(given)
+        worker, given = here.make_worker(given)
         workers.append(worker)
     return tuple(workers), given
 
@@ -584,7 +584,7 @@ def _check_types(name: str, schema: T.StructType) -> None:
 
 
 def has_frames_first(input_: Input) -> bool:
-    """Whether an input's DataFrame functions, if it has any, stand in front of all others on its one path."""
+    """Return whether an input's DataFrame functions come first on its only path; True without any."""
     are_frames = [
         [
             frame_function(step) is not None

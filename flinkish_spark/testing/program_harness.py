@@ -48,7 +48,7 @@ from flinkish_spark.operators.lookup_join import forget_answers
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import check_said_between
 from flinkish_spark.planning.declare import check_max_parallelism, check_same_fields
-from flinkish_spark.planning.partitioning import checked_parallelism
+from flinkish_spark.planning.partitioning import check_parallelism
 from flinkish_spark.planning.rules.cut_chains import chains_to
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, paths_to
 from flinkish_spark.protocol.event_time import Watermarks
@@ -93,7 +93,7 @@ def declared(
     program: Program, inputs: Sequence[str | T.StructType], parallelism: int, max_parallelism: int
 ) -> tuple[list[tuple[SourceNode, T.StructType]], DataStream]:
     """Return a source for each input, with its fields, and the stream that a program makes of them."""
-    checked_parallelism("ProgramHarness", parallelism)
+    check_parallelism("ProgramHarness", parallelism)
     check_max_parallelism(max_parallelism)
     if not callable(program):
         raise ConfigError(

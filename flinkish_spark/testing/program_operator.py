@@ -30,8 +30,8 @@ from flinkish_spark.planning.declare import key_worker, no_such_key, refuse_unfi
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.keyed import operator_and_shape
 from flinkish_spark.planning.meaning import meaning_of
-from flinkish_spark.planning.partitioning import ByPartitioner, is_partitioning
-from flinkish_spark.planning.sent_columns import KeyedInput, Sent, Transport, sent_by
+from flinkish_spark.planning.partitioning import CustomPartitioning, is_partitioning
+from flinkish_spark.planning.sent_columns import KeyedInput, SentColumns, Transport, choose_sent_columns
 from flinkish_spark.planning.stream_graph import (
     Base,
     Input,
@@ -200,9 +200,9 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
         return _timed(step, given), given
     function: Any = step.function
     if isinstance(function, RowTransform | LookupTransform):
-        worker, columns = function.in_worker(given)
+        worker, columns = function.make_worker(given)
         return Copied(worker), columns
-    if isinstance(function, ByPartitioner):
+    if isinstance(function, CustomPartitioning):
         function.check_key(fields_of(given).names)
     if is_partitioning(function):
         # It moves rows between tasks and changes nothing.
@@ -266,7 +266,7 @@ class _Input:
 
     staged: StagedPath
     given: KeyedInput
-    sent: Sent
+    sent: SentColumns
     keys: AppendColumns | None
 
 
@@ -493,7 +493,7 @@ def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
     given = KeyedInput(
         (), fields, frozenset(), Origins(), keys, entry=input_.entry, distribution=entry.distribution
     )
-    return _Input(staged, given, sent_by(node, given, transport), worker)
+    return _Input(staged, given, choose_sent_columns(node, given, transport), worker)
 
 
 def _staged_between(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
@@ -558,7 +558,7 @@ def _travelling(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _blocks(rows: pa.RecordBatch, sent: Sent) -> Iterator[tuple[int, bytes]]:
+def _blocks(rows: pa.RecordBatch, sent: SentColumns) -> Iterator[tuple[int, bytes]]:
     """Yield blocks behind their key group, as the packer of a task makes them."""
     folded = sent.folded
     packer = BlockPacker(

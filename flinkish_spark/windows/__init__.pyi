@@ -22,8 +22,8 @@ from .functions import WINDOW_BOUNDS as WINDOW_BOUNDS
 from .functions import ProcessWindowFunction as ProcessWindowFunction
 from .functions import WindowContext as WindowContext
 from .functions import WindowRuntimeContext as WindowRuntimeContext
-from .functions import WithKeyAndWindow as WithKeyAndWindow
-from .functions import WithWindow as WithWindow
+from .functions import KeyAndWindowBounds as KeyAndWindowBounds
+from .functions import WindowBounds as WindowBounds
 from .spec import AggregateWindow as AggregateWindow
 from .spec import ProcessWindow as ProcessWindow
 from .spec import ReduceWindow as ReduceWindow

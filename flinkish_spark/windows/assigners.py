@@ -100,14 +100,14 @@ class _ProcessingTime(WindowAssigner):
         return processing_time_ms
 
 
-class _Timed(WindowAssigner):
+class _ClockAssigner(WindowAssigner):
     @staticmethod
     @abstractmethod
     def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
         """Return the time by which an element is assigned."""
 
 
-class _Tumbling(_Timed):
+class _Tumbling(_ClockAssigner):
     def __init__(self, size_ms: Duration, offset_ms: Duration = 0) -> None:
         self._size_ms = positive_ms("size_ms", size_ms)
         self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._size_ms)
@@ -124,7 +124,7 @@ class _Tumbling(_Timed):
         return made or _remember(self._made, start_ms, (window_at(start_ms, self._size_ms),))
 
 
-class _Sliding(_Timed):
+class _Sliding(_ClockAssigner):
     def __init__(self, size_ms: Duration, slide_ms: Duration, offset_ms: Duration = 0) -> None:
         self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
         self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._slide_ms)
@@ -146,7 +146,7 @@ class _Sliding(_Timed):
         return _remember(self._made, last_ms, [window_at(start_ms, self._size_ms) for start_ms in starts])
 
 
-class _Session(_Timed, MergingWindowAssigner):
+class _Session(_ClockAssigner, MergingWindowAssigner):
     def __init__(self, gap_ms: Duration) -> None:
         self._gap_ms = positive_ms("gap_ms", gap_ms)
 
@@ -158,7 +158,7 @@ class _Session(_Timed, MergingWindowAssigner):
         return (window_at(self._time(timestamp_ms, processing_time_ms), self._gap_ms),)
 
 
-class _DynamicSession(_Timed, MergingWindowAssigner):
+class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
     def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
         self._gap_ms_of = function_of_one("gap_ms_of", gap_ms_of)
 
@@ -286,11 +286,11 @@ class CountSlidingWindowAssigner(GlobalWindows):
 
 
 def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Windows]:
-    """Return what assigns windows: the assigner's method; what one of the user's returns is checked."""
+    """Return what assigns windows: the assigner's method; what one of the user's returns is check_windows."""
     if type(assigner).__module__ == __name__:
         return assigner.assign_windows
 
-    def checked(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
+    def check_windows(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         windows: Windows = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
         are_windows = isinstance(windows, list | tuple) and all(
             isinstance(one, TimeWindow) and all(isinstance(bound_ms, Integral) for bound_ms in one)
@@ -303,7 +303,7 @@ def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Wind
             )
         return windows
 
-    return checked
+    return check_windows
 
 
 def _remember(made: dict[int, Windows], at_ms: int, windows: Windows) -> Windows:

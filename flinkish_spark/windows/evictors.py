@@ -50,22 +50,22 @@ class Evict(Choice):
     AFTER = "AFTER"
 
 
-class _OneSided(Evictor):
+class _BaseEvictor(Evictor):
     def __init__(self, when: Evict) -> None:
         self._when = instance_of("when", when, Evict, what_to_do="give Evict.BEFORE or Evict.AFTER")
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        return self._kept(elements) if self._when is Evict.BEFORE else elements
+        return self._keep(elements) if self._when is Evict.BEFORE else elements
 
     def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        return self._kept(elements) if self._when is Evict.AFTER else elements
+        return self._keep(elements) if self._when is Evict.AFTER else elements
 
     @abstractmethod
-    def _kept(self, elements: Elements) -> Elements:
+    def _keep(self, elements: Elements) -> Elements:
         """Return what stays; there is at least one element."""
 
 
-class CountEvictor(_OneSided):
+class CountEvictor(_BaseEvictor):
     """Keeps the last `count` elements.
 
     Raises
@@ -78,11 +78,11 @@ class CountEvictor(_OneSided):
         super().__init__(when)
         self._count = positive_count("count", count)
 
-    def _kept(self, elements: Elements) -> Elements:
+    def _keep(self, elements: Elements) -> Elements:
         return elements[-self._count :]
 
 
-class TimeEvictor(_OneSided):
+class TimeEvictor(_BaseEvictor):
     """Keeps elements that are less than `keep_ms` older than the newest one, by event time.
 
     Elements without a timestamp all stay.
@@ -97,7 +97,7 @@ class TimeEvictor(_OneSided):
         super().__init__(when)
         self._keep_ms = positive_ms("keep_ms", keep_ms)
 
-    def _kept(self, elements: Elements) -> Elements:
+    def _keep(self, elements: Elements) -> Elements:
         times = [one.timestamp_ms for one in elements if one.timestamp_ms is not None]
         if not times:
             return elements
@@ -105,7 +105,7 @@ class TimeEvictor(_OneSided):
         return [one for one in elements if one.timestamp_ms is None or one.timestamp_ms > limit_ms]
 
 
-class DeltaEvictor(_OneSided):
+class DeltaEvictor(_BaseEvictor):
     """Keeps elements that differ from the last one by less than a threshold.
 
     Parameters
@@ -127,6 +127,6 @@ class DeltaEvictor(_OneSided):
         super().__init__(when)
         self._delta, self._threshold = function_of_two("delta", delta), number("threshold", threshold)
 
-    def _kept(self, elements: Elements) -> Elements:
+    def _keep(self, elements: Elements) -> Elements:
         last = elements[-1].value
         return [one for one in elements if not self._delta(one.value, last) >= self._threshold]

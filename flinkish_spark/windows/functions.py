@@ -79,7 +79,7 @@ class ProcessWindowFunction(ABC):
         """Give back what `open` made. Called when a worker ends in order, not when it is killed."""
 
 
-class WithWindow(ProcessWindowFunction):
+class WindowBounds(ProcessWindowFunction):
     """Appends `window_start, window_end` (`WINDOW_BOUNDS`) to what was reduced or aggregated.
 
     For results that have the key in them. A later firing gives a row with the same key and bounds: a sink
@@ -91,11 +91,11 @@ class WithWindow(ProcessWindowFunction):
         return [(*_fields(element), window.start, window.end) for element in elements]
 
 
-class WithKeyAndWindow(ProcessWindowFunction):
+class KeyAndWindowBounds(ProcessWindowFunction):
     """Puts the key before what was reduced or aggregated, and `WINDOW_BOUNDS` behind it.
 
     For results that do not have the key in them, as those of most aggregate functions; see
-    :class:`WithWindow`.
+    :class:`WindowBounds`.
     """
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""What a program says about windows: which, when they fire, how long they wait, what is computed."""
+"""The specification of windows: assigner, trigger, allowed lateness and computation."""
 
 from __future__ import annotations
 

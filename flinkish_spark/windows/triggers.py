@@ -16,7 +16,7 @@ from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive
 
 
 class TriggerResult(Choice):
-    """What happens to a window after a trigger was asked."""
+    """A trigger's decision about a window."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -45,7 +45,7 @@ class TriggerContext(TimerService, Protocol):
         The state must be a reducing, aggregating or list state.
         """
 
-    def merged_windows(self) -> Iterator[TimeWindow]:
+    def visit_merged_windows(self) -> Iterator[TimeWindow]:
         """Go through the windows that merge, each the current one in its turn; only in `on_merge`."""
 
 
@@ -284,7 +284,7 @@ class _Continuous(_Calm):
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
         """Fire next when the first of the merged windows would have."""
         next_ms = ctx.get_partitioned_state(self._next_ms)
-        for _ in ctx.merged_windows():
+        for _ in ctx.visit_merged_windows():
             if (merged_ms := next_ms.get()) is not None:
                 self._delete(merged_ms, ctx)
         ctx.merge_partitioned_state(self._next_ms)
@@ -304,7 +304,7 @@ class _Continuous(_Calm):
             # Not behind the end, where the window is cleared: an element may come in its last millisecond.
             self._set(min(first_ms, _limit_ms(time_ms, window)), ctx)
 
-    def _at(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+    def _fire_at(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         next_ms = ctx.get_partitioned_state(self._next_ms)
         if next_ms.get() != time_ms:
             return TriggerResult.CONTINUE
@@ -379,7 +379,7 @@ class ContinuousEventTimeTrigger(_Continuous):
             # A window without end at the end of the input: its last firing comes, and none in between.
             next_ms.clear()
             return TriggerResult.CONTINUE
-        return self._at(time_ms, window, ctx)
+        return self._fire_at(time_ms, window, ctx)
 
 
 class ContinuousProcessingTimeTrigger(_Continuous):
@@ -400,4 +400,4 @@ class ContinuousProcessingTimeTrigger(_Continuous):
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        return self._at(time_ms, window, ctx)
+        return self._fire_at(time_ms, window, ctx)

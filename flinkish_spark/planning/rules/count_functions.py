@@ -8,7 +8,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.planning.logical_plan import (
     Counting,
     LogicalPlan,
-    counted_as,
+    identify_counted,
     operators_below,
 )
 from flinkish_spark.planning.stream_graph import (
@@ -54,7 +54,7 @@ class _Walk:
         for operator in operators_below(path.base):
             self.meet(operator.uid, operator, chain)
         for step in path.steps:
-            self.meet(counted_as(step), step, chain)
+            self.meet(identify_counted(step), step, chain)
         self._base(path.base, chain)
         self._number(path)
 
@@ -77,7 +77,7 @@ class _Walk:
             for path in upstream.paths:
                 self._number(path)
                 for step in path.steps:
-                    self.meet(counted_as(step), step, chain)
+                    self.meet(identify_counted(step), step, chain)
             for one in upstream.inputs:
                 self._base(one.base, chain)
         self.meet(operator.uid, operator, chain)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.planning.async_calls import (
     AsyncSettings,
-    async_functions,
+    find_async_functions,
 )
 from flinkish_spark.planning.logical_plan import (
     End,
@@ -48,7 +48,7 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
     plain = tuple(path for path in paths if isinstance(path.base, SourceNode))
     found: list[End] = []
     if plain:
-        deferred_from, sharing = _deferred(graph, plain[0]) if len(plain) == 1 else (None, ())
+        deferred_from, sharing = _find_deferred(graph, plain[0]) if len(plain) == 1 else (None, ())
         together = sharing if len(paths) == 1 else ()
         readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node or sink in together)
         sources = [path.base.uid for path in plain if isinstance(path.base, SourceNode)]
@@ -63,9 +63,9 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
 # Streams from a source to sinks are chains of their own, each with its own scan. An async operator whose
 # outputs go to different sinks is to run over the same elements for all of them. So the chain ends in front
 # of it, and what follows is done for each sink on the evaluated micro-batch, as behind a keyed operator.
-def _deferred(graph: StreamGraph, path: Path) -> tuple[int | None, tuple[SinkNode, ...]]:
+def _find_deferred(graph: StreamGraph, path: Path) -> tuple[int | None, tuple[SinkNode, ...]]:
     """Return with which step the part begins that each sink runs for itself, and the sinks that share it."""
-    found = next(async_functions(path), None)
+    found = next(find_async_functions(path), None)
     if found is None:
         return None, ()
     sharing = tuple(sink for sink in graph.sinks if _reads(sink, path.base, found.settings))
@@ -140,7 +140,7 @@ def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
 
 
 def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
-    """Whether operators can stand one behind the other, so that rows of one pass the next."""
+    """Return whether operators can form a line, in which each passes the rows of those before it."""
     # A transform() between two of them that stands first on no path of its own would get the rows of all.
     inputs = (input_ for one in operators for upstream in upstreams(one) for input_ in upstream.inputs)
     between = (input_ for input_ in inputs if operator_of(input_.paths[0].base) is not None)

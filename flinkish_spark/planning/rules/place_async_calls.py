@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from flinkish_spark.operators.recorded_answers import Readers
 from flinkish_spark.planning.async_calls import (
     AsyncTransform,
-    async_functions,
-    name_of,
+    find_async_functions,
+    find_input_name,
 )
 from flinkish_spark.planning.logical_plan import (
     Asking,
@@ -43,9 +43,9 @@ def place_async_calls(plan: LogicalPlan) -> LogicalPlan:
     """Note of each async operator, by path, who asks about the elements, so that answers are recorded."""
     found: dict[tuple[str, str], list[_Evaluation]] = defaultdict(list)
     for path, chain, reader, is_planned in _evaluations(plan):
-        for function in async_functions(path):
+        for function in find_async_functions(path):
             one = _Evaluation(function, chain, reader, is_planned)
-            found[function.settings.kept_as, name_of(path)].append(one)
+            found[function.settings.kept_as, find_input_name(path)].append(one)
     calls = {
         known: Asking(_readers(own), len({one.chain for one in own}) > 1) for known, own in found.items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flinkish_spark.planning.partitioning import Narrow, is_partitioning
+from flinkish_spark.planning.partitioning import Rescale, is_partitioning
 from flinkish_spark.planning.stream_graph import (
     Step,
     StreamGraph,
@@ -14,7 +14,7 @@ from flinkish_spark.protocol.job_graph import Chained
 
 
 def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
-    """Whether the program keeps the last of some steps from those before, so that there is a shuffle."""
+    """Return whether the program asks for a shuffle before the last of these steps."""
     # Not where there is one anyway: behind `rebalance` and the like, and before a function with a number of
     # tasks of its own.
     *before, step = steps
@@ -24,5 +24,5 @@ def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
         if is_partitioning(step.function) or getattr(settings, "parallelism", None) is not None:
             return False
     if isinstance(front, TransformNode) and is_partitioning(front.function):
-        return isinstance(front.function, Narrow) and is_set_apart(graph, [*before[:-1], step])
-    return graph.chained_of(front) is Chained.NEVER or graph.chained_of(step) is not Chained.ALWAYS
+        return isinstance(front.function, Rescale) and is_set_apart(graph, [*before[:-1], step])
+    return graph.find_chaining(front) is Chained.NEVER or graph.find_chaining(step) is not Chained.ALWAYS

@@ -27,23 +27,23 @@ from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole
 
 def share_scans(plan: LogicalPlan) -> LogicalPlan:
     """Note the scans of each group of operators, and where paths of several readers part behind one."""
-    groups = (replace(group, scans=tuple(_shared_scans(plan, group))) for group in plan.groups)
+    groups = (replace(group, scans=tuple(_find_shared_scans(plan, group))) for group in plan.groups)
     return replace(plan, groups=tuple(groups))
 
 
-def _shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedScan]:
+def _find_shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedScan]:
     # Only what begins at the same place is read together; in a log that has begun, what it has together.
     scans: dict[object, list[Reader]] = {}
     for one in group.readers:
         label = plan.beginning.label_of_input(one.chain, one.name)
-        known = id(one.path.base), label, _scanned_in(plan.recorded, one)
+        known = id(one.path.base), label, _find_recorded_scan(plan.recorded, one)
         scans.setdefault(known, []).append(one)
     for readers in scans.values():
         for common, branches in common_steps(plan.graph, [one.path for one in readers]):
             yield SharedScan(common, tuple(tuple(readers[at] for at in numbers) for numbers in branches))
 
 
-def _scanned_in(layout: PlanLayout | None, reader: Reader) -> int | None:
+def _find_recorded_scan(layout: PlanLayout | None, reader: Reader) -> int | None:
     """Return the number of the scan that brings an input in the live log; None in one that begins now."""
     if layout is None:
         return None
@@ -82,7 +82,7 @@ def _branches_behind(graph: StreamGraph, steps: Sequence[Step]) -> int:
 
 
 def _runs_beside(graph: StreamGraph, steps: Sequence[Step]) -> bool:
-    """Whether the last of some steps can run beside steps of other paths, in one pass."""
+    """Return whether the last of these steps can run in one pass with steps of other paths."""
     step = steps[-1]
     if not isinstance(step, TransformNode) or is_set_apart(graph, steps):
         return False

@@ -26,7 +26,7 @@ def share_tasks(plan: LogicalPlan) -> LogicalPlan:
         return plan
     recorded = {} if plan.recorded is None else {one.chain: one for one in plan.recorded.states}
     groups = []
-    for operators in _of_one_slot_sharing_group(plan):
+    for operators in _group_by_slot_sharing(plan):
         together: dict[int | None, list[tuple[int, KeyedNode, Chain]]] = {}
         for operator in operators:
             chain = chain_of(plan.graph, operator)
@@ -40,7 +40,7 @@ def share_tasks(plan: LogicalPlan) -> LogicalPlan:
     return replace(plan, groups=tuple(groups))
 
 
-def _of_one_slot_sharing_group(plan: LogicalPlan) -> Iterator[Sequence[KeyedNode]]:
+def _group_by_slot_sharing(plan: LogicalPlan) -> Iterator[Sequence[KeyedNode]]:
     """Yield the operators of each group that read sources and that only sinks read."""
     # One alone is left out, unless it reads a source several times, which is scanned once then.
     groups: dict[str, list[KeyedNode]] = {}

@@ -79,7 +79,7 @@ def test_records_become_what_they_become_alone_and_control_rows_pass(spark: Any)
         schema, found = read_functions(spark, [function], FIELDS, NAMES)
         wanted = function(records)
         assert isinstance(found, RowByRow) and schema == wanted.schema, (name, found)
-        made = found.over(rows).select(C.KIND, C.CHECKPOINT, *found.named_fields)
+        made = found.apply(rows).select(C.KIND, C.CHECKPOINT, *found.named_fields)
         kinds = [tuple(row) for row in made.select(C.KIND, C.CHECKPOINT).collect() if row[0]]
         assert kinds == CONTROL, name
         own = made.where(F.col(C.KIND) == 0).drop(C.KIND, C.CHECKPOINT)
@@ -94,7 +94,7 @@ def test_several_functions_are_one_and_the_first_that_is_not_by_row_is_named(spa
 
     _, found = read_functions(spark, [computed, small], FIELDS, NAMES)
     assert isinstance(found, RowByRow) and found.schema.names == ["who", "twice", "amount"]
-    made = found.over(rows_with_control(spark)).where(F.col(C.KIND) == 0).select(*found.named_fields)
+    made = found.apply(rows_with_control(spark)).where(F.col(C.KIND) == 0).select(*found.named_fields)
     assert [tuple(row) for row in made.collect()] == [("ann", 6, 3), ("cid", 0, 0)]
 
     def spread(frame: DataFrame) -> DataFrame:

@@ -50,7 +50,7 @@ def readers(env: StreamExecutionEnvironment, stream: Stream = Stream.OF_SOURCE) 
     for path in paths:
         for step in path.steps:
             if isinstance(step, TransformNode) and isinstance(step.function, AsyncTransform):
-                found.add(calls.on_path(step.function, path, stream).readers)
+                found.add(calls.place_on_path(step.function, path, stream).readers)
     return found
 
 
@@ -144,6 +144,6 @@ def test_no_tag_becomes_a_path() -> None:
     (path,) = paths_to(graph.sinks[0].parent)
     (step,) = path.steps
     assert isinstance(step, TransformNode)
-    calls.on_path(step.function, path, Stream.OF_MICRO_BATCH)
+    calls.place_on_path(step.function, path, Stream.OF_MICRO_BATCH)
     (recording,) = calls.recordings.values()
     assert recording.folder.startswith("answers/asked/totals.side-") and ".." not in recording.folder

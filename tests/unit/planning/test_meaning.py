@@ -292,7 +292,7 @@ def test_no_specification_and_no_setting_is_left_out() -> None:
         for one in vars(factories).values()
         if inspect.isclass(one) and one.__module__ == factories.__name__ and dataclasses.is_dataclass(one)
     }
-    assert declared - {factories.OverChangelog} == made
+    assert declared - {factories.ChangelogFactory} == made
     known = set(reached(tuple(SPECIFICATIONS)))
     for kind, names in HARMLESS.items():
         assert names <= {name for name in _names(kind)}, kind
@@ -609,7 +609,7 @@ def matching(limit: OpenMatches, skip: AfterMatchSkip) -> Program:
 
     def program(orders: Any) -> Any:
         stream = CEP.pattern(orders.key_by("user"), pattern.where(lambda event: event.amount == 2))
-        return stream.with_limit(limit).process(Found(), output="amount LONG", uid="op")
+        return stream.limit_open_matches(limit).process(Found(), output="amount LONG", uid="op")
 
     return program
 

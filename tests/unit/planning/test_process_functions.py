@@ -49,7 +49,7 @@ def side(name: str = "split") -> Any:
     from flinkish_spark.types.schemas import output_schema
 
     made = process_rows(Split(), None, name)
-    return made.of_side("refused", output_schema(REFUSED.output, "refused"))
+    return made.select_side_output("refused", output_schema(REFUSED.output, "refused"))
 
 
 def timed(*records: tuple[Any, ...]) -> pa.RecordBatch:
@@ -95,9 +95,9 @@ class Fails(Split):
 def test_an_error_names_the_record_whichever_output_is_read(reads: str) -> None:
     made: Any = process_rows(Fails(), None, "split")
     if reads == "refused":
-        made = made.of_side("refused", made.output)
+        made = made.select_side_output("refused", made.output)
     with pytest.raises(OperatorFailed) as failed:
-        made.located(Origins(("texts",)))(Frame(rows(("a", 1), ("b", 0), channel=2)))
+        made.replace_origins(Origins(("texts",)))(Frame(rows(("a", 1), ("b", 0), channel=2)))
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert [facts[name] for name in ("uid", "topic", "partition", "offset")] == ["split", "texts", 2, 41]
     assert "ZeroDivisionError" in facts["error"]

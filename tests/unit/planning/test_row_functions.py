@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark import FilterFunction, FlatMapFunction, MapFunction
 from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
-from flinkish_spark.planning.declare import inferred_output
+from flinkish_spark.planning.declare import infer_output
 from flinkish_spark.planning.transforms import filter_rows, flat_map_rows, map_rows
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
@@ -194,7 +194,7 @@ def test_a_function_is_closed_whatever_fails_and_the_first_failure_is_told(
 def test_an_error_names_the_function_and_the_record(transform: Any, says: str) -> None:
     frame: Any = Frame(rows(("a", 1), ("b", 0), ("c", 2), channel=3))
     with pytest.raises(OperatorFailed) as failed:
-        transform.located(Origins(("orders",)))(frame)
+        transform.replace_origins(Origins(("orders",)))(frame)
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert {name: facts[name] for name in ("uid", "topic", "partition", "offset")} == {
         "uid": "share",
@@ -228,8 +228,8 @@ def test_hints_say_the_fields() -> None:
 
     def some(record: Any) -> list[Pair]: ...
 
-    assert inferred_output(one, "it", is_iterable=False) == fields_of(Word)
-    assert inferred_output(some, "it", is_iterable=True) == fields_of(Pair)
+    assert infer_output(one, "it", is_iterable=False) == fields_of(Word)
+    assert infer_output(some, "it", is_iterable=True) == fields_of(Pair)
 
 
 @dataclasses.dataclass
@@ -256,4 +256,4 @@ def test_hints_that_say_no_fields_are_refused_with_what_to_do() -> None:
 
     for function, is_iterable in [(number, False), (bare, True), (number, True)]:
         with pytest.raises(SchemaError, match="say output="):
-            inferred_output(function, "it", is_iterable=is_iterable)
+            infer_output(function, "it", is_iterable=is_iterable)

@@ -80,7 +80,7 @@ def test_functions_between_two_operators_know_their_entry_and_path() -> None:
     plan = optimize(graph(second))
     (end,) = plan.all_ends
     (upstream,) = (one for one in upstreams(second) if one.base is first)
-    steps: list[Any] = [path.steps[-1] for path in plan.counting.between(upstream, end.chain).paths]
+    steps: list[Any] = [path.steps[-1] for path in plan.counting.mark_upstream(upstream, end.chain).paths]
     assert [step.function.function.counts_as for step in steps] == [
         "function 0002/second/1,0,first,0",
         "function 0002/second/1,1,first,1.0",

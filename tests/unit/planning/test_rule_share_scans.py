@@ -9,7 +9,7 @@ from flinkish_spark.operators.async_wait import AsyncSpec
 from flinkish_spark.planning.async_calls import async_calls
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.partitioning import Spread
+from flinkish_spark.planning.partitioning import Rebalance
 from flinkish_spark.planning.rules.cut_chains import cut_chains
 from flinkish_spark.planning.rules.share_scans import share_scans
 from flinkish_spark.planning.rules.share_tasks import share_tasks
@@ -84,7 +84,7 @@ def test_frames_run_beside_others_only_in_front_of_functions() -> None:
 
 
 def test_what_moves_or_has_its_own_tasks_runs_beside_nothing() -> None:
-    moved = TransformNode(A, Spread(3))
+    moved = TransformNode(A, Rebalance(3))
     assert len(scans(of(A, moved))) == 2
     apart = record_function(A)
     made = of(A, apart)

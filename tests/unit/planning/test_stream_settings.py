@@ -13,7 +13,7 @@ from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.errors import ConfigError, FlinkishError, GraphError, UserFunctionError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.stream import ProcessFunction
-from flinkish_spark.planning.partitioning import Narrow, Spread
+from flinkish_spark.planning.partitioning import Rescale, Rebalance
 from flinkish_spark.planning.stream_graph import KeyedNode, KeyFunction, TimedNode, TransformNode
 from flinkish_spark.planning.transforms import ProcessTransform
 from flinkish_spark.testing import ProgramHarness
@@ -268,9 +268,9 @@ def test_the_key_groups_of_a_job_are_said_before_its_operators() -> None:
 
 
 def test_each_redistribution_is_a_node_of_its_own(orders: DataStream) -> None:
-    assert function_of(orders.rebalance()) == function_of(orders.shuffle()) == Spread(None)
-    assert function_of(orders.rebalance(3)) == Spread(3) and function_of(orders.global_()) == Spread(1)
-    assert function_of(orders.rescale(2)) == Narrow(2) and orders.forward() is orders
+    assert function_of(orders.rebalance()) == function_of(orders.shuffle()) == Rebalance(None)
+    assert function_of(orders.rebalance(3)) == Rebalance(3) and function_of(orders.global_()) == Rebalance(1)
+    assert function_of(orders.rescale(2)) == Rescale(2) and orders.forward() is orders
     moved = orders.partition_custom(lambda key, tasks: 0, "user", 5)
     assert function_of(moved).parallelism == 5
     for method in ("rebalance", "shuffle", "rescale"):
@@ -286,7 +286,7 @@ def test_a_stream_may_be_united_with_no_other(orders: DataStream) -> None:
 def test_what_follows_a_union_is_done_with_each_of_its_streams(orders: DataStream) -> None:
     """So these two could not keep their word."""
     both = orders.union(orders)
-    assert function_of(both.rebalance(3)) == Spread(3)
+    assert function_of(both.rebalance(3)) == Rebalance(3)
     for call in (lambda: both.global_(), lambda: both.map(Upper(), output="user STRING").global_()):
         with pytest.raises(GraphError, match=r"global_\(\) was called on a union"):
             call()

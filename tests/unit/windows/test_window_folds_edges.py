@@ -48,7 +48,7 @@ from flinkish_spark.windows import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowSpec,
-    WithWindow,
+    WindowBounds,
     count_window,
 )
 from tests.support import operator_harness as columns_harness
@@ -170,7 +170,7 @@ def test_times_may_be_anywhere_in_64_bits(assigner, times_ms) -> None:
             "window_start TIMESTAMP, window_end TIMESTAMP",
         )
         windows = rows.key_by("k").window(assigner)
-        return windows.reduce(both, WithWindow(), output=f"k STRING, n LONG, {bounds}", uid="sums")
+        return windows.reduce(both, WindowBounds(), output=f"k STRING, n LONG, {bounds}", uid="sums")
 
     found = []
     for program in (over_columns, looped):

@@ -80,9 +80,9 @@ def test_a_lookup_join_drops_records_and_keeps_their_times() -> None:
 
     joined = lookup_rows(
         LookupJoin("user STRING, n LONG", "number LONG", lambda one: one.user, OnlyAnn()), None, "known"
-    ).keeping_times()
+    ).keep_times()
     first = list(worker_of(filter_rows(lambda one: one.n != 6, None))(iter([ROWS])))
-    worker, columns = joined.in_worker(GIVEN)
+    worker, columns = joined.make_worker(GIVEN)
     found = rows_of(KeepsTimes(worker, columns)(iter(first)))
     kept = [("ann", 1, 7, 0, 10, 100), ("ann", 4, 7, 0, 13, 200), ("ann", 5, 7, 2, 14, 700)]
     assert found == [*kept, (None, None, None, 0, None, 300), (None, None, None, 1, None, 900)]
