@@ -166,7 +166,7 @@ def test_markers_carry_the_numbers_of_the_sources_that_meet() -> None:
     assert marked._markers([]) is None, "behind other operators they come with the rows"
     assert unmarked._markers(["two", "one"]) is None
     stream = TaggedStream(object(), object(), frozenset({0}))  # type: ignore[arg-type]
-    assert unmarked._with_markers(stream, Chain(("two",), (), ("out",))) is stream
+    assert unmarked._add_markers(stream, Chain(("two",), (), ("out",))) is stream
 
 
 def planner_of(graph: StreamGraph, *, marks_latency: bool) -> Planner:
