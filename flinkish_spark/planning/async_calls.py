@@ -1,4 +1,4 @@
-"""Async functions as DataFrame functions, and as they run on the paths of a plan."""
+"""Async functions as DataFrame functions, and their places on the paths of a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recordin
 from flinkish_spark.planning.declare import check_can_be_sent
 from flinkish_spark.planning.logical_plan import Asking
 from flinkish_spark.planning.stream_graph import Path, SideNode, TransformNode, operator_of, uid_of
-from flinkish_spark.planning.transforms import RowTransform, TransformSettings, find_control_fields, resolve_output_fields
+from flinkish_spark.planning.transforms import (
+    RowTransform,
+    TransformSettings,
+    find_control_fields,
+    resolve_output_fields,
+)
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.worker.async_rows import AnswerPlace, AsyncRows
 from flinkish_spark.worker.functions import RowFunction
@@ -34,7 +39,7 @@ class AsyncPlace:
     job: str = ""
     #: How many Python workers may run at once.
     workers: int = 1
-    #: Takes what calls of an operator cost; called in workers.
+    #: Gets the statistics of an operator's calls; called in workers.
     report: Callable[[str, AsyncStatistics], None] | None = None
 
 
@@ -48,11 +53,11 @@ class AsyncSettings(TransformSettings):
 
     #: Fields of the main output.
     main: T.StructType = field(default_factory=T.StructType)
-    #: By which its answers are found again.
+    #: Names the folder of its recorded answers.
     uid: str = ""
-    #: Fields of the side outputs that somebody reads, by name.
+    #: Fields of the side outputs that are read, by name.
     sides: dict[str, T.StructType] = field(default_factory=dict)
-    #: By what name workers keep the opened function.
+    #: Key under which a Python worker keeps the opened function.
     kept_as: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -62,14 +67,14 @@ class AsyncSettings(TransformSettings):
 
 @dataclass(frozen=True)
 class AsyncTransform(RowTransform):
-    """Calls an async function, for one of its outputs."""
+    """A call of an async function, for one of its outputs."""
 
     settings: AsyncSettings
     spec: AsyncSpec = field(kw_only=True)
     #: Name of the side output; empty for the main output.
     side: str = ""
     place: AsyncPlace = NO_PLACE
-    #: Who reads recorded answers; None: they are not recorded.
+    #: The readers of recorded answers; None if answers are not recorded.
     readers: Readers | None = None
     #: Name of the source or of the operator's output that the elements come from.
     path_name: str = ""
@@ -133,7 +138,7 @@ def is_async(function: object) -> bool:
     return isinstance(function, AsyncTransform)
 
 
-#: Of elements that no sink reads.
+#: For elements that no sink reads.
 _NOBODY = Asking(None, False)
 
 
@@ -142,17 +147,17 @@ class AsyncCalls:
 
     def __init__(self, asking: Mapping[tuple[str, str], Asking], place: AsyncPlace) -> None:
         self._place, self._asking = place, asking
-        #: What is recorded, as the planner has come by it.
+        #: The recordings by folder, in the order of planning.
         self.recordings: dict[str, Recording] = {}
 
     def place_on_path(self, function: Any, path: Path, stream: Stream) -> Any:
-        """Return a function as it runs on a path; one that is not async stays as it is."""
+        """Return a function with its place on a path; a function that is not async is returned unchanged."""
         if not isinstance(function, AsyncTransform):
             return function
         name, settings = find_input_name(path), function.settings
         asking = self._asking.get((settings.kept_as, name), _NOBODY)
         if stream is Stream.OF_MICRO_BATCH and operator_of(path.base) is None:
-            # Another count of the same elements, beside which the source's own may stand.
+            # These elements are numbered by micro-batch; other paths may number them by the source's offsets.
             name = f"{name}.anew"
         if stream is Stream.OF_MICRO_BATCH and asking.is_in_several_chains:
             raise _no_common_places(settings, name)
@@ -162,7 +167,7 @@ class AsyncCalls:
         return replace(function, place=self._place, path_name=name, readers=asking.readers, stream=stream)
 
     def place_between_operators(self, path: Path) -> Path:
-        """Return what is between two keyed operators, as it runs there."""
+        """Return a path between two keyed operators whose async functions know their place."""
 
         def place(step: TransformNode) -> TransformNode:
             return replace(step, function=self.place_on_path(step.function, path, Stream.OF_MICRO_BATCH))

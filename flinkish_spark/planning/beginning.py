@@ -23,14 +23,14 @@ _NOWHERE = StoreSpec("/")
 
 @dataclass(frozen=True)
 class Beginning:
-    """The seed of the live lineage, for as long as that lives."""
+    """The seed of the live lineage."""
 
-    # Spark logs offsets by the order of sources, so the plan has the same seeds in it long after their state
+    # Spark logs offsets by the order of sources, so the plan keeps the seed's sources long after their state
     # was read.
 
-    #: None for a lineage that began with nothing.
+    #: None for a lineage that began without state.
     seed: Seed | None = None
-    #: Where the seed lies; means nothing without one.
+    #: The folder of the seed, if there is one.
     folder: StoreSpec = _NOWHERE
 
     def label(self, chain: Chain) -> str:
@@ -63,5 +63,5 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-#: A lineage that no seed was made for.
+#: The start of a lineage without a seed.
 NOTHING = Beginning()

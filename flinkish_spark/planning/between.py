@@ -31,18 +31,18 @@ from flinkish_spark.planning.stream_graph import (
 )
 from flinkish_spark.planning.times import find_time_column, time_column
 from flinkish_spark.planning.transforms import (
-    WorkerPass,
     RecordFunction,
     RowByRow,
     Spoiler,
     Transform,
+    WorkerPass,
+    apply_transform,
+    chain_workers,
     fields_of,
     frame_function,
-    chain_workers,
     quote_name,
     read_functions,
     read_functions_over,
-    apply_transform,
 )
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import Chained
@@ -60,15 +60,15 @@ _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The rows of one input in a frame that holds those of others, too."""
+    """The rows of one input in a DataFrame that also holds rows of other inputs."""
 
-    #: The same object for all of them.
+    #: The same object for all inputs in it.
     frame: DataFrame
-    #: Which records are for this input.
+    #: Selects the records of this input.
     own: OwnRows
-    #: Each with the name by which expressions of the user's, and what travels, know it.
+    #: Pairs of a column here and its name in the user's expressions and in the shuffled rows.
     columns: tuple[tuple[str, str], ...]
-    #: Column with the place of a record in its source; null in one that was dropped, and is there for its
+    #: Column with the place of a record in its source; null in a dropped record, which only carries its
     #: event time.
     place: str = C.SEQUENCE
 
@@ -78,7 +78,7 @@ class SharedRows:
 
 
 def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
-    """Return an operator's functions behind another one, without moves: it distributes records anew."""
+    """Return the functions between two operators; moves have no effect, since the operator shuffles again."""
     found = [function for function in functions if not is_partitioning(function)]
     known = tuple(function for function in found if isinstance(function, RecordFunction))
     if len(known) < len(found):
@@ -94,7 +94,7 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
 
 
 def check_said_between(graph: StreamGraph, tasks: int) -> None:
-    """Refuse what is said of tasks between two keyed operators and cannot be kept."""
+    """Refuse settings of tasks that functions between two keyed operators cannot have."""
     for node in graph.operators:
         for upstream in upstreams(node):
             if operator_of(upstream.base) is not None:
@@ -207,7 +207,7 @@ def _columns_of(stream: TaggedStream) -> tuple[str, ...]:
 
 
 def _frames_in_front(input_: Input) -> tuple[list[Transform], Input]:
-    """Return the DataFrame functions that stand first on the one path of an input, and the rest of it."""
+    """Return the DataFrame functions with which an input's only path begins, and the input after them."""
     path, *others = input_.paths
     if others or all(frame_function(step) is None for step in path.steps):
         return [], input_
@@ -233,7 +233,7 @@ def _deal_rows(
         return _deal_in_workers(stream.frame, tuple(map(_hide_dropped_rows, inputs)), control)
     frame, columns = stream.frame, [one.columns for one in inputs]
     if has_expressions:
-        # An expression of the user's names the fields of its own path, so that columns need other names.
+        # A user's expression names the fields of its own path, so the columns here need other names.
         own = [
             F.col(quoted(column)).alias(name)
             for one in inputs
@@ -262,7 +262,7 @@ def _deal_in_workers(
 
 
 def _hide_dropped_rows(one: DealtRows) -> DealtRows:
-    """Return an input whose worker does not see what DataFrame functions have dropped."""
+    """Return an input whose worker does not see records that DataFrame functions have dropped."""
     if one.place == C.SEQUENCE:
         return one
     return replace(one, worker=InTurn((OnlyRecords(), *one.worker.workers)))
@@ -273,8 +273,8 @@ def _functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
 
 
 def apply_frame_prefix(uid: str, upstream: Upstream, stream: TaggedStream) -> tuple[TaggedStream, Upstream]:
-    """Plan an operator's output behind the last DataFrame function of its one path; return what remains."""
-    # Of several paths a filter on one would drop rows of another: there both stay what they are.
+    """Apply the only path up to its last DataFrame function; return the stream then, and the rest."""
+    # With several paths, a filter on one would drop rows of another, so nothing is applied here.
     path, *others = upstream.paths
     steps = path.steps
     last = max((at for at, step in enumerate(steps) if frame_function(step) is not None), default=None)
@@ -332,34 +332,34 @@ def _control(stream: TaggedStream) -> list[T.StructField]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Records of a source on their way to the first keyed operator, and what may happen to them there.
+# Records of a source on their way to the first keyed operator, and the functions applied to them.
 
 
 class ControlRowError(Exception):
-    """A step needs records without control rows; the source is planned anew, with these apart."""
+    """A step cannot pass control rows on; the planner plans the source again with control rows apart."""
 
 
 @dataclass(frozen=True)
 class RecordStream:
-    """Records of a source: own columns plus channel and sequence."""
+    """Records of a source: their fields, channel and sequence."""
 
     source: str
-    #: If they are marked the source's control rows are among them, and all have kind and checkpoint.
+    #: If marked, it contains the source's control rows too, and has the columns kind and checkpoint.
     frame: DataFrame
     origins: Origins
-    #: Returns the control columns of the barriers that belong to records that are not marked.
+    #: Returns the barriers, as control columns, for records that are not marked.
     barriers: Callable[[], DataFrame]
-    #: On how many channels each barrier comes.
+    #: The channels on which each barrier arrives.
     channels: ExpectedChannels
     is_marked: bool = False
-    #: Whether the records' channels are those of the source. Behind a transform that chose its own columns
-    #: they are Spark's input partitions, which are others in each micro-batch.
+    #: True if the records' channels are the source's. After a transform that selected its own columns they
+    #: are Spark's input partitions, which differ between micro-batches.
     has_channels: bool = True
-    #: Whether a strategy of the user's has given the records their times.
+    #: True if a watermark strategy has assigned event times.
     is_timed: bool = False
-    #: Whether there are rows among the records that are times only; see `worker/time.py`.
+    #: True if dropped records are still there as rows with an event time only; see `worker/time.py`.
     has_kept_times: bool = False
-    #: Fields of the records, where the frame has some that may be null only in control rows.
+    #: Fields of the records, if some columns of the frame are nullable for control rows only.
     fields: T.StructType | None = None
 
     @property
@@ -369,7 +369,7 @@ class RecordStream:
         return T.StructType([f for f in self.frame.schema if not f.name.startswith(PREFIX)])
 
     def records_only(self) -> RecordStream:
-        """Return the stream without the times of records that were dropped: for what must not see them."""
+        """Return the stream without the event times of dropped records."""
         if not self.has_kept_times:
             return self
         is_kept = F.col(C.SEQUENCE).isNotNull()
@@ -379,23 +379,23 @@ class RecordStream:
 
 
 def transform_records(stream: RecordStream, function: Transform) -> RecordStream:
-    """Return the stream behind a function; raise ControlRowError if control rows cannot pass by it."""
+    """Apply a function to a stream; raise ControlRowError if control rows cannot pass it."""
     given: object = function
     if isinstance(given, RecordFunction):
         return _apply_record_function(stream, given)
     if is_partitioning(function):
         if stream.is_marked:
             raise ControlRowError
-        # What moves rows moves those that are times only, too.
+        # Rows of dropped records, which are event times only, move too.
         return replace(stream, frame=function(stream.frame))
-    # It sees fields only, so it cannot lose times and places.
+    # The function sees fields only, so it cannot lose times and places.
     names = stream.schema.names
     fields = stream.frame.select(*[F.col(quoted(name)) for name in names])
     _, found = read_functions_over(fields, [function], names)
     if isinstance(found, Spoiler):
         return _apply_frame_function(stream, function)
     check_field_names(found.schema, "the result of a transform")
-    # What is dropped of records with times leaves its time.
+    # A dropped record with an event time leaves that time.
     keeps_times = stream.is_timed and (found.drops or stream.has_kept_times)
     frame = found.select_in_arrow(stream.frame, keeps_times=keeps_times)
     if frame is None and keeps_times:
@@ -404,7 +404,7 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
         control = [name for name in stream.frame.columns if name.startswith(PREFIX)]
         frame = found.apply(stream.frame).select(*control, *found.named_fields)
     elif frame is None:
-        # No record is without fields, so they stay what they are: also those that must not be null.
+        # Every row is a record, so fields that are not nullable stay so.
         frame = found.select_records(stream.frame)
     made = found.schema if stream.is_marked else None
     return replace(stream, frame=frame, has_kept_times=keeps_times, fields=made)
@@ -424,7 +424,7 @@ def _apply_record_function(stream: RecordStream, function: RecordFunction) -> Re
 
 
 def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordStream:
-    """Return the stream behind a function that does more than look at single rows."""
+    """Apply a DataFrame function that does more than look at single rows."""
     if stream.is_marked:
         raise ControlRowError
     stream = stream.records_only()
@@ -439,13 +439,13 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
         )
     if C.CHANNEL in records.columns and C.SEQUENCE in records.columns:
         return replace(stream, frame=records)
-    # The function selected its own columns. A narrow transform keeps rows in their order within
-    # Spark's input partition, so position in the partition stands in for the offset.
+    # The function selected its own columns. A narrow transform keeps the order of rows within Spark's
+    # input partition, so the position in the partition replaces the offset.
     return replace(stream, frame=with_position(records), origins=Origins(), has_channels=False)
 
 
 def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
-    """Give each record an event time, in milliseconds: from a column, an expression or a function."""
+    """Assign each record an event time in milliseconds, from a column, an expression or a function."""
     stream = replace(stream.records_only(), is_timed=True)
     frame, assigner = stream.frame, strategy.timestamps
     plain = frame.drop(C.MARK) if C.MARK in frame.columns else frame
@@ -453,14 +453,14 @@ def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStr
         time = time_column(plain, assigner)
         if stream.is_marked:
             if calls_python(plain, time):
-                # Spark calls it for all rows, whatever condition stands around it.
+                # Spark calls Python for all rows, whatever condition stands around the call.
                 raise ControlRowError
-            # An expression of the user's must not see barriers, which have no fields.
+            # A user's expression must not see barriers, which have no fields.
             time = F.when(F.col(C.KIND) == int(C.Kind.RECORD), time)
         stream = replace(stream, frame=plain.withColumn(C.TIME, time))
     elif assigner is None or isinstance(assigner, str):
         take = TakeTimes(find_time_column(plain, assigner))
-        # A time beside the columns of a source leaves them what they are.
+        # Adding a time to the columns of a source does not change them.
         timed = C.behind_records(plain, take, take.columns(plain.schema))
         stream = replace(stream, frame=timed)
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
@@ -476,22 +476,22 @@ def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStr
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Ways from one scan of a source into several operators: the functions of all of them in one pass.
+# Paths from one scan of a source into several operators: one pass runs the functions of all paths.
 
 
-#: What goes along with the fields of a record.
+#: Control columns that accompany the fields of a record.
 _BESIDE = (C.CHANNEL, C.SEQUENCE, C.TIME, C.MARK)
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """The last part of a path from a source, where it is not that of other paths."""
+    """The end of a path from a source, after the steps that it shares with other paths."""
 
-    #: What its DataFrame functions do to each record; None if it has none.
+    #: The effect of its DataFrame functions on each record; None if it has none.
     read: RowByRow | None
-    #: Those of single records, which come behind them.
+    #: Its functions of single records, which come after the DataFrame functions.
     functions: tuple[RecordFunction, ...]
-    #: Of each operator that reads it, its uid and its keys.
+    #: Uid and keys of each operator that reads it.
     readers: tuple[tuple[str, Sequence[Key]], ...]
 
     @classmethod
@@ -517,9 +517,9 @@ class Branch:
 def branch_rows(
     stream: RecordStream, branches: Sequence[Branch]
 ) -> list[tuple[SharedRows, T.StructType, list[tuple[KeyPart, ...]]]]:
-    """Return the rows of branches that begin with a stream, all in one frame, with fields and keys."""
-    # Where there are functions of Python, DealRows runs those of all branches in one worker for each task;
-    # else Spark has the fields of all branches beside each other.
+    """Compute the branches of a stream in one frame; return rows, fields and keys of each."""
+    # If any branch has Python functions, DealRows runs those of all branches in one worker per task;
+    # else Spark computes the fields of all branches in columns of their own.
     beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _stem_names(stream), strict=True)
     frame = stream.frame.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])

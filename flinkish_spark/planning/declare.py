@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import KeyedFunction
 
 
-#: Key groups are numbered by the job's settings; this is the most that a state store should hold.
+#: The most key groups that a state store should hold.
 MAX_PARALLELISM_LIMIT = 32_768
 
 
@@ -80,7 +80,7 @@ def check_max_parallelism(groups: int) -> None:
 def accumulator_type(given: StateType, uid: str) -> StateType:
     try:
         declared_ddl(given)
-        # A class has to be one of which instances can be made again.
+        # Stored accumulators must be restorable as instances of the class.
         maker_of(given)
     except NoSuchType as error:
         raise SchemaError(
@@ -103,7 +103,7 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
 
 def check_late_output(tag: OutputTag, schema: T.StructType, uid: str, *, types_may_differ: bool) -> None:
     """Raise SchemaError if elements with these fields cannot go out by a tag."""
-    # At the start of a job: the first late element may come after weeks.
+    # Checked when the job starts: the first late element may come after weeks.
     declared = output_schema(tag.output, uid)
     ours, theirs = ([field.dataType.simpleString() for field in one] for one in (schema, declared))
     if len(ours) == len(theirs) if types_may_differ else ours == theirs:
@@ -147,7 +147,7 @@ def declare_operator(
 def resolve_uid(
     graph: StreamGraph, uid: str | None, method: str, *fronts: str | StreamNode | KeyedEntry
 ) -> str:
-    """Return the uid that a program says, or warn and return one that follows from its place there."""
+    """Return the given uid; without one, warn and derive it from the place in the program."""
     if uid is not None:
         return uid
     derived = graph.derive_uid(method, fronts)
@@ -160,7 +160,7 @@ def resolve_uid(
 
 
 def _frames_of_ours() -> int:
-    """Return which frame is the first of the user's, as `warnings.warn` counts them for who called this."""
+    """Return the `stacklevel` for `warnings.warn` of the first frame outside this package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("flinkish_spark."):
         frame, level = frame.f_back, level + 1
@@ -192,7 +192,7 @@ def check_strategy(strategy: object, method: str, uid: str) -> None:
             check_can_be_sent(function, "of the watermark strategy", uid)
 
 
-#: By method: the class that stands for a function of one record, the one for two inputs, its two methods.
+#: By method: the function class for one input, the class for two inputs, and the two methods of the latter.
 _KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str, str]]] = {
     "map": (MapFunction, CoMapFunction, ("map1", "map2")),
     "flat_map": (FlatMapFunction, CoFlatMapFunction, ("flat_map1", "flat_map2")),
@@ -202,9 +202,9 @@ _KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str
 
 @dataclass(frozen=True)
 class RecordCall:
-    #: From a record to what comes of it.
+    #: From a record to the result.
     call: Callable[[Any], Any]
-    #: Whose method that is, to be opened and closed; None for a plain function.
+    #: The object to open and close, if `call` is its method; None for a plain function.
     rich: RichFunction | None
 
 
@@ -263,7 +263,7 @@ def _what(function: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a function emits, by the hints of its methods, where nobody says it as DDL.
+# Output fields inferred from a function's type hints, if they are not declared.
 
 
 _MANY = (collections.abc.Iterable, collections.abc.Iterator, collections.abc.Generator)
@@ -276,7 +276,7 @@ _NO_HINT = inspect.Signature.empty
 def infer_output(
     call: Callable[..., Any], what: str, *others: Callable[..., Any], is_iterable: bool
 ) -> T.StructType:
-    """Return the fields of the rows that a function emits, by the hints for what it returns."""
+    """Return the fields of the rows that a function emits, by its return type hint."""
     reasons = []
     for one in (call, *others):
         try:
@@ -309,13 +309,13 @@ def aggregate_output(
 def return_hint(call: Callable[..., Any]) -> Any:
     while isinstance(call, functools.partial):
         call = call.func
-    # An object that can be called has its hints where it says how.
+    # A callable object has its hints on `__call__`.
     routine: Any = call if inspect.isroutine(call) else type(call).__call__
     routine = inspect.unwrap(getattr(routine, "__func__", routine))
     hint = getattr(routine, "__annotations__", {}).get("return", _NO_HINT)
     if hint is _NO_HINT:
         raise NoSuchType("there is no hint for what it returns")
-    # Classes that are defined in a function are known to those that use them.
+    # Classes that are defined inside a function are in the closures of functions that use them.
     holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
     try:
         return typing.get_type_hints(holder, routine.__globals__, _nonlocals(routine))["row"]
@@ -350,10 +350,10 @@ def _name_of(call: Callable[..., Any]) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Keys as a user names them: columns, expressions, or a function that makes them of records in Python.
+# Keys as a user gives them: columns, expressions, or a Python function of a record.
 
 
-#: Types whose values are not equal to themselves reliably, or cannot be a Python dict's key.
+#: Types whose values do not compare reliably, or cannot be keys of a Python dict.
 UNFIT_KEYS = (
     T.ArrayType,
     T.MapType,
@@ -486,19 +486,19 @@ def _type_of(hint: Any) -> T.DataType:
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A part of a key that stands beside the fields of a record; to an aggregate it is none of them."""
+    """A part of a key in a column of its own, which is no field of the record."""
 
     name: str
 
 
-#: A part of a key in a plan: a field of the records, a column beside them, or an expression of Spark's.
+#: A part of a key in a plan: a field of the records, a column of its own, or a Spark expression.
 KeyPart = str | KeyColumn | Column
 
 
 def compute_keys(
     frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
-    """Return a frame with the columns that functions make keys in, and what each operator is keyed by."""
+    """Add columns with the keys that functions make; return the frame and the key of each operator."""
     workers, schema, found = key_workers(frame.schema, operators, origins)
     return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
 
@@ -506,7 +506,7 @@ def compute_keys(
 def key_workers(
     given: T.StructType, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[tuple[AppendColumns, ...], T.StructType, list[tuple[KeyPart, ...]]]:
-    """Return what adds the keys of several operators to rows, the columns then, and what each is keyed by."""
+    """Return workers that add the keys of several operators, the columns then, and the key of each."""
     workers, found = list[AppendColumns](), list[tuple[KeyPart, ...]]()
     for place, (uid, keys) in enumerate(operators):
         function = next((key for key in keys if isinstance(key, KeyFunction)), None)
@@ -522,7 +522,7 @@ def key_workers(
 
 
 def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
-    """Return what adds the parts of an operator's key to rows of `given`; see :func:`compute_keys`."""
+    """Return a worker that adds the parts of an operator's key to rows; see :func:`compute_keys`."""
     what = f"the key function of operator '{uid}'"
     function = RowFunction(uid, key.call, key.rich, origins, what, counts_as=key.counts_as)
     names = tuple(f"{PREFIX}key{at}" for at in range(len(key.parts)))

@@ -1,4 +1,4 @@
-"""Operators that are made when the fields of their input are known, which is when the job is planned."""
+"""Factories of operators, called when the job is planned and the fields of the inputs are known."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast
 
 
 class OperatorFactory(Protocol):
-    """Makes an operator at each planning, when the fields of its inputs are known."""
+    """A factory that makes an operator at each planning, when the fields of its inputs are known."""
 
     @property
     def needs_event_time(self) -> bool:
@@ -79,7 +79,7 @@ class OperatorFactory(Protocol):
 
 
 class _TtlFactory:
-    """State of a key, for as long as the program says."""
+    """Base of factories whose operators keep state per key with a time to live."""
 
     needs_event_time = False
     ttl: StateTtl | None
@@ -92,7 +92,7 @@ class _TtlFactory:
 class Windows:
     spec: WindowSpec
     computation: WindowComputation
-    #: Fields of the results that are declared, without that of retractions; None for those of the elements.
+    #: Declared fields of the results, without the retraction field; None for the fields of the elements.
     result: T.StructType | None = None
 
     @property
@@ -143,9 +143,9 @@ class Aggregating(_TtlFactory):
 
 @dataclass(frozen=True)
 class ChangelogFactory(_TtlFactory):
-    #: The field with the kinds.
+    #: Name of the field with the row kind.
     row_kind: str
-    #: How long what is known of a key lives.
+    #: Time to live of the state of a key.
     ttl: StateTtl | None = None
 
     def __post_init__(self) -> None:
@@ -202,7 +202,7 @@ class ChangelogFolding(ChangelogFactory):
 
 @dataclass(frozen=True)
 class Normalizing(ChangelogFactory):
-    """Whole changes out of upserts."""
+    """Makes a full changelog (with -U rows) from upserts."""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         return NormalizeOperator(self.kind_at(schemas[0]), schemas[0], self.ttl)
@@ -210,7 +210,7 @@ class Normalizing(ChangelogFactory):
 
 @dataclass(frozen=True)
 class FoldingElements(_TtlFactory):
-    """A sum, a least or a greatest of a field, element by element."""
+    """A sum, minimum or maximum of a field, updated for each element."""
 
     aggregate: ElementAggregate
     ttl: StateTtl | None = None
@@ -227,9 +227,9 @@ class _ColumnFactory(_TtlFactory):
 
 @dataclass(frozen=True)
 class FoldingColumns(_ColumnFactory):
-    """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch."""
+    """An aggregate over columns, emitted once per key and micro-batch; mostly computed before the shuffle."""
 
-    #: A fold of an element, or a table of them.
+    #: An aggregate that emits elements, or a tuple of columns.
     columns: ElementAggregate | tuple[AggregateColumn, ...]
     ttl: StateTtl | None = None
 
@@ -242,7 +242,7 @@ class FoldingColumns(_ColumnFactory):
 
 @dataclass(frozen=True)
 class ReducingColumns(_ColumnFactory):
-    """A reduction by a function of the user's, once per key and micro-batch; in part before the shuffle."""
+    """A user's reduce function, emitted once per key and micro-batch; partly computed before the shuffle."""
 
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
@@ -257,7 +257,7 @@ class ReducingColumns(_ColumnFactory):
 
 @dataclass(frozen=True)
 class AggregatingColumns(_ColumnFactory):
-    """An aggregate of the user's, once per key and micro-batch; in part before the shuffle."""
+    """A user's aggregate, emitted once per key and micro-batch; partly computed before the shuffle."""
 
     aggregate: AggregateFunction
     accumulator_type: StateType
@@ -272,10 +272,10 @@ class AggregatingColumns(_ColumnFactory):
 
 @dataclass(frozen=True)
 class FoldingWindows:
-    """Folds of windows: over columns, most of it before the shuffle, or else element by element."""
+    """Aggregates of windows: over columns and mostly before the shuffle if possible, else per element."""
 
     spec: WindowSpec
-    #: Folds of fields; just one for windows that columns cannot have. Or a choice of elements.
+    #: Aggregates of fields, exactly one for windows that cannot run over columns; or a choice of elements.
     columns: tuple[AggregateColumn, ...] | ElementChoice
 
     @property
@@ -376,7 +376,7 @@ class Patterns:
 @dataclass(frozen=True)
 class RowPatterns:
     said: MatchRecognize
-    #: The key's columns that are fields; they come out in front where one row is told per match.
+    #: The fields among the key's columns; with one row per match they are the first output columns.
     keys: tuple[str, ...]
     late_output: OutputTag | None = None
     needs_event_time = True
@@ -418,15 +418,15 @@ def _place_of_time(fields: T.StructType, name: str) -> int:
 
 
 KeyedJoin = IntervalJoin | WindowJoin | WindowCoGroup | TemporalJoin
-#: Stands for the type of an input until it is known.
+#: Placeholder for the type of an input until it is known.
 UNKNOWN_TYPE = "unknown STRING"
-#: Before the name of a right field that a left one has too.
+#: Prefix of a right field whose name a left field has too.
 _RIGHT = "right_"
 
 
 @dataclass(frozen=True)
 class Joining:
-    #: What the program says, with :data:`UNKNOWN_TYPE` for the types of the inputs.
+    #: The join as declared, with :data:`UNKNOWN_TYPE` for the types of the inputs.
     join: KeyedJoin
 
     @property
@@ -456,7 +456,7 @@ class Joining:
 
 
 def join_fields(left: T.StructType, right: T.StructType) -> T.StructType:
-    """Return the left fields, then the right ones, which get another name where theirs is taken."""
+    """Return the left fields, then the right ones; a right field whose name is taken gets a prefix."""
     taken = {name.lower() for name in left.names}
     fields = [T.StructField(field.name, field.dataType) for field in left]
     for field in right:

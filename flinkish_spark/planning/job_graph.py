@@ -1,6 +1,6 @@
-"""From the stream graph to the job graph: which operators Spark runs in the same tasks, and why.
+"""The job graph of a stream graph: which operators Spark runs in the same tasks, and why.
 
-The planner translates the logical plan, and this module says what that runs. A test compares it with the plan
+The planner translates the logical plan; this module describes the result. A test compares it with the plan
 of a running query.
 """
 
@@ -26,7 +26,7 @@ from flinkish_spark.planning.factories import (
 )
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
 from flinkish_spark.planning.optimizer import optimize
-from flinkish_spark.planning.partitioning import CustomPartitioning, Rescale, Rebalance, is_partitioning
+from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, Rescale, is_partitioning
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import (
@@ -59,7 +59,7 @@ from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 
-#: What stands in a job graph as an operator. Unions, moves and side outputs are parts of edges.
+#: Nodes that are operators of a job graph. Unions, moves and side outputs are parts of edges.
 _Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
 
 _OF_STATE = {
@@ -70,13 +70,13 @@ _OF_STATE = {
 
 
 def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
-    """Describe what Spark runs of a program; what leads to no sink is not in it."""
+    """Describe the operators that Spark runs for a program: those from which a path leads to a sink."""
     logical = optimize(graph) if planned is None else planned.logical
     return JobGraph(job, tuple(_Reading(logical, tasks, planned).operators()))
 
 
 def name_operators(graph: StreamGraph, tasks: int) -> None:
-    """Tell each function of a program which operator of the job graph it is: of its outputs the first."""
+    """Set each function's id in the job graph; a function with several outputs has the id of the first."""
     known: set[int] = set()
     reading = _Reading(optimize(graph), tasks)
     for _ in reading.operators():
@@ -89,7 +89,7 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
 
 
 def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
-    """Describe what is in front of the end of one stream."""
+    """Describe the operators from which a path leads to a stream."""
     alone = graph.ending_with(node)
     return JobGraph(job, tuple(_Reading(optimize(alone), tasks).operators_in_front_of(alone.sinks[0])))
 
@@ -100,15 +100,14 @@ class _Passage:
 
     path: Path
     end: KeyedNode | SinkNode
-    #: Of the operator that it leads to.
+    #: Entry of the operator at its end.
     entry: int = 0
     distribution: Distribution | None = None
-    #: With which step of it the part begins that each sink does for itself; None where none does.
+    #: Index of the first step that each sink runs for itself; None if there is none.
     deferred_from: int | None = None
-    #: With which step of it the part begins that is not in the plan already.
+    #: Index of the first step that is not counted yet.
     counts_from: int = 0
-    #: With which step of it the part begins that runs in one pass with the rest of other paths; None where
-    #: none does.
+    #: Index of the first step that runs in one pass with steps of other paths; None if there is none.
     branch_from: int | None = None
 
     @property
@@ -127,7 +126,7 @@ class _Reading:
     def __init__(self, plan: LogicalPlan, tasks: int, planned: PlannedJob | None = None) -> None:
         self._plan, self._graph, self._tasks, self._planned = plan, plan.graph, tasks, planned
         self._runs: Counter[_Node] = Counter()
-        #: By what they lead to: each by what is in front, the entry, and the output of that.
+        #: By target: the edges, each by its source, the entry, and the source's output.
         self._edges: dict[_Node, dict[tuple[_Node, int, str], JobEdge]] = {}
         self.ids: dict[_Node, str] = {}
         self._parallelism: dict[_Node, int | None] = {}
@@ -146,7 +145,7 @@ class _Reading:
             self._make(node, made)
         return made.values()
 
-    # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
+    # -- the plan as the planner makes it; each part counts as often as it occurs there ----------------
     def _read(self) -> None:
         seen: dict[Chain, set[KeyedNode]] = {}
         shared = {
@@ -167,7 +166,7 @@ class _Reading:
                             self._walk(passage)
                     elif operator not in shared and (operator is not None or is_new):
                         self._read_base(path.base, of_chain)
-                    # What follows an operator runs on the evaluated micro-batch, for this sink.
+                    # Steps after an operator run on the evaluated micro-batch, for this sink.
                     counts = is_new or operator_of(path.base) is not None
                     counts_from = 0 if counts else len(path.steps)
                     self._walk(_Passage(path, sink, 0, None, end.deferred_from, counts_from))
@@ -175,7 +174,7 @@ class _Reading:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
     def _passages_of_group(self, group: TaskGroup) -> Mapping[KeyedNode, list[_Passage]]:
-        """Return the paths into operators that share tasks, and count the scans before them once."""
+        """Return the paths into operators that share tasks; count each shared scan once."""
         found: dict[KeyedNode, dict[str, _Passage]] = {operator: {} for operator, _ in group.members}
         for scan in group.scans:
             beside = [readers for readers in scan.branches if self._is_branch(readers[0])]
@@ -210,7 +209,7 @@ class _Reading:
             self._runs[base] += 1
             return
         if operator in seen:
-            # Read on several paths, or by several sinks: it stands in the plan once.
+            # Read on several paths or by several sinks, but once in the plan.
             return
         seen.add(operator)
         self._runs[operator] += 1
@@ -222,7 +221,7 @@ class _Reading:
                     self._walk(_Passage(path, operator, input_.entry, entry.distribution))
 
     def _walk(self, passage: _Passage) -> None:
-        """Note the edges of a path; a sink that reads what another one reads counts its last edge only."""
+        """Add the edges of a path; a second sink of the same stream adds its last edge only."""
         base = passage.path.base
         front: _Node = base.parent if isinstance(base, SideNode) else base
         output = base.tag.name if isinstance(base, SideNode) else ""
@@ -281,7 +280,7 @@ class _Reading:
         return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output, tuple(moved))
 
     def _note(self, front: _Node, behind: _Node, edge: JobEdge, counts: bool) -> None:
-        """Keep an edge; one that is there on another path, too, is what holds on both."""
+        """Add an edge; if another path has it too, keep the reason that holds on both."""
         there = self._edges.setdefault(behind, {})
         place = front, edge.entry, edge.output
         known = there.get(place, replace(edge, runs=0))
@@ -289,7 +288,7 @@ class _Reading:
         there[place] = replace(kept, runs=known.runs + counts)
 
     def _is_in_arrow(self, node: _Node) -> bool:
-        """Return whether a transform is done in the pass that reads records; only the planner knows."""
+        """Return whether a transform runs in the Arrow pass that reads records; only the planner knows."""
         return self._planned is not None and node in self._planned.in_arrow
 
     def _begins_in_python(self, node: _Node) -> bool:
@@ -351,7 +350,7 @@ class _Reading:
         return JobOperator(own, uid, name, does, kind, runs_in, keys, tasks, groups, runs, edges, shares)
 
     def _id_of(self, node: _Node, edges: Sequence[JobEdge]) -> str:
-        """Return an id that depends on nothing but the program: the same in every process."""
+        """Return an id that depends on the program only, so it is the same in every process."""
         if isinstance(node, SourceNode | KeyedNode | SinkNode):
             return _digest(["uid", node.uid])
         sort = "timestamps"
@@ -415,7 +414,7 @@ def _key(key: Key) -> str:
     return key if isinstance(key, str) else "an expression"
 
 
-#: What people call operators of ours that no class of theirs names.
+#: Display names of operators that no user's class names.
 _OF_OURS = {
     "Aggregating": "running aggregate",
     "AggregatingColumns": "running aggregate",

@@ -40,8 +40,8 @@ from flinkish_spark.planning.sent_columns import (
     KeyedInput,
     SentColumns,
     find_sent_columns,
-    transport_of,
     no_event_times,
+    transport_of,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
@@ -76,7 +76,7 @@ from flinkish_spark.worker.keyed_operator import (
 from flinkish_spark.worker.runners import InputShape, RowShape
 
 STATE_DDL = "value BINARY"
-#: When a key group's entries move out of its state value; tests that crash jobs make it small.
+#: When a key group's entries move out of its state value; crash tests make it small.
 BASE_POLICY = BasePolicy()
 
 
@@ -85,22 +85,22 @@ class KeyedParts:
     """The parts of a keyed operator's plan."""
 
     node: KeyedNode
-    #: In their order, by entry.
+    #: Ordered by entry.
     inputs: tuple[KeyedInput, ...]
-    #: Outputs of operators in front, in one frame with the inputs, that those behind this one read.
+    #: Outputs of earlier operators that later operators read, in one frame with the inputs.
     passing: tuple[KeyedInput, ...]
-    #: The operator's among those who report to the driver.
+    #: The operator's number as a reporter to the driver.
     number: int
     bundling: Bundling
     #: The side outputs that are read.
     sides: Sequence[SideNode]
-    #: Key groups and their state, if the lineage begins with state of this operator.
+    #: Key groups and their state, if the lineage begins with state for this operator.
     seed: DataFrame | None
-    #: Of the sources that it reads itself, if latency is measured; those of others come with the rows.
+    #: Latency markers of the sources that it reads directly, if latency is measured.
     markers: SourceMarkers | None
-    #: What errors call it beside its uid; empty if nobody has said one.
+    #: Name in errors, beside the uid; empty if not set.
     name: str
-    #: Tells what it adds to accumulators from what others add; empty in all chains but the first.
+    #: Identifies its share of the accumulators; empty in all chains but the first.
     counts_as: str
     #: Name of the chain in which it runs.
     chain: str
@@ -108,13 +108,13 @@ class KeyedParts:
 
 @dataclass(frozen=True, eq=False)
 class _Operator:
-    """A keyed operator before its rows are brought to it."""
+    """A keyed operator before its rows are routed to it."""
 
     parts: KeyedParts
     routing: Routing
-    #: What travels of its inputs, and behind them of what passes it.
+    #: Columns sent of its inputs, then of the streams that pass it.
     sent: tuple[SentColumns, ...]
-    #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
+    #: Fields of the main output, side outputs and passing streams, as named in the frame.
     outputs: tuple[T.StructType, ...]
     spec: KeyedOperatorSpec
 
@@ -124,17 +124,16 @@ class _Operator:
 
     @property
     def timed(self) -> tuple[bool, ...]:
-        """Return whether rows of each output have event times."""
+        """True for each output whose rows have event times."""
         shape = self.spec.shape
         return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
 
     def add_seed(self, rows: DataFrame) -> DataFrame:
-        """Send each key group its state, which the first micro-batch brings."""
+        """Add the seed's rows: each key group gets its state with the first micro-batch."""
         seed, routing = self.parts.seed, self.routing
         if seed is None:
             return rows
-        # What partitions keep beside their key groups goes to every partition, which chooses: there may be
-        # another number of them.
+        # State of partitions goes to every partition, which takes its share: their number may have changed.
         group = F.col("key_group")
         own_route = F.array(F.element_at(_int_array(routing.of_group), group + 1))
         routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(routing.of_broadcast)).otherwise(
@@ -157,8 +156,8 @@ class _Operator:
             combine = BlamedCombine(uid, self.parts.bundling.key_groups, sent.folded.combiner, own)
         is_broadcast = given.distribution is Distribution.BROADCAST
         calls = None
-        # A key group needs that of its partition before it. What a broadcast element wants done with keyed
-        # state concerns all key groups.
+        # A key group needs its partition's broadcast state first. A broadcast element may apply a function to
+        # the keyed state of all key groups.
         if self.has_broadcast and given.distribution in (Distribution.BY_KEY, Distribution.BROADCAST):
             called = self.routing.of_bundle if is_broadcast else self.routing.of_broadcast
             calls = Calls(self.parts.number, called)
@@ -181,12 +180,12 @@ class _Operator:
         routes = F.when(kind == int(C.Kind.BARRIER), _int_array(routing.of_barrier))
         same = F.get(_int_array(routing.of_barrier), subtask_in(F.col(C.CHANNEL)))
         routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
-        # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
+        # Reports to the driver, and calls of later operators, only pass: one partition is enough.
         return routes.when(is_own_call, called).otherwise(_int_array(routing.of_barrier[:1]))
 
 
 def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
-    """Send rows into operators that share tasks; what several inputs of them read is scanned once.
+    """Return the rows for operators that share tasks; a frame that several inputs read is scanned once.
 
     A packed record goes to its key group's route, and a barrier to every partition of the operators.
     """
@@ -203,7 +202,7 @@ def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
     frames = [_pack_inputs(own, is_alone=len(operators) == 1) for own in together.values()]
     apart = [share for share in shares if len(share.given.frames) == 2]
     if apart:
-        # Of a control source there is one frame, whichever input has it.
+        # All source inputs share the control source's barrier rows; add them once.
         targets = [
             (one.control_routes(), [share.number for share in apart if share.operator is one])
             for one in dict.fromkeys(share.operator for share in apart)
@@ -214,11 +213,11 @@ def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Share:
-    """One input of operators that share a frame; what is computed for it has its place in the name."""
+    """One input of operators that share a frame; columns computed for it are named by its place."""
 
-    #: Of the operator among those that share tasks.
+    #: The operator's place in its task group.
     place: int
-    #: Of the input among the operator's.
+    #: The input's number at its operator.
     number: int
     operator: _Operator
     given: KeyedInput
@@ -238,7 +237,7 @@ class _Share:
 
     @property
     def names(self) -> dict[str, str]:
-        """Map each column that travels, but the hash, to its name in the frame."""
+        """Map each column that is sent, except the hash, to its name in the frame."""
         shared = self.given.shared
         own = {} if shared is None else {known: name for name, known in shared.columns}
         own |= {} if shared is None else {C.SEQUENCE: shared.place}
@@ -250,7 +249,7 @@ class _Share:
         }
 
     def add_key_columns(self, frame: DataFrame) -> DataFrame:
-        """Return the frame with the keys that Spark computes, null in rows of others."""
+        """Add columns with the keys that Spark computes; they are null in rows of other inputs."""
         chosen, shared = self.sent.chosen, self.given.shared
         if not chosen.expressions:
             return frame
@@ -290,8 +289,8 @@ def _is_own(rows: SharedRows) -> Column:
 
 
 def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
-    """Return the blocks of inputs whose rows stand in one frame, and the control rows between them."""
-    # A record may be for several, with another route to each; so its routes are among the columns.
+    """Return the blocks of inputs that share a frame, and the frame's control rows."""
+    # A record may be for several inputs, with a different route for each; so routes are columns.
     frame, first = shares[0].frame, shares[0].place
     for one in shares:
         frame = one.add_key_columns(frame)
@@ -301,7 +300,7 @@ def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
     for one in shares:
         own = one.record_routes.own
         wanted |= dict.fromkeys([*one.names.values(), *own.columns])
-    # Behind all expressions of the user's, which might know the columns by an alias.
+    # After all expressions of the user, which may refer to columns by an alias.
     narrow = C.behind_select(frame, [*wanted], lambda rows: _scan_of(rows, shares, is_alone=is_alone))
     operators = dict.fromkeys(one.operator for one in shares) if has_control else ()
     controls = (ControlRoutes(one.routing, one.parts.number, one.has_broadcast) for one in operators)
@@ -316,17 +315,17 @@ def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
 
 
 def _scan_of(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
-    """Return a frame so that the source in it is known by its name, and by the chains of all who read it."""
+    """Label the scan in a frame with the source's name and the chains of all readers."""
     named = [(one.operator.parts.chain, one.given.source) for one in shares]
     inputs = [(chain, name) for chain, name in named if name is not None]
     if not inputs:
         return frame
-    # What is read for one operator alone may stand in several chains.
+    # A scan for one operator alone may be in several chains.
     return named_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
 
 
 def _route_control_rows(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
-    """Return control rows with their routes; a barrier once for each input, which its sequence says."""
+    """Return control rows with routes; a barrier is repeated per input, whose number is its sequence."""
     arrays = []
     for routes, numbers in targets:
         inputs = F.array(*[F.lit(number).cast("long") for number in numbers])
@@ -344,12 +343,12 @@ def _target(inputs: Column, route: Column) -> Column:
 
 
 def _int_array(values: Sequence[int]) -> Column:
-    # One text for Spark's parser: a literal for each key group would take some thousand calls into the JVM.
+    # One SQL text: a literal per key group would take thousands of calls into the JVM.
     return F.expr(f"array({', '.join(map(str, values))})")
 
 
 def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, OperatorShape]]:
-    """Plan operators that share tasks: one pass over one frame, with the outputs of each, main ones first."""
+    """Plan operators that share tasks, as one pass over one frame; return main output and shape of each."""
     found: list[_Operator] = []
     for place, parts in enumerate(operators):
         own = None if len(operators) == 1 else place
@@ -391,18 +390,21 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
 
 
 def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Operator:
-    """Return what is known of an operator; `place` is that among those that share tasks with it."""
+    """Prepare an operator; `place` is its place in its task group, None if it is alone."""
     node, routing = parts.node, Routing(parts.bundling, place or 0)
     sent = tuple(find_sent_columns(node, given) for given in parts.inputs)
     whole = [transport_of(node, given, ()) for given in parts.passing]
     passing = tuple(SentColumns(one, one) for one in whole)
     has_times = all(one.has_times for one in parts.inputs)
     operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
-    # Functions know the names that were declared; in the frame no name may be there twice.
+    # Functions use the declared names; in the frame each name must be unique.
     main, *own_sides = shape.outputs
     sides = (*own_sides, *(given.schema for given in parts.passing))
     first = nullable(main) if place is None else _rename_fields(main, first_output)
-    outputs = (first, *(_rename_fields(fields, first_output + number) for number, fields in enumerate(sides, 1)))
+    outputs = (
+        first,
+        *(_rename_fields(fields, first_output + number) for number, fields in enumerate(sides, 1)),
+    )
     spec = KeyedOperatorSpec(
         uid=node.uid,
         bundling=parts.bundling,
@@ -439,7 +441,7 @@ def operator_and_shape(
     *,
     has_times: bool,
 ) -> tuple[StatefulOperator, RowShape]:
-    """Return what runs in the workers, and how rows come and go there; needs no Spark."""
+    """Return the operator that workers run, and the shape of its rows; needs no Spark."""
     schemas = _schemas(node, inputs)
     main = _main_output(node, schemas, sent[0].folded)
     shape = RowShape(
@@ -465,14 +467,16 @@ def operator_and_shape(
 
 
 def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
-    """Return the fields of each entry; all paths into one entry have the same."""
+    """Return the fields of each entry; all paths into an entry must have the same fields."""
     found: dict[int, T.StructType] = {}
     for given in inputs:
         check_same_fields(found.setdefault(given.entry, given.schema), given.schema, f"operator '{node.uid}'")
     return [found[entry] for entry in sorted(found)]
 
 
-def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[SentColumns]) -> tuple[T.DataType, ...]:
+def _key_types(
+    node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[SentColumns]
+) -> tuple[T.DataType, ...]:
     keyed = [
         one for one, given in zip(sent, inputs, strict=True) if given.distribution is Distribution.BY_KEY
     ]
@@ -502,7 +506,7 @@ def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: FoldP
         return node.output
     if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
         found = node.function.output(*schemas)
-        # What the fields of the inputs are called is known now only.
+        # Names of the inputs' fields are known only now.
         check_field_names(found, f"the output of '{node.uid}'", RENAME)
         return found
     return schemas[0] if folded is None else folded.output
@@ -542,7 +546,7 @@ def _operator(
         raise no_event_times(node.uid)
     if isinstance(function, Windows | Joining | Patterns | RowPatterns):
         for tag, schema in function.late_outputs(*schemas):
-            # What is read by that name may be declared by another tag: both sides' may have one name.
+            # Two tags of one name may be declared: one for each side of a join.
             for declared in (tag, *(one for one in read if one.name == tag.name)):
                 check_late_output(declared, schema, node.uid, types_may_differ=True)
     return function.create(*schemas)

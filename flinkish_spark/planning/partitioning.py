@@ -1,4 +1,4 @@
-"""Which task gets which rows: rebalance, rescale, global and own partitioners."""
+"""Partitioning of rows over tasks: rebalance, rescale, global and custom partitioners."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# A row goes where its place says, never where a counter or chance does: a task that Spark repeats must send
-# the same rows to the same tasks, or rows are lost or doubled where a task behind it had read the first
-# attempt. The place is channel and sequence, so that all rows that flat_map made of a record stay together;
-# behind a keyed operator, where rows have neither, it is the row's number in its task. Spark's own round
-# robin would have to sort all rows by all columns first, for the same reason.
+# A row's target depends on its place, never on a counter or on chance: a task that Spark repeats must send
+# the same rows to the same tasks, or rows are lost or doubled if a later task has read the first attempt.
+# The place is channel and sequence, so all rows that flat_map made of a record stay together; after a keyed
+# operator, where rows have neither, it is the row's number in its task. For the same reason Spark's own
+# round robin would have to sort all rows by all columns first.
 #
-# Spark gives a task the rows that it has fetched in any order. So they are sorted by where they stood in
-# front: each task has them in the canonical order again, and what goes by the order behind it (a transform
-# that chooses its own columns, a generator of watermarks, a sink) sees the same each time.
+# A task receives shuffled rows in any order. So it sorts them by their position before the shuffle: they are
+# in the canonical order again, and steps that depend on the order (a transform that selects its own columns,
+# a watermark generator, a sink) see the same order each time.
 
-#: Where a row stood in front of the shuffle.
+#: A row's position before the shuffle.
 PLACE = f"{PREFIX}place"
-#: The partition that a partitioner has chosen.
+#: The partition chosen by a partitioner.
 TARGET = f"{PREFIX}target"
 _WITH_PLACE = ("*", f"monotonically_increasing_id() AS {PLACE}")
 #: Spark's own default for `spark.sql.shuffle.partitions`.
@@ -46,9 +46,9 @@ _TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
 
 @dataclass(frozen=True)
 class Rebalance:
-    """Distributes rows evenly, by a hash of their place."""
+    """A shuffle that distributes rows evenly, by a hash of their place."""
 
-    #: Over how many tasks; None for as many as there are shuffle partitions.
+    #: Number of tasks; None for the number of shuffle partitions.
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -60,9 +60,9 @@ class Rebalance:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Has fewer tasks read what several read; nothing is moved."""
+    """A merge of several tasks' inputs into fewer tasks, without a shuffle."""
 
-    #: At most how many tasks; None for as many as there are shuffle partitions.
+    #: The most tasks; None for the number of shuffle partitions.
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -71,16 +71,16 @@ class Rescale:
 
 @dataclass(frozen=True)
 class CustomPartitioning:
-    """Sends each row to the task that a function chooses."""
+    """A shuffle that sends each row to the task that a function chooses."""
 
     name: str
     #: From a key and a number of tasks to a task.
     partition: Callable[[Any, int], int]
     #: From a record to its key; or the name of a field.
     key: Callable[[Any], Any] | str
-    #: Opened in each task, if it wants to be.
+    #: The object to open in each task; None for plain functions.
     rich: RichFunction | None
-    #: How many tasks; None for as many as there are shuffle partitions.
+    #: Number of tasks; None for the number of shuffle partitions.
     parallelism: int | None
     origins: Origins = field(default_factory=Origins)
     counts_as: str = ""
@@ -105,13 +105,13 @@ class CustomPartitioning:
         function = RowFunction(self.name, target, self.rich, self.origins, counts_as=self.counts_as)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
         placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
-        # What is no record has no target: Spark sends a null to the first task.
+        # A row that is no record has no target: Spark sends null to the first task.
         return _restore_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
 
 
 @dataclass(frozen=True)
 class FieldAt:
-    """A field of a record, by its position: not every name can be an attribute's."""
+    """A field of a record by position, since not every field name is a valid attribute name."""
 
     position: int
 
@@ -174,7 +174,7 @@ def read_shuffle_partitions(spark: SparkSession) -> int | None:
 
 
 def fitting_partitions(spark: SparkSession, most: int) -> int:
-    """Return how many tasks fit the cores of a session: two for each, and never more than Spark's 200."""
+    """Return the number of tasks for a session: two per core, and at most Spark's default of 200."""
     return max(1, min(2 * spark.sparkContext.defaultParallelism, _SPARKS_OWN, most))
 
 

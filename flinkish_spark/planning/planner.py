@@ -25,12 +25,12 @@ from flinkish_spark.planning.between import (
     ControlRowError,
     RecordStream,
     apply_frame_prefix,
+    assign_times,
     branch_rows,
     check_said_between,
     is_read_plainly,
     share_inputs,
     transform_records,
-    assign_times,
 )
 from flinkish_spark.planning.declare import check_same_fields, compute_keys
 from flinkish_spark.planning.keyed import KeyedParts, plan_operators
@@ -43,8 +43,8 @@ from flinkish_spark.planning.sent_columns import (
     PlannedStream,
     frames_of,
     has_expression,
-    make_keyed_input,
     make_branch_input,
+    make_keyed_input,
     make_source_input,
 )
 from flinkish_spark.planning.sink_rows import (
@@ -80,8 +80,8 @@ from flinkish_spark.planning.transforms import (
     RowTransform,
     Spoiler,
     Transform,
-    frame_function,
     apply_transform,
+    frame_function,
 )
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
@@ -97,40 +97,40 @@ from flinkish_spark.types.schemas import check_field_names
 #             -> tagged union of every stream that a sink reads
 #
 # A barrier is one row of the control source; a keyed operator turns it into one per shuffle partition.
-# Transforms in front of a keyed operator are part of the streaming plan and see records only. Those between
-# two keyed operators are part of it, too, and control rows pass them by. Those behind the last one run on
-# the evaluated micro-batch, because splitting the operator's output in the plan would run the operator
-# twice.
+# Transforms before a keyed operator are part of the streaming plan and see records only. Transforms between
+# two keyed operators are part of it, too, and control rows bypass them. Transforms after the last keyed
+# operator run on the evaluated micro-batch, because splitting the operator's output in the plan would run
+# the operator twice.
 #
-# What the logical plan says is translated here. These are the decisions that are left, since only Spark's
-# analysis of what the program wrote tells:
+# The planner translates the logical plan. It makes these decisions itself, since they depend on Spark's
+# analysis of the program's expressions and transforms:
 #
-# - A source's control rows stand apart from its records after all, where something moves rows, where a
-#   DataFrame function does more than look at each row, or where an expression for a time or a key calls
+# - A source's control rows are a frame of their own, not among its records, if a step moves rows, if a
+#   DataFrame function does more than look at each row, or if an expression for a time or a key calls
 #   Python (`ControlRowError`, `_read_by`).
-# - A branch of a shared scan has a scan of its own, if it has such a DataFrame function (`Branch.of`).
-# - DataFrame functions of single rows run in the pass in Arrow that reads a source, or as expressions of
-#   Spark's (`RowByRow.select_in_arrow`); in front of a sink in one pass, or over its records alone
+# - A branch of a shared scan gets its own scan if it has a DataFrame function of that kind (`Branch.of`).
+# - DataFrame functions of single rows run in the Arrow pass that reads a source, or as Spark expressions
+#   (`RowByRow.select_in_arrow`); before a sink they run in one pass, or over its records alone
 #   (`functions_before_sink`).
-# - Keys that are expressions read a source apart from others, if it has rows that are times only
+# - Operators with key expressions read a source separately if it has rows that are event times only
 #   (`_read_alike`).
-# - An async operator's elements are counted by the source or by the micro-batch, as the records in front of
-#   it still have their channels or not (`_stream_of`).
+# - An async operator's elements are numbered by the source if its records still have their channels, else
+#   by micro-batch (`_stream_of`).
 # - Fields, their names, and types of keys.
 
-#: What is deferred travels with each micro-batch: functions that are larger, as by a model in them, with the
-#: streaming query, once. From here on Spark broadcasts a function.
+#: A deferred pass is sent with each micro-batch, so it may not be larger than this; larger functions, such
+#: as models, are sent once with the streaming query. From this size on Spark broadcasts a function.
 _MOST_PICKLED = 1 << 20
 #: The control source has one channel.
 SOURCE_CHANNELS = frozenset({0})
 
-#: Where a stream is in the plan: its base, its steps, how its chain begins, as which inputs, what counts in
-#: it, and whether control rows are among its records.
+#: The place of a stream in the plan: base, steps, seed of its chain, names of inputs, which steps count, and
+#: whether control rows are among its records.
 _Place = tuple[int, tuple[int, ...], str, tuple[str, ...], tuple[bool, ...], bool]
 
 
 class Planner:
-    """Translates one logical plan; each node of it once, however many sinks read it."""
+    """The translator of one logical plan; it translates each node once, however many sinks read it."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class Planner:
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
         self._read: dict[str, T.StructType] = {}
-        #: By chain the plan of an operator that shares tasks with others.
+        #: By chain: the plan of an operator that shares tasks with others.
         self._shared: dict[str, TaggedStream] = {}
-        #: By chain the plans of what is read behind its operators, where these stand in a line.
+        #: By chain: the outputs after its operators, if they form a line.
         self._lines: dict[str, Mapping[int, TaggedStream]] = {}
-        #: What the tagged union is made of, in its order.
+        #: The streams of the tagged union, in order.
         self._ends: dict[Chain, TaggedStream] = {}
         self._in_arrow: set[StreamNode] = set()
         #: Paths that are branches of one scan, by operator and input.
@@ -228,7 +228,7 @@ class Planner:
                     yield PlannedSink(side.uid, side.sink, schema, (part,), len(self._reporters))
 
     def _unite_ends(self, asked: set[int]) -> DataFrame:
-        """Return what stands at the ends of all chains; `asked` are those whose records are asked about."""
+        """Return the union of the ends of all chains; records of the streams `asked` keep their sequence."""
         ends, frames = list(self._ends.items()), []
         for index, (chain, stream) in enumerate(ends):
             shown = [at for at, (_, other) in enumerate(ends) if other.frame is stream.frame]
@@ -239,7 +239,7 @@ class Planner:
         return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
 
     def _streams_of(self, shown: Sequence[int]) -> list[int]:
-        """Return by output which stream it is, where operators that share tasks are several in one frame."""
+        """Return the stream of each output, if several operators share one frame."""
         ends = list(self._ends.items())
         chain, stream = ends[shown[0]]
         if chain.name not in self._shared:
@@ -247,7 +247,7 @@ class Planner:
         first = {self._shared[ends[at][0].name].side: at for at in shown}
         found: list[int] = []
         for output in range(len(stream.outputs)):
-            # An output that nobody reads is in any.
+            # An output without a reader may belong to any stream.
             found.append(first[output] if output in first else found[-1])
         return found
 
@@ -299,7 +299,7 @@ class Planner:
         tagged = self._add_barriers(streams, chain)
         if end.deferred_from is None:
             return tagged
-        # Each sink does the rest for itself, on the evaluated micro-batch.
+        # Each sink runs the remaining steps itself, on the evaluated micro-batch.
         (path,) = end.paths
         steps = (step for step in path.steps[end.deferred_from :] if isinstance(step, TransformNode))
         counted = (self._logical.counting.step(step, chain, path, *chain.inputs) for step in steps)
@@ -309,7 +309,7 @@ class Planner:
         )
 
     def _add_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
-        """Return records of sources and their control rows, as an operator's output has them."""
+        """Return records of sources with control rows, in the form of an operator's output."""
         by_workers = streams[0].frame
         streams = [stream.records_only() for stream in streams]
         first = streams[0]
@@ -336,7 +336,7 @@ class Planner:
         markers = self._markers(chain.inputs)
         if markers is None:
             return stream
-        # Behind: of the first partition of a DataFrame Spark writes a file even if it holds no record.
+        # Markers come last: Spark writes a file for a DataFrame's first partition even without a record.
         united = stream.frame.unionByName(markers.alone(), allowMissingColumns=True)
         return replace(stream, frame=united, by_workers=None)
 
@@ -354,7 +354,7 @@ class Planner:
             try:
                 return self._stream(path, chain, names, marked=True)
             except ControlRowError:
-                # A source whose records and control rows are taken apart would be read twice.
+                # Splitting a marked source into records and control rows would read it twice.
                 pass
         return self._stream(path, chain, names, marked=False)
 
@@ -502,7 +502,7 @@ class Planner:
     def _parts(
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
     ) -> KeyedParts:
-        # Elements of an entry come before those of the next one, whatever they are read of.
+        # Elements of an entry come before elements of the next entry, whatever their upstream.
         given.sort(key=lambda one: one.entry)
         return KeyedParts(
             node=node,
@@ -528,7 +528,7 @@ class Planner:
         streams: Sequence[TaggedStream],
         passing: Sequence[TaggedStream] = (),
     ) -> list[KeyedInput]:
-        """Return inputs whose rows stand in one frame, and behind them what passes the operator."""
+        """Return the inputs that share a frame, then the streams that pass the operator."""
         if not streams and not passing:
             return []
         entries = [(one.entry, node.entries[one.entry].distribution) for one in inputs]
@@ -543,7 +543,7 @@ class Planner:
         return found
 
     def _plan_line(self, chain: Chain) -> Mapping[int, TaggedStream]:
-        """Plan operators one behind the other; return what is read behind the last, by what it is of."""
+        """Plan the operators of a line in order; return the streams after the last, by id of their base."""
         line: dict[int, TaggedStream] = {}
         for known in self._logical.lines[chain.name]:
             one = known.operator
@@ -585,7 +585,7 @@ class Planner:
         )
 
     def _read_scan(self, scan: SharedScan) -> Iterator[tuple[Reader, KeyedInput]]:
-        """Yield the inputs of those who read a scan; what several do in front runs as the first's."""
+        """Yield the input of each reader of a scan; common steps are planned as the first reader's."""
         if len(scan.branches) == 1:
             yield from self._read_alike(scan.branches[0])
             return
@@ -607,7 +607,7 @@ class Planner:
                 yield reader, replace(given, schema=schema)
 
     def _branch(self, stream: RecordStream, readers: Sequence[Reader], common: int) -> Branch | Spoiler:
-        """Return what is behind the common steps; what spoils it if it cannot run beside others."""
+        """Return the branch after the common steps, or the function for which it needs its own scan."""
         first, functions = readers[0], list[Transform]()
         for at, step in enumerate(first.path.steps[common:], start=common + 1):
             assert isinstance(step, TransformNode)

@@ -26,15 +26,15 @@ from flinkish_spark.planning.declare import (
     KeyColumn,
     KeyPart,
     check_late_output,
+    compute_keys,
     no_such_key,
     refuse_unfit_key,
-    compute_keys,
 )
 from flinkish_spark.planning.factories import (
     ColumnFolding,
     FoldingWindows,
-    fields_of,
     add_retraction_field,
+    fields_of,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
@@ -49,24 +49,24 @@ from flinkish_spark.worker.combiner import Combiner, WindowCombiner
 
 @dataclass(frozen=True)
 class KeyedInput:
-    #: Either records and barriers apart (a source), or one frame of both (another operator): a
-    #: frame that is used twice would run the operator before it twice.
+    #: Two frames, records and barriers (a source), or one frame of both (another operator): using a
+    #: frame twice would run its operator twice.
     frames: tuple[DataFrame, ...]
     schema: T.StructType
-    #: Upstream channels, each of which shows every barrier once.
+    #: Upstream channels; each delivers every barrier once.
     channels: ExpectedChannels
     origins: Origins
     keys: tuple[KeyPart, ...]
-    #: Which of the operator's entries it is for.
+    #: Number of the operator's entry.
     entry: int = 0
-    #: How its records are spread over the partitions; without a key all have the same hash.
+    #: How its records are distributed over partitions; without a key all have the same hash.
     distribution: Distribution = Distribution.BY_KEY
-    #: Name of the chain's input whose records are in the first frame; None behind another operator.
+    #: Name of the chain's input whose records are in the first frame; None after another operator.
     source: str | None = None
-    #: Its number, if its records have event times that the driver is told of here.
+    #: Its number as a reporter of event times to the driver; None if it reports none.
     reports_as: int | None = None
-    #: Where its rows are, if other inputs read the same operator, or functions lie in between. Its frame
-    #: only says then what its records look like.
+    #: Its rows, if other inputs read the same operator or there are functions between; its frame then only
+    #: defines the columns of its records.
     shared: SharedRows | None = None
 
     @property
@@ -78,7 +78,7 @@ PlannedStream = RecordStream | TaggedStream
 
 
 def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
-    """Return the input of an operator's entry where one path leads into it, with nothing on it."""
+    """Return the input of an operator's entry for a single path without functions."""
     entry = node.entries[at]
     if isinstance(stream, RecordStream):
         frames = frames_of(stream, by_expression=has_expression(entry))
@@ -99,8 +99,8 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
 
 
 def frames_of(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
-    """Return records and barriers of a source, in one frame if they may be."""
-    # An expression of the user's must not see rows without fields, and times alone are such.
+    """Return records and barriers of a source, in one frame if they are marked."""
+    # A user's expression must not see rows without fields, such as rows with an event time only.
     stream = stream.records_only() if by_expression else stream
     return (stream.frame,) if stream.is_marked else (stream.frame, stream.barriers())
 
@@ -116,7 +116,7 @@ def make_source_input(
     reporters: Sequence[str],
     name: str,
 ) -> KeyedInput:
-    """Return an input of an operator by its name in the chain, which may not be that of the scan."""
+    """Return an operator's input from a source, named as in the chain (the scan may have another name)."""
     is_timed = C.TIME in stream.frame.columns
     return KeyedInput(
         frames,
@@ -144,28 +144,28 @@ def make_branch_input(
 
 @dataclass(frozen=True)
 class Transport:
-    """Which columns go to the worker, under which names."""
+    """The columns that go to the worker, and their names there."""
 
-    #: Those of the input's frame, in the order of the schema; the hash in front is in none.
+    #: Columns of the input's frame, in the order of the schema without the hash, which comes first.
     columns: tuple[str, ...]
     schema: T.StructType
     field_names: tuple[str, ...]
     key_names: tuple[str, ...]
     key_types: tuple[T.DataType, ...]
-    #: Columns that Spark computes for keys which are expressions, by their names.
+    #: Columns that Spark computes for key expressions, by name.
     expressions: tuple[tuple[str, Column], ...] = ()
 
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """An operator of folds, which is made when the fields of its input are known."""
+    """An operator of aggregates over columns, made when the fields of its input are known."""
 
     operator: MergePartials | WindowFold | WindowOperator
-    #: Columns that it gets, under their names there; the transport has others.
+    #: Columns that it gets, by their names there; the transport has other names.
     fields: tuple[str, ...]
     #: Fields of its main output.
     output: T.StructType
-    #: Computes a part of it before the shuffle; None where rows travel as they are.
+    #: Aggregates partially before the shuffle; None if rows are sent unchanged.
     combiner: Combiner | WindowCombiner | None = None
 
 
@@ -197,7 +197,7 @@ def find_sent_columns(node: KeyedNode, given: KeyedInput) -> SentColumns:
 
 
 def choose_sent_columns(node: KeyedNode, given: KeyedInput, transport: Transport) -> SentColumns:
-    """Return what travels of an input whose whole records would travel by a transport; needs no Spark."""
+    """Return the columns to send of an input, given the transport of whole records; needs no Spark."""
     if isinstance(node.function, ColumnFolding):
         return _folding(node.function, node.output, given, transport)
     if isinstance(node.function, FoldingWindows):
@@ -223,8 +223,8 @@ def _folding(
 def folding_windows(
     function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
 ) -> SentColumns:
-    """Return what travels into folds of windows: parts of them, or the rows."""
-    # Rows travel where late ones go elsewhere, and where windows are computed element by element.
+    """Return the columns to send into aggregates of windows: partial aggregates, or the rows."""
+    # Rows are sent if late ones go to a side output, and if windows are computed element by element.
     if function.needs_event_time and C.TIME not in transport.schema.names:
         raise no_event_times(uid)
     folds = tuple(fields_of(function.aggregation(schema)))
@@ -242,7 +242,10 @@ def folding_windows(
     if function.spec.late_output is not None:
         return SentColumns(transport, transport, FoldPlan(operator, tuple(schema.names), output))
     extra = tuple(T.StructField(name, T.LongType()) for name in (ELEMENTS, LAST_MS))
-    kept, fields = _find_copied_columns(transport), tuple(zip(transport.field_names, schema.names, strict=True))
+    kept, fields = (
+        _find_copied_columns(transport),
+        tuple(zip(transport.field_names, schema.names, strict=True)),
+    )
     combiner = WindowCombiner(operator.rules, _names(kept), transport.key_names, fields)
     names = tuple(field.name for field in (*folds, *extra))
     return _send_partials(transport, kept, (*folds, *extra), FoldPlan(operator, names, output, combiner))
@@ -282,7 +285,7 @@ def _send_partials(
 
 def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
     names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
-    # The event time travels along if the stream has one.
+    # The event time is sent too if the stream has one.
     control = [C.CHANNEL, C.SEQUENCE, *([C.TIME] if given.has_times else [])]
     columns = [*control, *given.schema.names]
     fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
@@ -290,7 +293,7 @@ def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) ->
     key_names, key_types, expressions = list[str](), list[T.DataType](), list[tuple[str, Column]]()
     for index, (key, field) in enumerate(zip(keys, _key_fields(node, given, keys), strict=True)):
         key_types.append(field.dataType)
-        # A key that is a field travels once.
+        # A key that is a field is sent once.
         if isinstance(key, str):
             key_names.append(names[field.name])
             continue
@@ -311,9 +314,9 @@ def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) ->
 
 
 def _guard_expression(key: Column, given: KeyedInput) -> Column:
-    """Return an expression that is null in control rows: they have no fields, so it could raise an error."""
+    """Make a key expression null in control rows: they have no fields, so it could raise an error."""
     if len(given.frames) == 2 or given.shared is not None:
-        # Without control rows; or looked at in the rows of its own path only.
+        # There are no control rows, or the expression is evaluated only in rows of its own path.
         return key
     return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
 
@@ -334,7 +337,7 @@ def _key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> 
     return found
 
 
-#: What helps where an operator puts its own fields beside those of its input, as windows their bounds.
+#: Advice if an operator adds fields, such as window bounds, to fields of its input with the same name.
 RENAME = (
     "rename the field of the input in front of key_by(): map(lambda one: (one.user, one.amount, "
     'one.window_end), output="user STRING, amount LONG, hour TIMESTAMP")'

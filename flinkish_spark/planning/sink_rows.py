@@ -1,4 +1,4 @@
-"""The sinks of a plan, what lies in front of them, and each one's rows of a micro-batch."""
+"""The sinks of a plan, the functions before them, and the rows of each sink in a micro-batch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode
 from flinkish_spark.planning.transforms import (
-    WorkerPass,
     ReadRows,
     RecordFunction,
     RowByRow,
     Transform,
-    read_functions,
+    WorkerPass,
     apply_transform,
+    read_functions,
 )
 from flinkish_spark.protocol.alignment import Announced, ExpectedChannels
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
@@ -49,7 +49,7 @@ from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 
-#: What tells a record from all others of its stream, where an async operator asks about it.
+#: Identify a record in its stream for an async operator.
 _PLACE = (C.CHANNEL, C.SEQUENCE)
 _PLACED = T.StructType([*CONTROL, T.StructField(C.SEQUENCE, T.LongType())])
 
@@ -63,7 +63,7 @@ class _Kind(enum.Enum):
 def functions_before_sink(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
 ) -> tuple[T.StructType, tuple[ReadRows, ...] | None]:
-    """Return the fields of records behind functions, and these in one pass; None where that cannot be."""
+    """Return the fields after functions, and the functions as steps of one pass, or None if impossible."""
     steps: list[ReadRows] = []
     control = _PLACED if any(map(is_async, functions)) else CONTROL
     made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _kind_of)]
@@ -81,7 +81,7 @@ def functions_before_sink(
         if step is None:
             _check_places(functions)
             if kind is _Kind.OF_FRAMES and len(runs) == 1:
-                # What it comes to is known; functions are called no more than needed.
+                # The fields are known; functions are not called more often than needed.
                 return made, None
             frame = spark.createDataFrame([], schema)
             for function in functions:
@@ -93,7 +93,7 @@ def functions_before_sink(
 
 
 def _check_places(functions: Sequence[Transform]) -> None:
-    """Refuse an async function behind a DataFrame function, where that gets records and not their places."""
+    """Refuse an async function after a DataFrame function that gets records without their places."""
     for at, function in enumerate(functions):
         if is_async(function) and any(_kind_of(one) is _Kind.OF_FRAMES for one in functions[:at]):
             settings: Any = function
@@ -109,12 +109,12 @@ def _check_places(functions: Sequence[Transform]) -> None:
 def _kind_of(function: Transform) -> _Kind:
     given: object = function
     if isinstance(given, RecordFunction):
-        # One with a number of tasks of its own moves records first, and control rows would have to stay.
+        # A function with its own parallelism moves records first, and control rows would have to stay.
         return _Kind.OF_RECORDS if given.settings.parallelism is None else _Kind.MOVING
     return _Kind.MOVING if is_partitioning(given) else _Kind.OF_FRAMES
 
 
-#: Between the barriers' channels of two parts of a sink; above all channels that are not announced.
+#: Offset, in bits, between the barrier channels of two parts of a sink; above all unannounced channels.
 _PART_BITS = 48
 
 
@@ -127,11 +127,11 @@ class SinkPart:
     fields: tuple[str, ...]
     #: Channels whose barriers the sink must see here.
     channels: ExpectedChannels
-    #: Between the chain's end and the sink; they run on the evaluated micro-batch.
+    #: Transforms between the chain's end and the sink; they run on the evaluated micro-batch.
     transforms: tuple[Transform, ...] = ()
-    #: Which output of the operator at the chain's end it is; None where that has only one.
+    #: Number of the output of the operator at the chain's end; None if there is only one.
     side: int | None = None
-    #: What the transforms do, if they look at each row by itself; the functions are not called again then.
+    #: The transforms as one pass, if each looks at single rows; the functions are then not called again.
     one_pass: tuple[ReadRows, ...] | None = None
 
     @property
@@ -148,10 +148,10 @@ class SinkPart:
 
     @cached_property
     def with_control(self) -> Selection:
-        """Control columns, then the fields; behind transforms in one pass what they make of them."""
+        """Control columns, then the fields, as the transforms leave them if they run in one pass."""
         if self.one_pass is None:
             return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
-        # Under its name: a map is hashed as JSON, in which that stands.
+        # Columns need their names here: a map is hashed as JSON, which contains the name.
         last = self.one_pass[-1]
         named = [(own.alias(field.name), field.dataType) for own, field in last.fields]
         hashed = F.xxhash64(*[hashable(own, kind) for own, kind in named])
@@ -182,11 +182,11 @@ class SinkPart:
 class PlannedSink:
     uid: str
     sink: Sink
-    #: Fields of the sink's records, behind the transforms of each part.
+    #: Fields of the sink's records, after the transforms of each part.
     schema: T.StructType
-    #: One, or for a union several.
+    #: One part, or several for a union.
     parts: tuple[SinkPart, ...]
-    #: How many reporters the plan has: what reports of the next part count from.
+    #: Number of reporters in the plan; reports of each further part are numbered after these.
     reporters: int = 0
 
     @property
@@ -220,7 +220,7 @@ def _shift_channel(channel: int, number: int) -> int:
 
 
 def hashable(column: Column, kind: T.DataType) -> Column:
-    # Spark refuses to hash maps, since equal maps may differ in order, and VARIANT.
+    # Spark does not hash VARIANT, nor maps, since equal maps may differ in order.
     has_no_hash = any(isinstance(part, T.MapType | T.VariantType) for part in parts_of(kind))
     return F.to_json(F.struct(column)) if has_no_hash else column
 
@@ -229,7 +229,7 @@ def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> Da
     """Return one sink's rows of a micro-batch: kind, checkpoint, channel, hash, then its fields."""
     if len(planned.parts) == 1:
         return _rows_of(frame, planned, planned.parts[0], streams)
-    # Each part has barriers, and channels that begin with 0: they are told apart by the part's number.
+    # Each part has barriers on channels from 0 on: add the part's number to distinguish them.
     kind, channel = F.col(C.KIND), F.col(C.CHANNEL)
     is_barrier, is_report = kind == int(C.Kind.BARRIER), kind >= C.FIRST_REPORT
     frames = []
@@ -252,15 +252,15 @@ class JoinedRows:
     def __init__(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> None:
         parts = [part for planned, _ in sinks for part in planned.parts]
         own = [F.when(part.is_own, F.lit(place)) for place, part in enumerate(parts)]
-        # A row of a stream that several read, such as a barrier behind side outputs, is there once for each.
+        # A row with several readers, such as a barrier after side outputs, is repeated for each.
         is_once = len({part.stream for part in parts}) == len(parts)
         sink = F.coalesce(*own) if is_once else F.explode(F.array_compact(F.array(*own)))
         self._owned = Selection([F.col("*"), sink.alias(C.SINK)])
         made: dict[str, Column] = {}
-        #: Of each sink by its uid, the column for each name that its writer reads.
+        #: By uid of the sink: the column for each name that its writer reads.
         self.columns: dict[str, dict[str, str]] = {}
         for at, (planned, found) in enumerate(sinks):
-            # Sinks of one stream share its columns; what is computed is of one sink.
+            # Sinks of one stream share its columns; a computed column belongs to one sink.
             names = self.columns[planned.uid] = {}
             for name, one in found.items():
                 if isinstance(one, str):
@@ -275,15 +275,15 @@ class JoinedRows:
         return self._made.of(self._owned.of(frame).where(F.col(C.SINK).isNotNull()))
 
 
-#: A column of the union of all streams by its name, or what is computed of such columns.
+#: The name of a column of the union of all streams, or an expression over these columns.
 UnionColumn = str | Column
 
 
 def translate_to_union(
     spark: SparkSession, planned: PlannedSink, columns: Mapping[str, Column]
 ) -> Mapping[str, UnionColumn] | None:
-    """Return columns over a sink's fields as such over the union of all streams; None if impossible."""
-    # The sink may not get rows of the union as they are, or a column may be made in Python.
+    """Translate columns over a sink's fields to columns over the union of all streams; None if impossible."""
+    # Impossible if the sink does not get rows of the union unchanged, or if Python makes a column.
     if planned.rows is None or len(planned.parts) > 1:
         return None
     given = spark.createDataFrame([], planned.schema)
@@ -331,22 +331,22 @@ NO_TIME_PLAN = TimePlan()
 
 @dataclass(frozen=True)
 class TaggedStream:
-    """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind."""
+    """Output of a keyed operator: records and barriers in one DataFrame, with a column for the kind."""
 
     frame: DataFrame
     schema: T.StructType
     channels: ExpectedChannels
-    #: Wait for the evaluated micro-batch.
+    #: Transforms that run on the evaluated micro-batch.
     transforms: tuple[Transform, ...] = ()
     #: Columns of the frame with the fields of each output, if the operator has side outputs.
     outputs: tuple[tuple[str, ...], ...] = ()
-    #: Of each of them, whether its rows have event times.
+    #: True for each output whose rows have event times.
     timed: tuple[bool, ...] = ()
-    #: Which of them this stream is.
+    #: Number of this stream's output.
     side: int = 0
-    #: The same rows, and more columns, as workers make them; None if Spark has a part in it.
+    #: The same rows with more columns, made by workers alone; None if Spark computes some of them.
     by_workers: DataFrame | None = None
-    #: The source whose records they are; empty behind an operator.
+    #: The source of the records; empty after an operator.
     source: str = ""
 
     @property
@@ -367,7 +367,7 @@ class TaggedStream:
 
 @dataclass(frozen=True)
 class SinkWorkers:
-    """Make a sink's rows of those that the stream's workers make."""
+    """Workers that make a sink's rows from the rows that the stream's workers make."""
 
     workers: tuple[Worker, ...]
     columns: T.StructType
@@ -380,17 +380,17 @@ class SinkWorkers:
 def sink_workers(
     sink: PlannedSink, streams: Sequence[TaggedStream], by_side: Sequence[int]
 ) -> SinkWorkers | None:
-    """Return what makes a sink's rows of the stream that it reads; None if Spark has a part in it.
+    """Return the workers that make a sink's rows from its stream; None if Spark computes some of them.
 
-    `by_side` has the stream of each output, where there are several streams.
+    `by_side` is the stream of each output, if there are several streams.
     """
     part, fields = sink.parts[0], sink.schema
     stream = streams[part.stream]
-    # Spark hashes the columns of all outputs; null is no part of a hash, but for types that have none.
+    # Spark hashes the columns of all outputs; a null does not change a hash, except of types without a hash.
     hashed = (*fields, *(one for one in stream.frame.schema if not one.name.startswith(PREFIX)))
     if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in hashed):
         return None
-    # A sink of a side output has a part of the main one's stream.
+    # A sink of a side output reads a part of the main output's stream.
     in_stream = fields_in(stream)
     names = tuple(in_stream[int(column.rpartition("_")[2])] for column in part.columns)
     sides = frozenset(side for side, own in enumerate(by_side) if own == part.stream) if by_side else None
@@ -399,7 +399,7 @@ def sink_workers(
         return SinkWorkers((rows,), rows.columns)
     if (functions := part.functions) is None:
         return None
-    # Named as in the union, where the functions find them.
+    # Named as in the union, since the functions expect these names.
     kinds = stream.frame.schema
     in_union = [T.StructField(n, kinds[own].dataType) for n, own in zip(part.columns, names, strict=True)]
     given = ToSinkRows(T.StructType(in_union), names, part.side, sides, has_hash=False)
@@ -409,9 +409,9 @@ def sink_workers(
 
 @dataclass(frozen=True)
 class DeferredPass:
-    """The end of the streaming query, and the workers that make the rows of sinks of it.
+    """The end of the streaming query, and the workers that make the sinks' rows from it.
 
-    They run in the pass that stages: rows between two passes would go to the JVM and back.
+    They run in the pass that stages; as a pass of their own, rows would go to the JVM and back.
     """
 
     frame: DataFrame
@@ -425,15 +425,15 @@ class DeferredPass:
 
 @dataclass(frozen=True)
 class JoinedByWorkers:
-    """Sinks whose rows one pass makes."""
+    """Several sinks whose rows one pass of workers makes."""
 
-    #: Of each sink by its uid, the column for each name that its writer reads.
+    #: By uid of the sink: the column for each name that its writer reads.
     columns: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class UnionRows:
-    """A micro-batch as the union of all streams, of which Spark takes each sink's rows."""
+    """A micro-batch as the union of all streams, from which Spark selects each sink's rows."""
 
     frame: DataFrame
     streams: int
@@ -461,7 +461,7 @@ class UnionRows:
 
 @dataclass(frozen=True)
 class WorkersRows:
-    """A micro-batch of which workers make each sink's rows."""
+    """A micro-batch from which workers make each sink's rows."""
 
     frame: DataFrame
     worker: Worker
@@ -486,7 +486,7 @@ class WorkersRows:
         return C.map_in_arrow(self.frame, C.InTurn((self.worker, *own.workers)), own.columns)
 
     def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedByWorkers | None:
-        """Return the sinks of which one pass can make the rows; None if there are not two."""
+        """Return the sinks whose rows one pass can make; None if there are fewer than two."""
         able: dict[str, Mapping[str, str]] = {}
         for sink, columns in sinks:
             part = sink.parts[0]
@@ -497,9 +497,9 @@ class WorkersRows:
         return JoinedByWorkers(able) if len(able) > 1 else None
 
     def select_joined(self, joined: JoinedByWorkers) -> DataFrame:
-        """Return rows that say by their places whose they are; only another worker can read them."""
+        """Return rows whose position says to which sink they belong; only another worker can read them."""
         each = EachSink(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
-        # No batch has the columns of all sinks, and none leaves the pass.
+        # No batch has the columns of all sinks, and no batch leaves the pass.
         return C.map_in_arrow(self.frame, C.InTurn((self.worker, each)), each.columns)
 
 
@@ -513,21 +513,21 @@ class PlannedJob:
 
     frame: DataFrame
     sinks: tuple[PlannedSink, ...]
-    #: What it runs, in the order of the streams.
+    #: Its chains, in the order of the streams.
     chains: tuple[Chain, ...] = ()
-    #: The keyed operators in it by uid.
+    #: Its keyed operators by uid.
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
-    #: Who in it reports about time.
+    #: Its reporters about time.
     time: TimePlan = NO_TIME_PLAN
-    #: Of which async operators answers are recorded, and how.
+    #: Recordings of answers of its async operators.
     recordings: tuple[Recording, ...] = ()
-    #: Paths that are branches of one scan: each by the operator's uid and the name of its input.
+    #: Paths that share a scan, each as the operator's uid and the name of its input.
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()
-    #: How it runs, where the last pass is left to those who stage.
+    #: Set if the pass that stages also runs the plan's last pass.
     deferred: DeferredPass | None = None
-    #: DataFrame functions that are done in Arrow, in the pass that reads a source.
+    #: DataFrame functions that run in the Arrow pass that reads a source.
     in_arrow: frozenset[StreamNode] = frozenset()
-    #: What was translated.
+    #: The logical plan of which this is the translation.
     logical: LogicalPlan = field(default_factory=lambda: LogicalPlan(StreamGraph()))
 
     @property
@@ -563,7 +563,7 @@ def tag(
         C.KIND,
         C.CHECKPOINT,
         C.CHANNEL,
-        # The second number of a report; of a barrier nobody reads it.
+        # The second number of a report; for a barrier it has no meaning.
         F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
         (F.get(F.array(*map(F.lit, by_side)), F.col(C.SIDE)) if by_side else F.lit(index)).alias(C.STREAM),
         *([C.SIDE] if stream.outputs else []),

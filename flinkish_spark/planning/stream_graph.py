@@ -1,4 +1,4 @@
-"""The stream graph: what the user wrote, as values. Checked before anything starts."""
+"""The stream graph: the user's program as values, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UnionNode:
 
 @dataclass(frozen=True, eq=False)
 class KeyedEntry:
-    """A stream on its way into an operator with state, and its key if it is spread by one."""
+    """A stream into an operator with state, and its key if it is distributed by key."""
 
     parent: StreamNode
     keys: tuple[Key, ...]
@@ -69,13 +69,13 @@ class KeyedEntry:
 
 @dataclass(eq=False)
 class KeyedNode:
-    """A function with state. Its uid and key groups may change as long as nothing reads it."""
+    """An operator with state; its uid and key groups may change until something reads it."""
 
     uid: str
     entries: tuple[KeyedEntry, ...]
-    #: What runs, or what makes it once the fields of its input are known.
+    #: The operator, or its factory, which needs the fields of the input.
     function: KeyedFunction
-    #: Fields of what is emitted; None where these are the fields of the input.
+    #: Fields of the output; None for the fields of the input.
     output: T.StructType | None
     max_parallelism: int
 
@@ -94,15 +94,15 @@ class TimedNode:
 
 
 StreamNode = SourceNode | TransformNode | TimedNode | UnionNode | KeyedNode | SideNode
-#: What a path begins with.
+#: The first node of a path.
 Base = SourceNode | KeyedNode | SideNode
-#: What is done to records on a path.
+#: A function on a path.
 Step = TransformNode | TimedNode
 
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """From a source or an operator through steps to a stream; what follows a union is on all of its paths."""
+    """A path from a source or operator to a stream; steps after a union are on all of its paths."""
 
     base: Base
     steps: tuple[Step, ...] = ()
@@ -123,7 +123,7 @@ class Input:
 
     #: Number of the operator's entry.
     entry: int
-    #: From a source one; from an operator all that begin with one of its outputs, in their order.
+    #: One path from a source, or all paths from one output of an operator, in order.
     paths: tuple[Path, ...]
 
     @property
@@ -135,8 +135,8 @@ class Input:
 class Upstream:
     """All inputs of an operator from one other operator, or its input on one path from a source."""
 
-    # A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
-    # paths stands there once, and its rows are dealt to all inputs that want them.
+    # Spark plans a frame twice if it is in a plan twice. So an operator whose outputs are read on several
+    # paths is there once, and its rows are distributed to all inputs that read them.
 
     inputs: tuple[Input, ...]
 
@@ -156,7 +156,7 @@ class SinkNode:
     sink: Sink
 
 
-#: Key groups of a job that says nothing else.
+#: Default number of key groups of a job.
 DEFAULT_MAX_PARALLELISM = 128
 
 
@@ -171,15 +171,15 @@ class StreamGraph:
     #: Uids of async operators, which have answers in the place of state.
     async_uids: list[str] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
-    #: What sources and operators are called beside their uid, by that.
+    #: Names of sources and operators, by uid.
     names: dict[str, str] = field(default_factory=dict)
-    #: Key groups of operators that say nothing else.
+    #: Default number of key groups of its operators.
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
-    #: Functions without a key that may not share a vertex with others, by the identity of their settings.
+    #: Functions without a key that must not share a vertex, by the identity of their settings.
     chained: dict[int, Chained] = field(default_factory=dict)
-    #: Operators that share tasks with those of the same group only, by uid.
+    #: Slot sharing groups of operators, by uid; operators share tasks within a group only.
     slot_sharing: dict[str, str] = field(default_factory=dict)
-    #: Names of the chains that a job has begun with; None where these follow from the graph.
+    #: Names of the chains with which a job began; None if they follow from the graph.
     begun_chains: frozenset[str] | None = None
 
     def find_chaining(self, node: object) -> Chained:
@@ -206,7 +206,7 @@ class StreamGraph:
         return given
 
     def derive_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
-        """Return a free uid that follows from the place in the program: the method, and what it reads."""
+        """Return a free uid derived from the place in the program: the method and its inputs."""
         place = [method, [front if isinstance(front, str) else _place(front) for front in fronts]]
         number = 0
         while True:
@@ -217,12 +217,12 @@ class StreamGraph:
             number += 1
 
     def as_declared(self) -> StreamGraph:
-        """Return a graph of the nodes that there are now; what is declared later is not in it."""
+        """Return a copy of the graph, without nodes that are declared later."""
         parts = {each.name: copy.copy(getattr(self, each.name)) for each in fields(self)}
         return StreamGraph(**parts)
 
     def ending_with(self, node: StreamNode) -> StreamGraph:
-        """Return the graph of one stream, which ends where a sink would be."""
+        """Return the graph of one stream, with a placeholder for a sink at its end."""
         nothing: Any = None
         return replace(self, sinks=[SinkNode("", node, nothing)])
 
@@ -259,7 +259,7 @@ class StreamGraph:
         return self.sides[-1]
 
     def check_row_side(self, node: TransformNode, name: str, tag: OutputTag, output: T.StructType) -> None:
-        """Check the side output of a function without a key, whose every output is a node of its own."""
+        """Check a side output of a function without a key, where each output is a node of its own."""
         known, fields = self.row_sides.setdefault((node, tag.name), (tag, output))
         if fields != output:
             raise _two_declarations(f"'{name}'", known, tag)
@@ -302,7 +302,7 @@ def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any
 
 
 def paths_to(node: StreamNode) -> tuple[Path, ...]:
-    """Return the paths into a stream, in the order in which its unions name them."""
+    """Return the paths into a stream, in the order of its unions' inputs."""
     if isinstance(node, UnionNode):
         return tuple(path for parent in node.parents for path in paths_to(parent))
     if isinstance(node, TransformNode | TimedNode):
@@ -311,7 +311,7 @@ def paths_to(node: StreamNode) -> tuple[Path, ...]:
 
 
 def upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
-    """Return what an operator reads, in the order in which its entries come by it first."""
+    """Return the upstreams of an operator, in the order of their first use by its entries."""
     # By the operator, or by the path from a source; then by the entry and the output.
     found: dict[int, dict[tuple[int, int], list[Path]]] = {}
     for number, entry in enumerate(node.entries):
@@ -336,7 +336,7 @@ def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
 
 
 def scans_of(base: Base) -> tuple[SourceNode, ...]:
-    """Return the source of each scan below a base, in the order of the plan."""
+    """Return the source of each scan upstream of a base, in the order of the plan."""
     operator = operator_of(base)
     if operator is None:
         assert isinstance(base, SourceNode)
@@ -353,7 +353,7 @@ class OperatorScan:
 
 
 def operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
-    """Return the scans of operators of one chain and of all that they read, in the order of the plan."""
+    """Return the scans of a chain's operators and their upstream operators, in the order of the plan."""
     seen = set[int]()
     return tuple(scan for node in nodes for scan in _scans(node, seen))
 
@@ -372,7 +372,7 @@ def _scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
 
 
 def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
-    """Return operators, each behind all those that it reads, directly or not, and once."""
+    """Return operators and all their upstream operators, each once, and after those it reads."""
     found: dict[int, KeyedNode] = {}
     for node in nodes:
         _collect(node, found)
@@ -409,12 +409,12 @@ def base_of(node: StreamNode) -> str:
 
 @dataclass(frozen=True)
 class KeyFunction:
-    #: From a record to a row with the parts of its key.
+    #: Makes a row with the parts of a record's key.
     call: Callable[[Any], Any]
-    #: Opened in each task, if it wants to be.
+    #: The object to open in each task; None for plain functions.
     rich: RichFunction | None
     parts: T.StructType
-    #: Tells what it adds to accumulators from what others add; empty where that does not count.
+    #: Identifies its share of the accumulators; empty where it does not count.
     counts_as: str = ""
 
 

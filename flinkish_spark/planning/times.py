@@ -1,4 +1,4 @@
-"""Event times, latency markers and chains in a plan: who reports about time."""
+"""Event times and latency markers in a plan, and the reporters about time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def time_column(records: DataFrame, timestamps: Column) -> Column:
 
 
 def find_time_column(records: DataFrame, name: str | None) -> str:
-    """Return the column with the records' event times; None asks for that which the source gives them."""
+    """Return the column with the records' event times; `name` None means the source's own times."""
     if name is None:
         if C.TIME in records.columns:
             return C.TIME
@@ -76,9 +76,9 @@ def check_time_type(timestamps: object, kind: T.DataType) -> None:
 
 
 def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any]) -> TimePlan:
-    """Return who in a program reports about time, and under which rules."""
-    # A source whose records reach no keyed operator counts for the end of its input only, as does one without
-    # a strategy: nobody there asks for a watermark.
+    """Return the reporters about time in a program, and their rules."""
+    # A source without a keyed operator, or without a watermark strategy, reports only the end of its input:
+    # nothing there needs a watermark.
     chains, operators, assigners = {}, {}, {}
     names = _Names()
     inputs: dict[str, set[str]] = {}
@@ -102,7 +102,7 @@ def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any])
                 for at, operator in enumerate(behind):
                     inputs.setdefault(operator, set()).add(uid)
                     in_front.setdefault(operator, set()).update(behind[:at])
-    # Also what others in front wait for in other chains: nobody is ahead of whom it reads.
+    # Also the inputs of earlier operators in other chains: no operator is ahead of one that it reads.
     closed = {uid: own.union(*(inputs[other] for other in in_front[uid])) for uid, own in inputs.items()}
     plan = TimePlan(
         reporters(logical.graph),
@@ -124,7 +124,7 @@ class _Names:
         self._given: dict[str, tuple[str, ...]] = {}
 
     def give(self, name: str, *parts: str) -> None:
-        """Give one a name, made of these uids; more than once to the same does nothing."""
+        """Register a name made of these uids; refuse it if other uids have the same name."""
         other = self._given.setdefault(name, parts)
         if other != parts:
             one, two = (" in front of ".join(f"'{uid}'" for uid in found) for found in (other, parts))
@@ -140,7 +140,7 @@ def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
 
 
 def _entries(graph: StreamGraph, end: End) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    """Yield each path from a source to a sink or a first operator: it, its input, the operators behind it."""
+    """Yield each path from a source to its first operator or sink, with its input and all later operators."""
     names = end.chain.inputs
     rest = list(names)
     for path in end.paths:
@@ -158,20 +158,20 @@ def _paths_of(
 ) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
     for number, upstream in enumerate(upstreams(node)):
         operator = operator_of(upstream.base)
-        # Of several paths from one operator the first stands for all: they pass what it has read.
+        # All paths from an operator read the same sources, so the first path is enough.
         if operator is None:
             yield upstream.inputs[0].paths[0], named[id(node), number], behind
         else:
             yield from _paths_of(operator, named, (operator.uid, *behind))
 
 
-# Latency markers come from no streaming source: a row of `spark.range` in a streaming plan is there in each
-# micro-batch, asks for none, and stands in no log. `current_timestamp` of such a plan is the time that Spark
-# has logged for the micro-batch when it decided its offsets.
+# Latency markers come from no streaming source: a row of `spark.range` in a streaming plan is in each
+# micro-batch, triggers none, and is in no log. `current_timestamp` is then the time that Spark logged for
+# the micro-batch when it decided its offsets.
 @dataclass(frozen=True)
 class SourceMarkers:
     spark: SparkSession
-    #: Their numbers among those who report to the driver; at least one.
+    #: Their numbers as reporters to the driver; at least one.
     sources: tuple[int, ...]
 
     def route(self, routes: Sequence[int]) -> DataFrame:

@@ -25,8 +25,8 @@ from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.planning.declare import (
     RecordCall,
     check_can_be_sent,
-    make_connected_calls,
     infer_output,
+    make_connected_calls,
     record_call,
 )
 from flinkish_spark.planning.factories import join_fields
@@ -50,26 +50,26 @@ class TransformSettings:
     """Settings of a function that the user may change until the job starts."""
 
     name: str
-    #: In how many tasks it runs; None for those in which its records are.
+    #: Number of tasks in which it runs; None for the tasks of its input.
     parallelism: int | None = None
-    #: Of its tasks, which nothing else shares; None for those of all others.
+    #: Resources of its tasks, which then run nothing else; None for the resources of the job.
     resources: ResourceProfile | None = None
-    #: Its id in the job graph, by which a failure finds its vertex; empty before it is planned.
+    #: Its id in the job graph, which names the vertex of a failure; empty before it is planned.
     operator: str = ""
 
 
 @dataclass
 class ConnectedSettings(TransformSettings):
-    """Those of a function with two inputs, which both its transforms have."""
+    """Settings of a function with two inputs, shared by its two transforms."""
 
 
 class RecordFunction:
     """A function of single records, as a DataFrame function."""
 
-    #: Shared with all that is made of this.
+    #: Shared with all copies of this function.
     settings: TransformSettings
-    #: What is put around the worker: with a :class:`~flinkish_spark.worker.time.KeepsTimes` the times
-    #: of records that the function drops go on.
+    #: A wrapper of the worker: :class:`~flinkish_spark.worker.time.KeepsTimes` passes the event times of
+    #: dropped records on.
     wraps: type[KeepsTimes] | None
 
     def keep_times(self) -> Self:
@@ -83,7 +83,7 @@ class RecordFunction:
         return map_in_arrow(spread, *self.make_wrapped_worker(frame.schema), self.settings.resources)
 
     def make_wrapped_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
-        """Return what makes records of those with the columns `given`, and the columns that come out."""
+        """Return a worker for records with the columns `given`, and the columns that it returns."""
         worker, columns = self.make_worker(given)
         if self.wraps is None:
             return worker, columns
@@ -91,14 +91,14 @@ class RecordFunction:
         return wrapped, wrapped.columns
 
     def make_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
-        """As :meth:`make_wrapped_worker`, without what is put around the worker."""
+        """Return the worker and its columns, without the wrapper."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class RowTransform(RecordFunction):
     function: RowFunction
-    #: Fields of the result; None where they stay as they are.
+    #: Fields of the result; None if they do not change.
     output: T.StructType | None
     settings: TransformSettings
     wraps: type[KeepsTimes] | None = None
@@ -166,7 +166,9 @@ def make_connected_transforms(
     name = name or ", ".join(names)
     settings, many = ConnectedSettings(name), method == "flat_map"
     left, right = (
-        _make_transform(method, one, resolve_output_fields(output, one.call, name, other.call, is_iterable=many), settings)
+        _make_transform(
+            method, one, resolve_output_fields(output, one.call, name, other.call, is_iterable=many), settings
+        )
         for one, other in (calls, calls[::-1])
     )
     return left, right
@@ -210,7 +212,7 @@ def co_process_rows(
 
 
 def find_connected_transforms(node: StreamNode) -> tuple[TransformNode, ...]:
-    """Return the two ways on which a function with two inputs makes a stream; none if none did."""
+    """Return the two transforms of a function with two inputs that make a stream, or none."""
     parents = node.parents if isinstance(node, UnionNode) else ()
     ways = [one for one in parents if isinstance(one, TransformNode)]
     made = [one.function.settings for one in ways if isinstance(one.function, RowTransform)]
@@ -250,16 +252,16 @@ def _name_of(function: Any, method: str) -> str:
 
 @dataclass(frozen=True)
 class LookupTransform(RecordFunction):
-    #: What the program says; the type of the records is known when a frame comes.
+    #: The join as declared; the type of the records is known when it is planned.
     join: LookupJoin
-    #: Fields of what its function makes; None for those of both sides.
+    #: Fields that its function makes; None for the fields of both sides.
     output: T.StructType | None
     settings: TransformSettings
     origins: Origins
     wraps: type[KeepsTimes] | None = None
     #: Name of the side output that is read; None for the main output.
     side: str | None = None
-    #: By what name workers keep answers; those of side outputs are the same.
+    #: Key under which Python workers keep answers, which all outputs share.
     kept_as: str = field(default_factory=lambda: uuid4().hex)
     counts_as: str = ""
 
@@ -303,7 +305,7 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
         )
     if join.function is not None and output is None:
         output = infer_output(join.function.process_element, f"'{name}'", is_iterable=True)
-    # Its rows are put behind the fields of records, so a STRUCT says what its fields say.
+    # The row's fields are appended to the record's fields, so a STRUCT means its fields.
     join = replace(join, right_type=as_fields(join.right_type))
     check_can_be_sent(join, "of", name)
     fields = None if output is None else output_schema(output, name)
@@ -347,39 +349,39 @@ def _own(records: DataFrame) -> list[str]:
     return [name for name in records.columns if not name.startswith(PREFIX)]
 
 
-# Behind a keyed operator records and control rows are in one frame, and a function of the user's must see
-# records only. Taking them apart reads the operator twice. Where all that a function does are projections
-# and filters, they are done to the whole frame in such a way that control rows pass by.
+# After a keyed operator, records and control rows are in one frame, and a user's function must see records
+# only. Splitting the frame would read the operator twice. If a function only projects and filters, its
+# projections and filters are applied to the whole frame in a form that leaves control rows unchanged.
 
-#: Of columns that functions compute, as long as their fields have no names.
+#: Prefix of columns that functions compute, before they get the names of fields.
 _MADE = f"{PREFIX}made_"
 
 
 @dataclass(frozen=True)
 class Spoiler:
-    """The first of several functions that does more than look at single rows, and what that is."""
+    """The first function that does more than look at single rows, and a description of what it does."""
 
     function: Transform
     what: str
 
 
 class ReadRows:
-    """Columns that functions make of each row by itself, in a frame in which control rows stay."""
+    """Functions of single rows, applied to a frame in which control rows stay."""
 
     schema: T.StructType
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The column with each field that comes out."""
+        """The column of each output field."""
         raise NotImplementedError
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Return a frame with control rows, in which these columns are, too."""
+        """Add the output columns to a frame with control rows."""
         raise NotImplementedError
 
     @cached_property
     def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
-        """Column with each field that comes out, without its name, and that field."""
+        """Pairs of an output column, without the field's name, and the field."""
         return tuple(
             (F.col(quoted(own)), field) for own, field in zip(self.outputs, self.schema, strict=True)
         )
@@ -391,7 +393,7 @@ class ReadRows:
 
 @dataclass(frozen=True, eq=False)
 class RowByRow(ReadRows):
-    #: Over the columns of a frame with records and control rows.
+    #: A plan over the columns of a frame with records and control rows.
     plan: RowPlan
     schema: T.StructType
 
@@ -401,7 +403,7 @@ class RowByRow(ReadRows):
         return frame
 
     def select_in_arrow(self, frame: DataFrame, *, keeps_times: bool) -> DataFrame | None:
-        """Return what comes out of a source's records in the pass that reads them; None where it cannot."""
+        """Apply the plan in the Arrow pass that reads a source's records; None if impossible."""
         steps: list[Mapping[str, Expression] | Expression] = []
         for step in self.plan.steps:
             if isinstance(step, Keeping):
@@ -421,7 +423,7 @@ class RowByRow(ReadRows):
         return C.select_in_pass(frame, select, columns, select.made_of())
 
     def select_records(self, records: DataFrame) -> DataFrame:
-        """Return what comes out where all rows are records: their control columns and fields."""
+        """Apply the plan to a frame without control rows; return control columns and fields."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
         for step in self.plan.steps:
             if isinstance(step, Keeping):
@@ -431,14 +433,14 @@ class RowByRow(ReadRows):
         return records.select(*control, *self.named_fields)
 
     def keep_times(self, records: DataFrame) -> DataFrame:
-        """Return records, and times of those that were dropped, without place and fields (worker/time)."""
+        """Apply the plan; a dropped record leaves its time, without place and fields (worker/time)."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
         noted, has_place = self._mark_dropped(records, C.SEQUENCE), _has_place(records, C.SEQUENCE)
         own = [alias_field(F.when(has_place, column), field) for column, field in self.fields]
         return noted.select(*control, *own)
 
     def append_columns(self, records: DataFrame, place: str, names: Sequence[str]) -> DataFrame:
-        """Return records with what comes out of each in more columns."""
+        """Add the output fields of each record as further columns."""
         noted, has_place = self._mark_dropped(records, place), F.col(place).isNotNull()
         own = (F.when(has_place, column).alias(n) for n, (column, _) in zip(names, self.fields, strict=True))
         return noted.select(*records.columns, *own)
@@ -464,7 +466,7 @@ class RowByRow(ReadRows):
 
     @cached_property
     def _steps(self) -> list[Selection | Column]:
-        """The steps of the plan as control rows pass them."""
+        """The steps of the plan, in a form that passes control rows on."""
         is_record, found = F.col(C.KIND) == int(C.Kind.RECORD), list[Selection | Column]()
         for step in self.plan.steps:
             if isinstance(step, Keeping):
@@ -498,22 +500,22 @@ def read_functions_over(
 
 
 def _has_place(frame: DataFrame, place: str) -> Column:
-    """Return if a row is a record that was not dropped."""
+    """Return a condition: the row is a record that was not dropped."""
     has_place = F.col(place).isNotNull()
     return has_place & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in frame.columns else has_place
 
 
 def alias_field(column: Column, field: T.StructField) -> Column:
-    # What a field is told with, such as a comment, would be lost behind CASE.
+    # CASE would lose a field's metadata, such as a comment.
     return column.alias(field.name, metadata=field.metadata) if field.metadata else column.alias(field.name)
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerPass(ReadRows):
-    #: Runs them, in one worker per task.
+    #: Runs the functions, in one worker per task.
     deal: DealRows
     schema: T.StructType
-    #: With the fields that go in; one may stand for several.
+    #: Columns of the input fields; several fields may have the same column.
     columns: tuple[str, ...]
 
     @classmethod
@@ -535,7 +537,7 @@ class WorkerPass(ReadRows):
         return cls(DealRows((dealt,), control), fields, tuple(columns))
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Return control columns and, beside those of records, :attr:`fields` of what comes out."""
+        """Return control columns, and for records the output :attr:`fields`."""
         own = [F.col(quoted(column)).alias(name) for column, name in self._input_names]
         given = frame.select(*self.deal.control.names, *own)
         return C.map_in_arrow(given, self.deal, self.deal.columns)
@@ -546,7 +548,7 @@ class WorkerPass(ReadRows):
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Do the same as :meth:`apply` to batches."""
+        """Workers that do to Arrow batches what :meth:`apply` does to a frame."""
         return C.CopyColumns(self.deal.control, self._input_names), self.deal
 
     @property
@@ -557,10 +559,10 @@ class WorkerPass(ReadRows):
 def chain_workers(
     functions: Sequence[RecordFunction], given: T.StructType
 ) -> tuple[tuple[Worker, ...], T.StructType]:
-    """Return what makes records of those with the columns `given`, and the columns that come out."""
+    """Return a worker for records with the columns `given`, and the columns that it returns."""
     workers: list[Worker] = []
     for function in functions:
-        # It runs in the tasks of the operator in front.
+        # The function runs in the tasks of the operator before it.
         here: Any = function
         here = replace(here, settings=replace(function.settings, parallelism=None))
         worker, given = here.make_worker(given)
@@ -573,7 +575,7 @@ def fields_of(columns: T.StructType) -> T.StructType:
 
 
 def _check_types(name: str, schema: T.StructType) -> None:
-    """Refuse what a DataFrame function has made and no record in Python has, before the start."""
+    """Refuse, before the start, fields whose types Python records cannot have."""
     for column in schema:
         if (why := unfit_for_rows(column.dataType)) is not None:
             raise SchemaError(
@@ -599,7 +601,7 @@ def has_frames_first(input_: Input) -> bool:
 
 
 def frame_function(step: Step) -> Transform | None:
-    """Return the function of a step if it is one of a DataFrame, and not of single records or a move."""
+    """Return the function of a step if it is a DataFrame function, not one of single records or a move."""
     if not isinstance(step, TransformNode):
         return None
     function: object = step.function

@@ -1,4 +1,4 @@
-"""Find the one place where each function and operator counts."""
+"""The rule that finds the one place where each function and operator adds to accumulators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flinkish_spark.protocol.plan_layout import Chain
 
 
 def count_functions(plan: LogicalPlan) -> LogicalPlan:
-    """Note the first place of the plan in which each function and operator stands: there it counts."""
+    """Note the first place of each function and operator in the plan: there it counts."""
     walk = _Walk(plan)
     for group in plan.groups:
         for reader in group.readers:
@@ -38,7 +38,7 @@ def count_functions(plan: LogicalPlan) -> LogicalPlan:
 
 
 class _Walk:
-    """Comes by all parts of a plan; this order matters, since numbers are part of what is stored."""
+    """A walk over all parts of a plan; its order matters, since the numbers are stored."""
 
     def __init__(self, plan: LogicalPlan) -> None:
         self._lines = plan.lines
@@ -83,7 +83,7 @@ class _Walk:
         self.meet(operator.uid, operator, chain)
 
     def _number(self, path: Path) -> None:
-        # What gives times at the end has no number: only functions ask.
+        # A final step that assigns times has no number: only functions need one.
         last = max((at for at, step in enumerate(path.steps) if isinstance(step, TransformNode)), default=-1)
         for step in path.steps[: last + 1]:
             self.steps.setdefault(id(step), len(self.steps))

@@ -1,4 +1,4 @@
-"""Cut the graph into chains, each of which ends where a sink reads."""
+"""The rule that cuts the graph into chains, each of which ends where a sink reads."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def cut_chains(plan: LogicalPlan) -> LogicalPlan:
 
 
 def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
-    """Return the chains whose ends a stream is, each with the paths that are its end."""
-    # All paths from sources to sinks without an operator on them are one chain. An operator's outputs are
-    # ends of the operator's chain, whoever reads them: transforms behind it are no part of the plan. So it is
-    # with the outputs of an async operator behind a source, if several sinks read them.
+    """Return the chains that end with a stream, each with the paths at its end."""
+    # All paths from sources to a sink without an operator are one chain. An operator's outputs are ends of
+    # the operator's chain, whoever reads them: transforms after it are no part of the plan. The same holds
+    # for the outputs of an async operator after a source, if several sinks read them.
     paths = paths_to(node)
     plain = tuple(path for path in paths if isinstance(path.base, SourceNode))
     found: list[End] = []
@@ -61,10 +61,10 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
 
 
 # Streams from a source to sinks are chains of their own, each with its own scan. An async operator whose
-# outputs go to different sinks is to run over the same elements for all of them. So the chain ends in front
-# of it, and what follows is done for each sink on the evaluated micro-batch, as behind a keyed operator.
+# outputs go to several sinks must see the same elements for all of them. So the chain ends before it, and
+# each sink runs the following steps on the evaluated micro-batch, as after a keyed operator.
 def _find_deferred(graph: StreamGraph, path: Path) -> tuple[int | None, tuple[SinkNode, ...]]:
-    """Return with which step the part begins that each sink runs for itself, and the sinks that share it."""
+    """Return the index of the first step that each sink runs for itself, and these sinks."""
     found = next(find_async_functions(path), None)
     if found is None:
         return None, ()
@@ -81,16 +81,16 @@ def _reads(sink: SinkNode, base: Base, settings: AsyncSettings) -> bool:
 
 
 def _async_step(path: Path, settings: AsyncSettings) -> int | None:
-    """Return the place of an async operator on a path; None if it is not there, or times are given behind."""
+    """Return the index of an async operator on a path; None if absent, or if times are assigned after it."""
     functions = (getattr(step, "function", None) for step in path.steps)
     places = (at for at, one in enumerate(functions) if getattr(one, "settings", None) is settings)
     at = next(places, None)
-    # What gives times is planned.
+    # A step that assigns times must be part of the plan.
     return None if at is None or any(isinstance(step, TimedNode) for step in path.steps[at:]) else at
 
 
 def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
-    """Return the names of all inputs of a job's chains, those of the same source one behind the other."""
+    """Return the names of all inputs of a job's chains, grouped by source."""
     names = {
         name for sink in graph.sinks for end in chains_to(graph, sink.parent) for name in end.chain.inputs
     }
@@ -105,8 +105,8 @@ def chain_of(graph: StreamGraph, operator: KeyedNode) -> Chain:
 
 def ends_with(graph: StreamGraph, operator: KeyedNode) -> tuple[KeyedNode, ...]:
     """Return the operators that sinks read in the chain of one of them, in the order of the sinks."""
-    # What an operator makes for sinks and for others stands in one chain, so that it runs once. A job goes on
-    # with the chains that it has begun with.
+    # An operator that sinks and other operators read is in one chain, so that it runs once. A job keeps the
+    # chains that it began with.
     together = next((ends for ends in _ends(tuple(graph.sinks)) if operator in ends), (operator,))
     if graph.begun_chains is None:
         return together
@@ -122,7 +122,7 @@ def _chain(ends: tuple[KeyedNode, ...]) -> Chain:
 
 @lru_cache(maxsize=16)
 def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
-    """Return the operators that sinks read, those together that read one operator, or each other."""
+    """Return the operators that sinks read, grouped if they read a common operator or each other."""
     read = dict.fromkeys(operator_of(path.base) for sink in sinks for path in paths_to(sink.parent))
     found: list[tuple[set[KeyedNode], list[KeyedNode]]] = []
     for end in read:
@@ -141,7 +141,7 @@ def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
 
 def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
     """Return whether operators can form a line, in which each passes the rows of those before it."""
-    # A transform() between two of them that stands first on no path of its own would get the rows of all.
+    # A transform() between two operators that is not first on a path of its own would get all paths' rows.
     inputs = (input_ for one in operators for upstream in upstreams(one) for input_ in upstream.inputs)
     between = (input_ for input_ in inputs if operator_of(input_.paths[0].base) is not None)
     return all(map(has_frames_first, between))

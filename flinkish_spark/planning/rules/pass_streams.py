@@ -1,4 +1,4 @@
-"""Let what operators in a line make pass those behind it."""
+"""The rule that lets outputs of operators in a line pass the later operators."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from flinkish_spark.planning.stream_graph import (
 
 
 def pass_streams(plan: LogicalPlan) -> LogicalPlan:
-    """Note the operators of each chain that stand in a line, and which streams pass which."""
-    # Each operator stands in the plan once. What one behind it reads of an operator in front passes it, as
-    # another output; so does what a sink reads.
+    """Note the operators of each chain that form a line, and the streams that pass each of them."""
+    # Each operator is in the plan once. If a later operator or a sink reads an earlier operator, that stream
+    # passes the operators between them, as another output.
     lines = {}
     for end in plan.all_ends:
         operator = operator_of(end.paths[0].base)

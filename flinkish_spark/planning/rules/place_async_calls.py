@@ -1,4 +1,4 @@
-"""Find who asks about the same elements, so that answers are recorded."""
+"""The rule that finds async calls about the same elements, whose answers must be recorded."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from flinkish_spark.protocol.plan_layout import Chain
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """One place in a plan, or behind it, where an async operator runs over the elements of a path."""
+    """One place in or after a plan where an async operator runs over the elements of a path."""
 
     function: AsyncTransform
-    #: Of the plan: what stands in several of them reads sources several times, and may see other elements.
+    #: An operator in several chains reads sources several times, and may see different elements.
     chain: Chain
     #: The operator or the sink that reads it.
     reader: str
-    #: Whether it is part of the streaming plan, and not done for a sink on the evaluated micro-batch.
+    #: True if it is part of the streaming plan; else it runs for a sink on the evaluated micro-batch.
     is_planned: bool
 
 
 def place_async_calls(plan: LogicalPlan) -> LogicalPlan:
-    """Note of each async operator, by path, who asks about the elements, so that answers are recorded."""
+    """Note, for each async operator and path, the readers of recorded answers."""
     found: dict[tuple[str, str], list[_Evaluation]] = defaultdict(list)
     for path, chain, reader, is_planned in _evaluations(plan):
         for function in find_async_functions(path):
@@ -61,7 +61,7 @@ def _evaluations(plan: LogicalPlan) -> Iterator[tuple[Path, Chain, str, bool]]:
             for path in end.paths:
                 operator = operator_of(path.base)
                 if operator is not None or end.deferred_from is not None:
-                    # On the evaluated micro-batch each sink runs what is in front of it.
+                    # Each sink runs its own steps on the evaluated micro-batch.
                     yield path, end.chain, sink, False
                 elif is_new:
                     yield path, end.chain, end.chain.name, True
@@ -73,7 +73,7 @@ def _evaluations(plan: LogicalPlan) -> Iterator[tuple[Path, Chain, str, bool]]:
 
 
 def _readers(evaluations: Sequence[_Evaluation]) -> Readers | None:
-    """Return who may ask about the same elements at the same time; None where one alone does, once."""
+    """Return the readers of recorded answers; None if one caller asks once about each element."""
     # For a sink the function may run more than once: it counts its records, for example.
     is_once = len(evaluations) == 1 and evaluations[0].is_planned
     if is_once and not evaluations[0].function.spec.is_recorded:

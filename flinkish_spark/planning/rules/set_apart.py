@@ -1,4 +1,4 @@
-"""Keep functions in tasks of their own, where the program says so; asked while paths are translated."""
+"""The rule that keeps functions in tasks of their own; the planner asks it for each step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flinkish_spark.protocol.job_graph import Chained
 
 def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
     """Return whether the program asks for a shuffle before the last of these steps."""
-    # Not where there is one anyway: behind `rebalance` and the like, and before a function with a number of
-    # tasks of its own.
+    # No if there is a shuffle anyway: after `rebalance` and the like, and before a function with its own
+    # parallelism.
     *before, step = steps
     front = before[-1] if before else None
     if isinstance(step, TransformNode):

@@ -1,4 +1,4 @@
-"""Let operators that share tasks share scans."""
+"""The rule that lets operators in the same tasks share scans."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole
 
 
 def share_scans(plan: LogicalPlan) -> LogicalPlan:
-    """Note the scans of each group of operators, and where paths of several readers part behind one."""
+    """Note the scans of each task group, and where the paths of their readers part."""
     groups = (replace(group, scans=tuple(_find_shared_scans(plan, group))) for group in plan.groups)
     return replace(plan, groups=tuple(groups))
 
 
 def _find_shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedScan]:
-    # Only what begins at the same place is read together; in a log that has begun, what it has together.
+    # Readers share a scan if they begin at the same positions; in a live log, if they share it there.
     scans: dict[object, list[Reader]] = {}
     for one in group.readers:
         label = plan.beginning.label_of_input(one.chain, one.name)
@@ -44,7 +44,7 @@ def _find_shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedSc
 
 
 def _find_recorded_scan(layout: PlanLayout | None, reader: Reader) -> int | None:
-    """Return the number of the scan that brings an input in the live log; None in one that begins now."""
+    """Return the number of an input's scan in the live log; None in a new log."""
     if layout is None:
         return None
     records = (at for at, scan in enumerate(layout.scans) if scan.role is ScanRole.RECORDS)
@@ -52,13 +52,13 @@ def _find_recorded_scan(layout: PlanLayout | None, reader: Reader) -> int | None
 
 
 def common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, list[list[int]]]]:
-    """Group paths that may share one scan: what follows the steps that all have can run in one pass."""
-    # What gives event times comes before, and what calls a system outside.
+    """Group paths that may share one scan: the steps after the common ones can run in one pass."""
+    # Steps that assign event times, and async calls, must be among the common steps.
     known = [tuple(map(id, path.steps)) for path in paths]
     needed = {own[: _branches_behind(graph, path.steps)] for own, path in zip(known, paths, strict=True)}
     behind: dict[tuple[int, ...], list[int]] = {}
     for number, own in enumerate(known):
-        # Behind more common steps, if others need them.
+        # With more common steps, if other paths need them.
         common = max((one for one in needed if one == own[: len(one)]), key=len)
         behind.setdefault(common, []).append(number)
     found = []

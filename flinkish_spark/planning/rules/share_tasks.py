@@ -1,4 +1,4 @@
-"""Let operators over sources share tasks."""
+"""The rule that lets operators over sources share tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flinkish_spark.protocol.plan_layout import Chain
 
 
 def share_tasks(plan: LogicalPlan) -> LogicalPlan:
-    """Note the groups of operators that share tasks; in a log that has begun, those that it has together."""
+    """Note the groups of operators that share tasks; a live log keeps its groups."""
     if not plan.may_share:
         return plan
     recorded = {} if plan.recorded is None else {one.chain: one for one in plan.recorded.states}
@@ -34,7 +34,7 @@ def share_tasks(plan: LogicalPlan) -> LogicalPlan:
             number, place = (None, 0) if lies is None else (lies.number, lies.place)
             together.setdefault(number, []).append((place, operator, chain))
         for members in together.values():
-            # In the order of the live log; if that begins now, that of the program counts.
+            # In the order of the live log; in a new log, in the order of the program.
             members.sort(key=lambda one: one[0])
             groups.append(_group([(operator, chain) for _, operator, chain in members]))
     return replace(plan, groups=tuple(groups))
@@ -42,7 +42,7 @@ def share_tasks(plan: LogicalPlan) -> LogicalPlan:
 
 def _group_by_slot_sharing(plan: LogicalPlan) -> Iterator[Sequence[KeyedNode]]:
     """Yield the operators of each group that read sources and that only sinks read."""
-    # One alone is left out, unless it reads a source several times, which is scanned once then.
+    # A single operator makes no group, unless it reads a source several times, which is then scanned once.
     groups: dict[str, list[KeyedNode]] = {}
     for chain, base in {end.chain: end.paths[0].base for end in plan.all_ends}.items():
         operator = operator_of(base)
