@@ -40,14 +40,21 @@ from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
 from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, fields_of
-from flinkish_spark.planning.sent_columns import FoldPlan, Transport, _send_partials, _find_copied_columns, _names, folding_windows
+from flinkish_spark.planning.sent_columns import (
+    FoldPlan,
+    Transport,
+    _find_copied_columns,
+    _names,
+    _send_partials,
+    folding_windows,
+)
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker, in_order, to_block
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.windows import EventTimeSessionWindows, SlidingEventTimeWindows, KeyAndWindowBounds
+from flinkish_spark.windows import EventTimeSessionWindows, KeyAndWindowBounds, SlidingEventTimeWindows
 from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
 from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.combiner import Combiner

@@ -51,8 +51,8 @@ from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.windows import (
     WINDOW_BOUNDS,
     EventTimeSessionWindows,
-    SlidingEventTimeWindows,
     KeyAndWindowBounds,
+    SlidingEventTimeWindows,
 )
 
 #: What a workload needs of a record: all engines parse this and nothing more.

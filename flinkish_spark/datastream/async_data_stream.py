@@ -1,4 +1,4 @@
-"""Calls to systems outside as a user writes them: `AsyncDataStream.ordered_wait(stream, function, 1_000)`."""
+"""Asynchronous calls to external systems: `AsyncDataStream.ordered_wait(stream, function, 1_000)`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from flinkish_spark.protocol.limits import checked_whole
 
 
 class AsyncDataStream:
-    """Streams of what async functions make of the elements of others; names as in PyFlink.
+    """Factory of streams that call async functions for elements; names as in PyFlink.
 
-    A worker has up to `capacity` calls on their way at once; further elements wait. Nothing is pending when
-    a micro-batch ends, so no checkpoint completes over a call. For the same reason to keep the order of the
-    elements costs nothing: `unordered_wait`, `unordered_wait_with_retry` and `unordered_wait_batch` do what
-    their ordered namesakes do, and whoever comes from PyFlink finds both.
+    A worker has up to `capacity` open calls at once; further elements wait. No call is open at the end of a
+    micro-batch, so no checkpoint completes over a call. For the same reason keeping the order of elements
+    costs nothing: `unordered_wait`, `unordered_wait_with_retry` and `unordered_wait_batch` do the same as
+    their ordered namesakes; they exist as in PyFlink.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def _spec(
     if isinstance(capacity, AsyncRetryStrategy):
         raise ConfigError(
             "the capacity is a retry strategy",
-            why="in PyFlink the strategy stands in front of the capacity, here behind it",
+            why="in PyFlink the strategy comes before the capacity, here after it",
             what_to_do="say capacity=... and retry_strategy=...",
         )
     timeout_ms = to_ms("timeout_ms", timeout_ms)
@@ -234,7 +234,7 @@ def _add_async_operator(
             "stream",
             stream,
             wanted="a DataStream or a KeyedStream",
-            what_to_do="give it the stream whose elements are asked about",
+            what_to_do="give it the stream with the elements to call the function with",
         )
     environment = stream._environment
     instance_of("record_answers", record_answers, bool, what_to_do="say True or False")

@@ -20,11 +20,11 @@ from flinkish_spark.functions.stream import CoProcessFunction, KeySelector
 from flinkish_spark.operators.process import CoFlatMapRecords, CoMapRecords
 from flinkish_spark.planning.declare import (
     RecordCall,
-    make_connected_calls,
     declare_operator,
-    resolve_uid,
     infer_output,
     is_key_function,
+    make_connected_calls,
+    resolve_uid,
 )
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.stream_graph import KeyedEntry
@@ -155,7 +155,7 @@ class KeyedConnectedStreams:
         uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Process the elements of both streams, those of one key one after the other.
+        """Process the elements of both streams, one after the other for each key.
 
         Within a micro-batch the elements of the first stream come before those of the second; nothing is
         promised about the order between the two.
@@ -269,7 +269,7 @@ def _key(given: Any) -> tuple[Any, ...]:
 
 
 class BroadcastStream:
-    """A stream all of whose records go to every partition of the operator that reads it.
+    """A broadcast stream: every partition of the operator that reads it gets all of its records.
 
     Made by :meth:`DataStream.broadcast`; a keyed or plain stream is connected with it.
     """
@@ -347,8 +347,8 @@ def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, 
     if not descriptors:
         raise GraphError(
             "broadcast() got no state",
-            why="what every task gets is of use only where a function keeps it for the records of another "
-            "stream; a function of this stream alone would emit everything once per task",
+            why="every task gets all records, to store them for records of another stream; a function of "
+            "this stream alone would emit everything once per task",
             what_to_do=f"{what_to_do}, and connect a stream with it",
         )
     for descriptor in descriptors:

@@ -74,8 +74,8 @@ from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import (
     check_is_shuffle_partitions,
     check_parallelism,
-    read_shuffle_partitions,
     fitting_partitions,
+    read_shuffle_partitions,
 )
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph
@@ -125,11 +125,11 @@ class StreamExecutionEnvironment:
         ``hdfs://namenode:8020/jobs/orders`` (`docs/hdfs.md`).
     store_options
         Of the bucket, as obstore calls them: ``{"region": "eu-central-1"}``; secrets by the name of an
-        environment variable, ``env:NAME``. What is left out is looked for where the cloud's tools look.
+        environment variable, ``env:NAME``. Other credentials are looked up as the cloud's tools do.
     checkpoint
         When checkpoints are taken.
     restart_strategy
-        What happens after a failure that a restart may mend: ExponentialDelay, FixedDelay,
+        Restart strategy for failures that a restart may fix: ExponentialDelay, FixedDelay,
         FailureRate or NoRestart, or an object of yours with their `decide`.
     tries_without_progress
         How often a micro-batch may fail from the same cause, with no checkpoint in between, before the
@@ -283,7 +283,7 @@ class StreamExecutionEnvironment:
         Parameters
         ----------
         watermark_strategy
-            As if `assign_timestamps_and_watermarks` were called right behind the source; None: no timestamps.
+            As if `assign_timestamps_and_watermarks` were called right after the source; None: no timestamps.
         uid
             Stable name of this source in this job. Left out: one that follows from the place in the program,
             and a warning.
@@ -312,7 +312,7 @@ class StreamExecutionEnvironment:
     def from_collection(
         self, values: Iterable[Any], schema: str | T.StructType, *, uid: str | None = None
     ) -> DataStream:
-        """Add records that are in memory; the job ends behind the last, unless another source goes on.
+        """Add records from memory; the job ends after the last one, unless another source goes on.
 
         Parameters
         ----------
@@ -378,7 +378,7 @@ class StreamExecutionEnvironment:
         check_max_parallelism(max_parallelism)
         if self.graph.operators and max_parallelism != self.graph.max_parallelism:
             raise GraphError(
-                f"set_max_parallelism({max_parallelism}) was called behind an operator",
+                f"set_max_parallelism({max_parallelism}) was called after an operator was added",
                 why=f"'{self.graph.operators[0].uid}' has its key groups already",
                 what_to_do="call it before key_by(), or give the environment max_parallelism=...",
             )
@@ -560,7 +560,7 @@ class StreamExecutionEnvironment:
         # number that fits the cores.
         chosen = read_shuffle_partitions(self.spark)
         if chosen is None:
-            # What cannot be read now is told by the start, with what to do.
+            # If the directory cannot be read now, the start will say so, with what to do.
             with contextlib.suppress(FlinkishError):
                 job_dir = open_job_dir(self._place)
                 chosen = shuffle_partitions_of(job_dir, beginning_of(job_dir, self._place))
@@ -760,7 +760,7 @@ class StreamExecutionEnvironment:
         self._execution_listeners.append(listener)
 
     def clear_job_listeners(self) -> None:
-        """Forget those that :meth:`register_job_listener` has registered."""
+        """Remove all listeners added by :meth:`register_job_listener`."""
         self._execution_listeners.clear()
 
     def add_listener(self, listener: JobListener) -> None:

@@ -18,7 +18,7 @@ from flinkish_spark.joins.spec import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.planning.declare import declare_operator, resolve_uid, infer_output
+from flinkish_spark.planning.declare import declare_operator, infer_output, resolve_uid
 from flinkish_spark.planning.factories import UNKNOWN_TYPE, Joining, KeyedJoin
 from flinkish_spark.planning.stream_graph import KeyedEntry
 from flinkish_spark.protocol.durations import Duration
@@ -81,9 +81,9 @@ class JoinedStreams:
         join_type
             Which elements come out without a partner.
         function
-            What is made of a pair.
+            Makes rows of a pair.
         left_late, right_late
-            Where elements behind the watermark go; None: they are dropped and counted.
+            Side output of late elements; None: they are dropped and counted.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class JoinedStreams:
         version_ttl
             How long versions live after the last one came; None: the newest stays for ever.
         late_output
-            Where left elements go whose version is no longer known; None: they are dropped and counted.
+            Side output of left elements whose version is no longer known; None: they are dropped and counted.
         """
         uid = resolve_uid(self._environment.graph, uid, "temporal", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
@@ -196,7 +196,7 @@ class JoinedStreams:
         if function is None and output is not None:
             raise SchemaError(
                 f"the join '{uid}' has an output and no function",
-                why="without a function the fields of both streams come out",
+                why="without a function the output is the fields of both streams",
                 what_to_do="leave the output out, or give a function that makes it",
             )
         if output is None and function is not None:

@@ -46,11 +46,11 @@ from flinkish_spark.planning.declare import (
     aggregate_output,
     check_keyed_function,
     check_max_parallelism,
-    parse_keys,
     declare_operator,
-    resolve_uid,
     infer_output,
+    parse_keys,
     record_call,
+    resolve_uid,
 )
 from flinkish_spark.planning.factories import (
     Aggregating,
@@ -91,7 +91,7 @@ class KeyedRecords(ABC):
     def _add_operator(
         self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
     ) -> DataStream:
-        """Add an operator to the graph; `output` None stands for the fields of the input."""
+        """Add an operator to the graph; with `output` None it has the fields of the input."""
 
     def map(
         self,
@@ -103,8 +103,8 @@ class KeyedRecords(ABC):
     ) -> DataStream:
         """Make one row of each record, by a function that may keep state for the record's key.
 
-        A function without state is better called in front of `key_by`, by :meth:`DataStream.map`: there it
-        needs no shuffle and no state.
+        Call a function without state before `key_by`, by :meth:`DataStream.map`: there it needs no shuffle
+        and no state.
 
         Parameters
         ----------
@@ -203,12 +203,12 @@ class KeyedRecords(ABC):
 
 
 def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
-    """Refuse an aggregate that cannot take a row back."""
+    """Refuse an aggregate that cannot retract a row."""
     check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
     if emit is not Emit.PER_ELEMENT:
         raise ConfigError(
-            f"aggregate() of '{uid}' is of a changelog, and is to emit once per key",
-            why="what tasks have aggregated is merged there, and rows of a changelog are taken back",
+            f"aggregate() of '{uid}' has a changelog as its input, and cannot emit once per key",
+            why="partial aggregates of tasks would be merged, and these cannot retract rows of a changelog",
             what_to_do="leave emit out",
         )
 
@@ -243,8 +243,8 @@ class KeyedStream(KeyedRecords):
             Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default what
             the hint of `process_element` says, or else that of `on_timer`: ``Iterator[Total]``, for example.
         uid
-            Stable name of this operator; its state is found again by it. Left out: one that follows from the
-            place in the program, and a warning; see docs/job-graph.md.
+            Stable name of this operator, by which its state is found. If left out, it is derived from the
+            place in the program, with a warning; see docs/job-graph.md.
         max_parallelism
             Number of key groups; fixed for the life of the state. The environment's by default.
 
@@ -281,7 +281,7 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit, for each element, what all elements of its key so far are reduced to.
+        """Emit, for each element, the reduction of all elements of its key so far.
 
         Parameters
         ----------
@@ -309,7 +309,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
         row_kind: str = "",
     ) -> DataStream:
-        """Emit, for each element, the result of its key's accumulator; not if that is None.
+        """Emit, for each element, the result of its key's accumulator, unless it is None.
 
         Parameters
         ----------
@@ -324,14 +324,14 @@ class KeyedStream(KeyedRecords):
         ttl
             How long an accumulator lives; None: for ever.
         row_kind
-            Of a changelog, the field with the kinds of its rows, ``"_row_kind"``: a row that is taken back
-            goes to the function's `retract(value, accumulator)`, which returns the accumulator without it,
-            as `add` does with it. The results are a changelog, too: see :meth:`fold`.
+            For a changelog: the field with the row kind, ``"_row_kind"``. A retracted row goes to the
+            function's `retract(value, accumulator)`, which returns the accumulator without it, the inverse
+            of `add`. The results are a changelog, too: see :meth:`fold`.
 
         Raises
         ------
         ConfigError
-            It is to emit once per key, and the function has no `merge`; it is of a changelog, and the
+            It emits once per key, and the function has no `merge`; or its input is a changelog, and the
             function has no `retract`.
         """
         uid = resolve_uid(self._environment.graph, uid, "aggregate", self._entry)
@@ -349,8 +349,8 @@ class KeyedStream(KeyedRecords):
             return self._add_operator(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
         if getattr(type(aggregate), "merge", AggregateFunction.merge) is AggregateFunction.merge:
             raise ConfigError(
-                f"aggregate() of '{uid}' is to emit once per key",
-                why="what tasks have aggregated is merged, and the function has no merge(first, second)",
+                f"aggregate() of '{uid}' cannot emit once per key",
+                why="partial aggregates of tasks are merged, and the function has no merge(first, second)",
                 what_to_do="define it, or leave emit=Emit.PER_ELEMENT",
             )
         return self._add_operator(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
@@ -414,7 +414,7 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit each key's element whose field is the least; of several, the one that `ties` says."""
+        """Emit each key's element with the least value of a field; `ties` chooses among equal ones."""
         uid = resolve_uid(self._environment.graph, uid, "min_by", self._entry)
         return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
 
@@ -428,7 +428,7 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit each key's element whose field is the greatest; of several, the one that `ties` says."""
+        """Emit each key's element with the greatest value of a field; `ties` chooses among equal ones."""
         uid = resolve_uid(self._environment.graph, uid, "max_by", self._entry)
         return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
 
@@ -440,7 +440,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
         row_kind: str = "",
     ) -> DataStream:
-        """Emit a row per key and micro-batch: the key's columns, then folds of fields of all its elements.
+        """Emit a row per key and micro-batch: the key's columns, then aggregates over all its elements.
 
         Computed over columns, most of it before the shuffle.
 
@@ -452,10 +452,10 @@ class KeyedStream(KeyedRecords):
         ttl
             How long a key's row lives; None: for ever.
         row_kind
-            Of a changelog, the field with the kinds of its rows, ``"_row_kind"``. Each row that is taken back
-            is taken out of COUNT, SUM, MIN and MAX, and the results are a changelog by the key, with a field
-            `_row_kind`: for each element -U and +U where a result changes, +I at a key's first row, -D behind
-            its last one. See `docs/changelogs.md`.
+            For a changelog: the field with the row kind, ``"_row_kind"``. Each retracted row is subtracted
+            from COUNT, SUM, MIN and MAX, and the results are a changelog by key, with a field `_row_kind`:
+            for each element -U and +U if a result changes, +I at a key's first row, -D after its last one.
+            See `docs/changelogs.md`.
 
         Raises
         ------
@@ -482,18 +482,18 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Make a whole changelog of upserts: what a row was comes out as -U in front of what it is.
+        """Make a full changelog of upserts: emit a row's old values as -U before its new values.
 
-        For a stream that says of an update only what is (`OnTombstone.DELETE`, `ChangelogMode.UPSERT`), in
-        front of an aggregate; and for one in which changes come again, which this leaves out. Flink has it as
-        ChangelogNormalize. The stream is keyed by the key of the table.
+        Use it before an aggregate, for a stream of updates without old values (`OnTombstone.DELETE`,
+        `ChangelogMode.UPSERT`); it also drops repeated changes. Flink calls it ChangelogNormalize. The stream
+        must be keyed by the key of the table.
 
         Parameters
         ----------
         row_kind
             The field with the kinds.
         ttl
-            How long a row is known after its last change; None: for ever.
+            How long a row is stored after its last change; None: for ever.
 
         Examples
         --------
@@ -530,14 +530,14 @@ class KeyedStream(KeyedRecords):
         return WindowedStream(self, WindowSpec(assigner))
 
     def count_window(self, count: int, slide: int | None = None) -> WindowedStream:
-        """Divide each key's elements into windows of so many.
+        """Divide each key's elements into windows of a fixed number of elements.
 
         Parameters
         ----------
         count
             Elements in a window.
         slide
-            A window over the last `count` elements at each so many more; by default they do not overlap.
+            Number of elements between the ends of two windows; by default windows do not overlap.
         """
         return WindowedStream(
             self, count_window(count) if slide is None else sliding_count_window(count, slide)
@@ -559,13 +559,13 @@ class KeyedStream(KeyedRecords):
             The clauses of MATCH_RECOGNIZE. PARTITION BY may name the stream's keys, ORDER BY the field that
             says the time of a row; both may be left out.
         late_output
-            Where rows behind the watermark go; None: they are dropped and counted.
+            Side output of late rows; None: they are dropped and counted.
 
         Raises
         ------
         PatternError
-            The text says something that cannot be, or that is not known here; what depends on the fields of
-            the stream is said when the job is planned.
+            The text is invalid or not supported; errors that depend on the stream's fields are raised when
+            the job is planned.
         ConfigError
             sqlglot is not installed.
         GraphError
@@ -614,7 +614,7 @@ class KeyedStream(KeyedRecords):
     def join(self, other: KeyedStream) -> JoinedStreams:
         """Join this stream, the left one, with another one that has keys of the same types.
 
-        How, says what is called next: `interval`, `window`, `co_group` or `temporal`.
+        Then call `interval`, `window`, `co_group` or `temporal` for the kind of join.
 
         Raises
         ------
@@ -632,7 +632,7 @@ class KeyedStream(KeyedRecords):
         uid: str | None = None,
         **more: Unpack[IntervalSettings],
     ) -> DataStream:
-        """Join elements whose event times are near: what :meth:`JoinedStreams.interval` does and takes."""
+        """Join elements whose event times are near; as :meth:`JoinedStreams.interval`."""
         return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid, **more)
 
     def _other(self, other: Any, method: str) -> KeyedEntry:

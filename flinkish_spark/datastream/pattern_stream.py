@@ -17,7 +17,7 @@ from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternContext, PatternProcessFunction
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
-from flinkish_spark.planning.declare import declare_operator, resolve_uid, infer_output
+from flinkish_spark.planning.declare import declare_operator, infer_output, resolve_uid
 from flinkish_spark.planning.factories import Patterns
 from flinkish_spark.planning.stream_graph import KeyedEntry
 
@@ -64,7 +64,7 @@ class CEP:
         Parameters
         ----------
         patterns
-            By name, which is part of what is stored. Each event is tried with them in this order.
+            By name, which is part of the stored state. Each event is tried with them in this order.
         stream, comparator
             As of :meth:`pattern`, which also says what is raised.
         """
@@ -76,8 +76,8 @@ class CEP:
         for name, pattern in patterns.items():
             if not isinstance(name, str) or not isinstance(pattern, Pattern):
                 raise PatternError(
-                    f"what is looked for is {pattern!r}, called {name!r}",
-                    why="it is a Pattern, and its name is text",
+                    f"CEP got {pattern!r}, called {name!r}, as a pattern",
+                    why="a pattern is a Pattern, and its name a text",
                     what_to_do='give one, as Pattern.begin("first")',
                 )
             wanted.append(LookedFor(name, compiled(pattern), pattern.skip, pattern.stages))
@@ -97,30 +97,30 @@ class PatternStream:
         self._stream, self._search = stream, search
 
     def in_processing_time(self) -> PatternStream:
-        """Let events have the time of their micro-batch, and take them as they come; none is late."""
+        """Give events the time of their micro-batch, and process them as they arrive; none is late."""
         return self._replace_search(clock=TimeDomain.PROCESSING_TIME, time_field=None)
 
     def in_event_time(self, field: str | None = None) -> PatternStream:
-        """Let events have their own times, and take them in that order when the watermark reaches them.
+        """Process events in the order of their own times, when the watermark reaches them.
 
         Parameters
         ----------
         field
-            Which field says the time: LONG, as milliseconds, or TIMESTAMP. By default it is that which
-            :meth:`DataStream.assign_timestamps_and_watermarks` has given, or the operator in front; behind a
-            count window, whose last instant is the end of all time, it has to be a field.
+            The field with the time: LONG in milliseconds, or TIMESTAMP. By default it is the time assigned by
+            :meth:`DataStream.assign_timestamps_and_watermarks` or by the operator before. After a count
+            window, whose last instant is the end of all time, a field is required.
         """
         if field is not None:
             instance_of("field", field, str, what_to_do='name a field: in_event_time("at")')
         return self._replace_search(clock=TimeDomain.EVENT_TIME, time_field=field)
 
     def side_output_late_data(self, tag: OutputTag) -> PatternStream:
-        """Send events behind the watermark to a side output; else they are dropped and counted."""
+        """Send late events to a side output; by default they are dropped and counted."""
         instance_of("tag", tag, OutputTag, what_to_do="give an OutputTag")
         return self._replace_search(late_output=tag)
 
     def limit_open_matches(self, limit: OpenMatches) -> PatternStream:
-        """Let no more partial matches of a key and pattern be open than this.
+        """Limit the number of open partial matches per key and pattern.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class PatternStream:
         uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Give each match to a function, and each partial match that is timed out.
+        """Call a function with each match, and with each partial match that times out.
 
         Parameters
         ----------
@@ -181,13 +181,13 @@ class PatternStream:
         Parameters
         ----------
         select
-            From a match to a row; or what a row consists of as SQL text, in which fields of events stand
-            behind names of the pattern, as ``first.user, last.amount AS amount``. Text is evaluated over the
-            columns of many matches where that can be, and says of which fields rows are: then `output` is
-            left out. See docs/cep.md.
+            From a match to a row; or SQL text with the columns of a row, where a field of an event follows
+            the event's name in the pattern: ``first.user, last.amount AS amount``. Text is evaluated over
+            columns of many matches if possible, and defines the fields: `output` must be left out. See
+            docs/cep.md.
         timed_out
-            A side output, and what makes a row for it of a partial match and the time at which its window
-            was over.
+            A side output, and a function that makes a row for it from a partial match and the time when its
+            window ended.
         output, uid, max_parallelism
             As of :meth:`process`; by default what the hint of `select` says.
         """
@@ -196,7 +196,7 @@ class PatternStream:
             if output is not None:
                 raise ConfigError(
                     f"select() of '{uid}' got SQL text and an output",
-                    why="the text says of which fields rows are",
+                    why="the text defines the fields of the rows",
                     what_to_do="leave output out, or cast in the text: CAST(first.id AS BIGINT) AS id",
                 )
             lost = None if timed_out is None else _make_timeout_select(uid, timed_out, _Select)
@@ -231,7 +231,11 @@ class PatternStream:
     ) -> DataStream:
         _check_call("select", select, uid, 1, is_rows=is_flat)
         kind = _FlatSelect if is_flat else _Select
-        lost = kind(select, None, None) if timed_out is None else _make_timeout_select(uid, timed_out, kind, select)
+        lost = (
+            kind(select, None, None)
+            if timed_out is None
+            else _make_timeout_select(uid, timed_out, kind, select)
+        )
         return self._add_operator(lost, output, uid, max_parallelism)
 
     def _add_operator(
@@ -260,7 +264,7 @@ class PatternStream:
         return search.late_output is None and all(
             one.automaton.passes_over_others
             and all(isinstance(leaf, ColumnCondition) for leaf in one.automaton.leaves)
-            # Which of two matches that end together survives a skip may depend on when that is looked at.
+            # Which of two matches that end together survives a skip may depend on later events.
             and (one.skip.kind is Skip.NONE or not one.automaton.has_pending)
             for one in search.patterns
         )
@@ -270,7 +274,7 @@ class PatternStream:
 
 
 class _Nothing(PatternProcessFunction):
-    """Stands where no function is said yet."""
+    """A placeholder until the function is known."""
 
     def process_match(self, match: Match, ctx: PatternContext) -> None:
         """Do nothing."""
@@ -322,7 +326,7 @@ def _no_row(match: Match) -> None:
 
 
 class _FlatSelect(_Select):
-    """The same, any number of rows of each match."""
+    """A select function that makes any number of rows of each match."""
 
     def _rows(self, result: Any) -> Iterable[Any] | None:
         rows: Iterable[Any] | None = result
@@ -330,7 +334,7 @@ class _FlatSelect(_Select):
 
 
 class _Answers:
-    """Puts the answers of conditions behind the fields of records; may keep only those where one holds."""
+    """A transform that appends results of conditions to records; may drop records where none holds."""
 
     def __init__(self, texts: tuple[str, ...], is_for_few: bool) -> None:
         self._texts, self._is_for_few = texts, is_for_few
@@ -346,7 +350,7 @@ class _Answers:
             except AnalysisException as error:
                 names = ", ".join(name for name in records.columns if not name.startswith("_"))
                 raise PatternError(
-                    f"the condition {text!r} is none that Spark can evaluate",
+                    f"Spark cannot evaluate the condition {text!r}",
                     why=str(error).partition("\n")[0],
                     what_to_do=f"correct it; events have {names}",
                     text=text,

@@ -15,8 +15,8 @@ from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.planning.declare import (
     accumulator_type,
     aggregate_output,
-    resolve_uid,
     infer_output,
+    resolve_uid,
 )
 from flinkish_spark.planning.factories import FoldingWindows, Windows
 from flinkish_spark.protocol.durations import Duration
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class WindowedStream:
     """A keyed stream in windows; made by :meth:`KeyedStream.window`. Each method returns a new one.
 
-    What a window emits has the time of its last instant, so windows of windows work. `uid` and
+    Results of a window have the time of its last instant, so windows of windows work. `uid` and
     `max_parallelism` are as of :meth:`KeyedStream.process`.
     """
 
@@ -49,39 +49,39 @@ class WindowedStream:
         self._stream, self._spec = stream, spec
 
     def trigger(self, trigger: Trigger) -> WindowedStream:
-        """Fire when a trigger says so, instead of at the windows' ends."""
+        """Fire windows by a trigger, instead of at their ends."""
         return WindowedStream(self._stream, replace(self._spec, trigger=trigger))
 
     def evictor(self, evictor: Evictor) -> WindowedStream:
-        """Throw elements away at each firing. Windows then keep all their elements."""
+        """Remove elements at each firing. Windows then store all their elements."""
         return WindowedStream(self._stream, replace(self._spec, evictor=evictor))
 
     def allowed_lateness(self, lateness_ms: Duration) -> WindowedStream:
-        """Keep windows for a while behind their end; each late element fires its window again.
+        """Keep windows for a while after their end; each late element fires its window again.
 
         Parameters
         ----------
         lateness_ms
-            By the watermark, in milliseconds. Later results stand for the same key and window: a sink
+            In event time, in milliseconds. Later results have the same key and window: a sink
             that upserts by both keeps the last.
         """
         return WindowedStream(self._stream, replace(self._spec, allowed_lateness_ms=lateness_ms))
 
     def side_output_late_data(self, tag: OutputTag) -> WindowedStream:
-        """Send elements that come too late for all their windows to a side output; else they are dropped."""
+        """Send elements that are too late for all of their windows to a side output, or else drop them."""
         return WindowedStream(self._stream, replace(self._spec, late_output=tag))
 
     def emit_retractions(self, field: str = "is_retracted") -> WindowedStream:
-        """Emit results once more that do not stand any more, before what stands instead.
+        """Emit each result that is no longer valid once more, marked, before the result that replaces it.
 
-        That is so when a window fires again, and when sessions that have fired become one. A sink by key and
-        window deletes such rows: ``Upsert(keys, delete_when="is_retracted", not_stored=("is_retracted",))``.
-        Results are kept with the window until it is cleaned up. What a trigger has purged stands.
+        This happens when a window fires again, and when sessions that have fired merge. A sink by key and
+        window deletes these rows: ``Upsert(keys, delete_when="is_retracted", not_stored=("is_retracted",))``.
+        Results are stored with the window until its cleanup. Results of a purged window stay valid.
 
         Parameters
         ----------
         field
-            Name of a BOOLEAN field behind those of a result: whether it is one that does not stand any more.
+            Name of a BOOLEAN field after the fields of a result; it is true if the result is no longer valid.
         """
         return WindowedStream(self._stream, replace(self._spec, retraction_field=field))
 
@@ -101,9 +101,9 @@ class WindowedStream:
         reduce
             From two elements to one of the same fields; associative.
         then
-            What makes the result of that one.
+            Makes the result of the reduced element.
         output
-            Fields of the result; by default those of the elements, or what the hint of `then.process` says.
+            Fields of the result; by default the elements' fields, or those in the hint of `then.process`.
         """
         uid = self._uid(uid, "reduce")
         computation = ReduceWindow(reduce, then)
@@ -128,11 +128,11 @@ class WindowedStream:
         aggregate
             The function.
         then
-            What makes the result of `get_result`; that is the result by default.
+            Makes the result from that of `get_result`, which is the result by default.
         accumulator
             Type of the accumulator, as of a state.
         output
-            Fields of the result; by default what the hint of `get_result` says, or that of `then.process`.
+            Fields of the result; by default those in the hint of `get_result`, or of `then.process`.
         """
         uid = self._uid(uid, "aggregate")
         check_aggregate(aggregate)
@@ -197,9 +197,9 @@ class WindowedStream:
     def sum(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the sum of a field under the field's name, between the key's columns and the window's bounds.
 
-        Rows are those of :meth:`fold`, for any windows. Those that cannot be folded over columns (count and
-        global windows, sessions with a gap of the element's, an own trigger, an evictor, retractions) are
-        computed element by element: each late element then fires its window once more.
+        Emits the same rows as :meth:`fold`, for any windows. Windows that cannot be folded over columns
+        (count and global windows, sessions with a gap per element, a custom trigger, an evictor, retractions)
+        are computed element by element: each late element then fires its window once more.
 
         Parameters
         ----------
@@ -232,7 +232,7 @@ class WindowedStream:
         ties: Ties = Ties.FIRST,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit the whole element whose field is the least, and `window_start, window_end` behind it.
+        """Emit the whole element with the least value of a field, then `window_start, window_end`.
 
         For any windows, as :meth:`sum`.
 
@@ -262,7 +262,7 @@ class WindowedStream:
         ties: Ties = Ties.FIRST,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit the whole element whose field is the greatest; see :meth:`min_by`."""
+        """Emit the whole element with the greatest value of a field; see :meth:`min_by`."""
         uid = self._uid(uid, "max_by")
         return self._folding(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
 

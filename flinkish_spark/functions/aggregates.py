@@ -9,9 +9,9 @@ from flinkish_spark.protocol.choices import Choice
 
 
 class Emit(Choice):
-    """When a running aggregate comes out.
+    """When a running aggregate is emitted.
 
-    PER_ELEMENT: behind each element, as in Flink. PER_KEY: once per micro-batch for each key that had
+    PER_ELEMENT: after each element, as in Flink. PER_KEY: once per micro-batch for each key that had
     elements, with what they all have made of it; computed over columns, most of it before the shuffle.
     """
 
@@ -39,7 +39,7 @@ class Fold(Choice):
 
 
 class Ties(Choice):
-    """Which of several elements with the same value is taken."""
+    """The choice among several elements with the same value."""
 
     FIRST = "FIRST"
     LAST = "LAST"
@@ -62,7 +62,7 @@ class FieldAggregate:
 
 @dataclass(frozen=True)
 class ElementChoice:
-    """The element of a key whose field is the least, or the greatest; null is neither, unless all are."""
+    """The element of a key with the least or greatest value of a field; nulls count only if all are null."""
 
     fold: Fold
     field: str
@@ -91,5 +91,5 @@ class AggregateColumn:
     field: str | None = None
 
 
-#: Running aggregates whose results are elements again.
+#: Running aggregates whose results are elements.
 ElementAggregate = FieldAggregate | ElementChoice

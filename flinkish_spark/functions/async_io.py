@@ -30,7 +30,7 @@ from flinkish_spark.protocol.limits import MOST_MS, checked_factor, checked_whol
 
 
 class ToSide(NamedTuple):
-    """A row for a side output among those that an async function returns.
+    """A row for a side output, among the rows that an async function returns.
 
     Examples
     --------
@@ -54,14 +54,14 @@ class AsyncCall:
     Parameters
     ----------
     idempotency_key
-        Of the element: the same whenever the call is made again, be it by a retry, by a repeated task or
-        behind a crash. A callee that knows it does its work once. Behind a keyed operator it stays the same
-        as long as the micro-batch does; a job that goes back to a checkpoint has other micro-batches. None
-        for a call with several elements, see `keys`.
+        Key of the element, which stays the same if the call is repeated by a retry, a repeated task or after
+        a crash, so that the called system can do its work once. After a keyed operator it stays the same
+        within the micro-batch; a job that goes back to a checkpoint has other micro-batches. None for a call
+        with several elements, see `keys`.
     attempt
-        How often the function was called before for this element, in this task.
+        Number of earlier calls of the function for this element, in this task.
     keys
-        Of each element of a call, in their order.
+        Idempotency keys of a call's elements, in order.
     """
 
     idempotency_key: str | None
@@ -97,7 +97,7 @@ class _Answering(RichFunction):
 
 
 class AsyncFunction(_Answering, ABC):
-    """A function that asks a system outside for what comes of an element; several calls run at once.
+    """A function that calls an external system for an element; several calls run at once.
 
     Names and semantics are those of PyFlink's `AsyncFunction`. A function object is serialised once and
     opened in each Python worker. All calls of a worker share one event loop, so whatever blocks
@@ -125,7 +125,7 @@ class AsyncFunction(_Answering, ABC):
         """
 
     def timeout(self, value: Any) -> Iterable[Any] | None:
-        """Return the rows of an element whose calls together took longer than `timeout_ms`.
+        """Return the rows for an element whose calls together took longer than `timeout_ms`.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class AsyncFunction(_Answering, ABC):
         raise TimeoutError("async_invoke() took longer than timeout_ms")
 
     def on_error(self, value: Any, error: Exception) -> Iterable[Any] | None:
-        """Return the rows of an element whose last call raised, such as a dead letter.
+        """Return the rows for an element whose last call raised an error, such as a dead letter.
 
         As long as this method is not overridden it raises the error, which ends the job.
         """
@@ -143,7 +143,7 @@ class AsyncFunction(_Answering, ABC):
 
 
 class AsyncBatchFunction(_Answering, ABC):
-    """A function that asks for many elements in one call, as models and bulk APIs want it.
+    """A function that calls an external system for many elements at once, such as a model or bulk API.
 
     Examples
     --------
@@ -170,7 +170,7 @@ class AsyncBatchFunction(_Answering, ABC):
 
 
 def check_is_async(function: object, kind: type, method: str) -> None:
-    """Refuse what is no such function, or whose method nobody could await."""
+    """Refuse an object that is no async function of this kind, or whose method is not async."""
     if not isinstance(function, kind):
         raise unusable(
             "async_function",
@@ -189,7 +189,7 @@ def check_is_async(function: object, kind: type, method: str) -> None:
         if inspect.iscoroutinefunction(getattr(function, name, None)):
             raise ConfigError(
                 f"{name}() of the {type(function).__name__} is async",
-                why="it says what comes of an element when time is up, and waits for nobody",
+                why="it makes the rows for an element after a time-out or error, and must not wait",
                 what_to_do="define it with `def`",
             )
     check_methods(function, kind, f"the {type(function).__name__}", may_await=("open", "close"))
@@ -327,7 +327,7 @@ class AsyncRetryStrategy:
         return by_result is None if by_error is None else is_true(by_error(error), "exception_predicate")
 
     def delay_ms(self, attempt: int, error: Exception | None, chance: random.Random | None = None) -> int:
-        """Return how long to wait behind a call, by its number from 1 and what it raised."""
+        """Return how long to wait after a call, by its number from 1 and the error that it raised."""
         asked_ms = None if error is None else retry_after_ms(error)
         if asked_ms is not None:
             # Nobody is to come earlier than asked, so that chance makes it longer only.
@@ -445,7 +445,7 @@ class CallLimits:
             )
 
     def rate_per_s(self, workers: int) -> float | None:
-        """Return how many calls a second one of so many workers may begin; None for any number."""
+        """Return the calls per second that each of several workers may begin; None for any number."""
         share = None if self.per_job_per_s is None else self.per_job_per_s / workers
         rates = [one for one in (self.per_worker_per_s, share) if one is not None]
         return min(rates, default=None)

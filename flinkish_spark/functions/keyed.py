@@ -67,7 +67,7 @@ class RuntimeContext(StateStore, TaskFacts, Protocol):
         """Number of key groups."""
 
     def drop_state(self, name: str) -> None:
-        """Give up what is stored of a state that the function had once; otherwise such state is refused."""
+        """Discard the data of a state that the function no longer has; without this, the job refuses it."""
 
 
 class TimerService(TimeContext, Protocol):
@@ -244,7 +244,7 @@ class KeyedProcessFunction(RichFunction, ABC):
         """Act on a timer of `ctx`'s key; emits like `process_element`.
 
         Called once per timer, in the order of their times. Event-time timers fire when the watermark
-        reaches them, before the elements that came behind that watermark.
+        reaches them, before the elements that came after that watermark.
         """
         raise NotImplementedError(
             f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
@@ -252,7 +252,7 @@ class KeyedProcessFunction(RichFunction, ABC):
 
 
 class KeyedCoProcessFunction(RichFunction, ABC):
-    """A function over two keyed streams whose elements of one key share its state and its timers.
+    """A function over two keyed streams; elements of one key share state and timers.
 
     Nothing is promised about the order between the two inputs, as in Flink: what has to wait for the other
     side waits in state. Of one input, elements of one key and channel come in their order.
@@ -327,7 +327,7 @@ class BroadcastOnTimerContext(OnTimerContext, ReadOnlyBroadcastContext, Protocol
 
 
 class BroadcastProcessFunction(RichFunction, ABC):
-    """A function over a stream and a broadcast one, whose elements every parallel copy sees.
+    """A function over a stream and a broadcast stream, whose elements every parallel copy gets.
 
     Each partition has a copy of the broadcast state. The copies stay equal if what
     `process_broadcast_element` does follows from the element and the broadcast state alone. In a micro-batch
@@ -357,7 +357,7 @@ class BroadcastProcessFunction(RichFunction, ABC):
 class KeyedBroadcastProcessFunction(RichFunction, ABC):
     """A function over a keyed stream and a broadcast one: state and timers per key, and broadcast state.
 
-    What :class:`BroadcastProcessFunction` says of broadcast state is true here too.
+    Broadcast state works as in :class:`BroadcastProcessFunction`.
     """
 
     @abstractmethod

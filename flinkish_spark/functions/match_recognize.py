@@ -1,4 +1,4 @@
-"""MATCH_RECOGNIZE of SQL:2016, from its text to what is searched: by sqlglot, whose trees end here."""
+"""The parser of MATCH_RECOGNIZE of SQL:2016; no other module uses sqlglot's trees."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _CLAUSES: tuple[tuple[str, ...], ...] = (
     ("SUBSET",),
     ("DEFINE",),
 )
-#: QuotedTrino names, and what stands apart from everything else in a row pattern.
+#: Quoted names, and the operators of a row pattern.
 _APART = re.compile(r'("(?:[^"]|"")*"|`(?:[^`]|``)*`)|[$?^|+*(){}-]')
 _UNITS_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
-#: Stands where two words of the text are one function.
+#: Joins two words of the text that are one function.
 _JOINED = "__"
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
     text: str
-    #: As it is compared with words of the language; of a quoted name nothing is equal.
+    #: The upper-case word to compare with keywords; empty for a quoted name.
     word: str
     kind: str
     begin: int
@@ -65,17 +65,17 @@ class _Token:
 class MatchRecognize:
     """The clauses of a MATCH_RECOGNIZE, before the fields of its input are known."""
 
-    #: Names of columns; none where the stream's key says it.
+    #: Names of columns; empty if the stream's key is used.
     partition: tuple[str, ...]
-    #: The column that says the time of a row; None where the stream does.
+    #: The column with the time of a row; None if the stream has timestamps.
     order: str | None
-    #: The text of each other clause, by how it begins.
+    #: The text of each other clause, by its first words.
     clauses: dict[str, str]
 
     def search(self, fields: T.StructType) -> tuple[RowSearch, T.StructType]:
-        """Return what is searched among rows with these fields, and the fields of the measures."""
+        """Return the search over rows with these fields, and the fields of the measures."""
         text = self.clauses["PATTERN"]
-        # What is an operator here is a part of names, or of other operators, elsewhere in SQL.
+        # Operators of a row pattern are parts of names, or of other operators, elsewhere in SQL.
         tokens = _tokens(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", text))
         if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
             _refuse(text, "a row pattern stands in parentheses", "write PATTERN (A B+)")
@@ -126,7 +126,7 @@ class MatchRecognize:
             return RowsPerMatch.ONE_ROW
         if "ONE ROW PER MATCH" in clauses:
             _refuse("ONE ROW PER MATCH", "ALL ROWS PER MATCH stands there, too", "leave one out")
-        # SHOW begins a command of its own for sqlglot.
+        # For sqlglot, SHOW begins a command.
         words = " ".join(said.upper().split()) or "SHOW EMPTY MATCHES"
         try:
             return RowsPerMatch(f"ALL ROWS PER MATCH {words}")
@@ -206,7 +206,7 @@ def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expre
 def measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
-    """Return what is told of a match, and the fields that this makes: `first.id, last.value AS value`."""
+    """Parse the output columns of a match, as `first.id, last.value AS value`; return them and the fields."""
     expressions, made, told = _make_named_expressions(fields, names), [], []
     for tokens in _split_at_commas(text):
         if [one.word for one in tokens[-2:-1]] == ["AS"]:
@@ -224,11 +224,11 @@ def measures(
 
 
 def _make_named_expressions(fields: T.StructType, names: Iterable[str]) -> _Expressions:
-    """Return what reads expressions that name events; what is not quoted SQL writes in capitals."""
+    """Return a reader of expressions that name events; unquoted names also match in capitals."""
     found = _Expressions(fields, names)
     folded = [name.upper() for name in found.variables]
     for name in list(found.variables):
-        # So a name is found in capitals where that is only one.
+        # A name is found in capitals if this is unambiguous.
         if folded.count(name.upper()) == 1:
             found.variables.setdefault(name.upper(), frozenset([name]))
     return found
@@ -244,7 +244,7 @@ def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
         for number, words in enumerate(_CLAUSES):
             if tuple(one.word for one in tokens[at : at + len(words)]) == words:
                 if number <= behind:
-                    _refuse(text, f"{' '.join(words)} stands behind a later clause", _ORDER)
+                    _refuse(text, f"{' '.join(words)} stands after a later clause", _ORDER)
                 behind = number
                 begins.append((at, at + len(words), " ".join(words), number))
     if not begins or begins[0][0]:
@@ -270,7 +270,7 @@ def _tokens(text: str) -> list[_Token]:
         if kind in ("IDENTIFIER", "STRING"):
             tokens.append(_Token(one.text, "", kind, one.start, one.end + 1))
             continue
-        # One of sqlglot's may be several words, as PARTITION BY.
+        # A token of sqlglot may be several words, such as PARTITION BY.
         for word in re.finditer(r"\S+", one.text):
             begin, end = one.start + word.start(), one.start + word.end()
             tokens.append(_Token(word.group(), word.group().upper(), kind, begin, end))
@@ -291,7 +291,7 @@ def _sqlglot() -> Any:
 
 @functools.cache
 def _dialect() -> Any:
-    """Return Trino's SQL, where names may also be quoted as in Spark and Flink."""
+    """Return Trino's SQL dialect, extended by the backticks of Spark and Flink."""
     _sqlglot()
     from sqlglot.dialects.trino import Trino
 
@@ -356,7 +356,7 @@ class _PatternReader:
         if self._takes("PERMUTE", "("):
             parts = self._sequences(",")
             self._expect(")")
-            # An earlier part first preferred.
+            # Permutations with an earlier part first are preferred.
             return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
         if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
@@ -407,7 +407,7 @@ class _PatternReader:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Expressions: what they are and of which type.
+# Expressions and their types.
 
 
 Typed = tuple[E.Expression, T.DataType]
@@ -448,7 +448,7 @@ _CAST: dict[str, T.DataType] = {
 }
 
 
-#: The parts of sqlglot's trees that are read. A tree that has others, as BETWEEN SYMMETRIC, is refused.
+#: The parts of sqlglot's trees that are read. A tree with others, as BETWEEN SYMMETRIC, is refused.
 _PARTS = {"this", "expression"}
 _MORE_PARTS: dict[str, set[str]] = {
     "Anonymous": {"expressions"},
@@ -467,7 +467,7 @@ _KNOWN = "see docs/cep.md for what is"
 
 
 class _Expressions:
-    """Reads expressions over rows with these fields, given the variables of the pattern."""
+    """A reader of expressions over rows with these fields, and with the variables of a pattern."""
 
     def __init__(self, fields: T.StructType, variables: Iterable[str]) -> None:
         self._fields = fields
@@ -478,7 +478,7 @@ class _Expressions:
         return self._expression(_parse(text), text)
 
     def read_named(self, text: str, tokens: Sequence[_Token]) -> Typed:
-        """Read what is not of rows but of events that a pattern of Flink's kind takes by names."""
+        """Read an expression over the named events of a Flink pattern; refuse navigation over rows."""
         made, kind = self.read(_readable(text, tokens))
         for one in made.all_parts():
             of_rows = isinstance(one, E.Navigated) and (one.rows or one.variables is None)
@@ -600,7 +600,7 @@ class _Expressions:
     def _read_escape(self, tree: Any, text: str) -> Typed:
         escape = tree.expression
         if type(tree.this).__name__ != "Like" or not _is_text(escape) or len(escape.this) != 1:
-            _refuse(text, "an escape is one letter behind LIKE", "write name LIKE 'a!%' ESCAPE '!'")
+            _refuse(text, "an escape is one letter after LIKE", "write name LIKE 'a!%' ESCAPE '!'")
         return self._read_like(tree.this, text, escape.this)
 
     def _apply_sign(
@@ -724,7 +724,7 @@ def _parse(text: str) -> Any:
 
 
 def _readable(text: str, tokens: Sequence[_Token]) -> str:
-    """Return the text of some tokens for sqlglot, which knows `FINAL LAST(x)` as a function of one name."""
+    """Return the text of some tokens for sqlglot, in which `FINAL LAST(x)` is one function name."""
     parts, end = list[str](), tokens[0].begin
     for token, name, opened in zip(tokens, tokens[1:], tokens[2:], strict=False):
         if token.word in ("FINAL", "RUNNING") and opened.word == "(":
@@ -738,7 +738,7 @@ def _is_text(tree: Any) -> bool:
 
 
 def _split_at_commas(text: str) -> Iterator[list[_Token]]:
-    """Yield the tokens of the parts between commas."""
+    """Yield the tokens of each part between commas."""
     depth, part = 0, list[_Token]()
     for token in _tokens(text) if text.strip() else ():
         depth += {"(": 1, ")": -1}.get(token.word, 0)
@@ -761,7 +761,7 @@ def _identifier(tree: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Types of what is computed, as Spark's ANSI mode has them.
+# Types of computed values, as in Spark's ANSI mode.
 
 
 def common(kinds: Iterable[T.DataType], text: str) -> T.DataType:
@@ -830,7 +830,7 @@ def _operand(given: Typed) -> T.DecimalType:
 
 
 def _decimal_of(name: str, one: T.DecimalType, other: T.DecimalType) -> T.DecimalType:
-    """Return the type of arithmetic; where it is too long, digits behind the point go, but for six."""
+    """Return the type of arithmetic; if it is too long, digits after the point are dropped, down to six."""
     most, least = max(one.scale, other.scale), min(one.precision - one.scale, other.precision - other.scale)
     whole = max(one.precision - one.scale, other.precision - other.scale)
     match name:
@@ -870,7 +870,7 @@ def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
         function = V.text_of
     if function is None:
         says = f"a {own.simpleString()} is not cast to {kind.simpleString()} here"
-        _refuse(text, says, "leave the cast to a transform() behind the match")
+        _refuse(text, says, "leave the cast to a transform() after the match")
     return E.Applied(function, (made,))
 
 

@@ -61,32 +61,32 @@ _MATCH_TYPE = T.StructType(
 
 
 class PatternsFromStream(KeyedBroadcastProcessFunction):
-    """Looks for patterns whose rules come from a broadcast stream, by event time; see docs/cep.md.
+    """A function that looks for patterns by event time, whose rules are a broadcast stream; see docs/cep.md.
 
     An element of that stream has an `id`, a `version` and a `rule`: JSON, which names a pattern of the
-    program or is a graph as in dynamic Flink CEP. It is searched for from the next events on. A rule of an id
-    that is known takes the place of the old one if its version is greater. Partial matches go on with it if
-    it has the same names and states; otherwise they are given up, and counted as discarded. Without a rule,
-    the pattern of that id is gone. A rule that cannot be, or is not newer, goes to :data:`REFUSED_RULES`, and
-    what was there stays; one that has come before is nothing new.
+    program or is a graph as in dynamic Flink CEP. It applies from the next events on. A rule replaces the
+    rule with the same id if its version is greater. Partial matches continue with it if it has the same names
+    and states; otherwise they are given up, and counted as discarded. A null rule removes the pattern of that
+    id. A rule that is invalid, or not newer, goes to :data:`REFUSED_RULES`, and the old rule stays; a
+    repeated rule changes nothing.
 
-    All partitions change in the same micro-batch, before its events; so a checkpoint lies before the change
-    or behind it.
+    All partitions change in the same micro-batch, before its events; so a checkpoint is either before or
+    after the change.
 
     Parameters
     ----------
     elements
         Fields of the keyed stream, as DDL.
     function
-        What is made of matches; its context says id and version of the rule.
+        Makes rows of matches; its context has the rule's id and version.
     patterns
-        What rules may name: patterns, or functions that make one of a rule's arguments.
+        Patterns that rules may name, or functions that make a pattern of a rule's arguments.
     conditions
-        What nodes of rules may name: conditions as of :meth:`Pattern.where`, or functions that make one.
+        Conditions that nodes of rules may name, as for :meth:`Pattern.where`, or functions that make one.
     late_output
-        Where events behind the watermark go; None: they are dropped and counted.
+        Side output of late events; None: they are dropped and counted.
     limit
-        How many partial matches of a key and rule may be open; None: any number.
+        The most open partial matches of a key and rule; None for any number.
 
     Raises
     ------
@@ -178,7 +178,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
 
     # -- rules ------------------------------------------------------------------------------------------
     def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> None:
-        """Take over a rule, or let a pattern go."""
+        """Add or replace a rule, or remove a pattern."""
         rules = ctx.get_broadcast_state(PATTERN_RULES)
         before = rules.get(value.id)
         try:
@@ -195,7 +195,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 self._searches.pop(text).close()
 
     def _check_rule(self, value: Any, before: Any) -> tuple[int, int, str | None] | None:
-        """Return what is stored of a rule; None if it has come before."""
+        """Return the state to store for a rule; None if the rule is a repetition."""
         if value.id is None or value.version is None:
             raise PatternError("a rule has no id, or no version", what_to_do="give it both")
         search = None if value.rule is None else self._search(value.rule)
@@ -212,14 +212,14 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 version=version,
             )
         goes_on = False
-        # The program may have changed, and know no more what that rule named.
+        # The program may have changed, and no longer know what the old rule named.
         with contextlib.suppress(PatternError):
             if search is not None and rule is not None:
                 goes_on = self._search(rule).automaton.fingerprint == search.automaton.fingerprint
         return value.version, since if goes_on else value.version, value.rule
 
     def _search(self, rule: str) -> _Search:
-        """Return what runs a rule; its conditions are opened once per copy of the function."""
+        """Return the compiled search of a rule; its conditions are opened once per copy of the function."""
         found = self._searches.get(rule)
         if found is None:
             pattern = self._known.pattern(rule)
@@ -257,7 +257,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         timers.register_event_time_timer(time_ms)
 
     def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> None:
-        """Take the events that the watermark has reached, and time out what is over."""
+        """Process the events that the watermark has reached, and time out partial matches."""
         timers = ctx.timer_service()
         now_ms = timers.current_watermark()
         waiting = sorted(map(tuple, self._waiting.get()), key=itemgetter(-1))
@@ -286,7 +286,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 timers.register_event_time_timer(next_ms)
 
     def _enter_rules(self, ctx: BroadcastOnTimerContext) -> list[_Run]:
-        """Return the rules as they run over the current key; give up what no rule goes on with."""
+        """Return the runs of all rules over the current key; give up matches that no rule continues."""
         rules = dict(ctx.get_broadcast_state(PATTERN_RULES).items())
         runs = []
         for name in sorted(rules):
@@ -322,7 +322,7 @@ class _Search:
 
     automaton: Automaton
     matcher: Matcher
-    #: What SQL text asks of an event.
+    #: The parsed SQL conditions of single events.
     asked: Mapping[Leaf, Expression]
 
     def classify(self, event: Any) -> Known:
@@ -365,7 +365,7 @@ class _Run:
         return is_same and int(stored.version) >= self._since
 
     def enter(self, states: Any, names: Sequence[str], gather: Any, spread: Any) -> None:
-        """Make the current key's partial matches those at hand; `names` are those of an event's fields."""
+        """Load the current key's partial matches; `names` are the names of an event's fields."""
         self._states, self._names, self._spread = states, names, spread
         stored = states.get(self.context.name)
         if stored is not None:
@@ -385,7 +385,7 @@ class _Run:
             self.context.count(DISCARDED, discarded)
 
     def advance(self, time_ms: int) -> None:
-        """Say that no event before a time comes any more."""
+        """Advance to a time before which no more events come."""
         completed, timed_out = self._search.matcher.advance(self._state, time_ms)
         for complete in completed:
             self._emit(complete.match, complete.time_ms)
@@ -411,7 +411,7 @@ class _Run:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the first of them is timed out; None if none ever is."""
+        """The time when the first partial match times out; None if none does."""
         return self._search.matcher.next_deadline_ms(self._state)
 
     def _emit(self, match: Match, time_ms: int) -> None:
@@ -423,7 +423,7 @@ class _Run:
 
 
 class _RuleContext:
-    """Given to the function for a match; see :class:`~flinkish_spark.functions.patterns.PatternContext`."""
+    """The context of a call for a match; see :class:`~flinkish_spark.functions.patterns.PatternContext`."""
 
     def __init__(self, ctx: BroadcastOnTimerContext, name: str, version: int) -> None:
         self._ctx, self.name, self.version, self._time_ms = ctx, name, version, MIN_WATERMARK_MS
@@ -453,7 +453,7 @@ class _RuleContext:
 
 
 class _ConditionFacts(SubtaskFacts):
-    """Given to `open` of a condition."""
+    """The context for `open` of a condition, which has no state."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism

@@ -13,7 +13,7 @@ from flinkish_spark.cep.expressions import Expression, Frame
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import RichFunction
 
-#: What a match has taken, by name of the pattern, in the order in which the names were met.
+#: The events of a match by name in the pattern, in the order of the names' first events.
 Match = Mapping[str, Sequence[Any]]
 
 
@@ -44,7 +44,7 @@ class PatternContext(Protocol):
 
 
 class PatternProcessFunction(RichFunction, ABC):
-    """Makes rows of matches. What `open` is given, state of the key included, is as in any keyed function.
+    """A function that makes rows of matches; `open` gets the same as in any keyed function, also keyed state.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class PatternProcessFunction(RichFunction, ABC):
         """
 
     def process_timed_out_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
-        """Return the rows of a partial match whose window is over; most often it goes to a side output.
+        """Return the rows of a partial match whose window has ended; typically it goes to a side output.
 
         Parameters
         ----------

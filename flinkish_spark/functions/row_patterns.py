@@ -35,7 +35,7 @@ _PLACE = "start INT, covered INT, gone LONG, matches LONG"
 
 
 class RowPatternsFromStream(KeyedBroadcastProcessFunction):
-    """Looks for row patterns whose texts come from a broadcast stream, by event time.
+    """A function that looks for row patterns whose texts come from a broadcast stream, by event time.
 
     An element of that stream has a `name` and a `text`: the clauses of MATCH_RECOGNIZE without PARTITION BY
     and ORDER BY, one row per match. It is searched for from the next rows on. A text of a name that is known
@@ -51,7 +51,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
     elements
         Fields of the keyed stream, as DDL.
     late_output
-        Where rows behind the watermark go; None: they are dropped and counted.
+        Side output of late rows; None: they are dropped and counted.
 
     Raises
     ------

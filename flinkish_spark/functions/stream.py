@@ -58,7 +58,7 @@ class ProcessContext(UnkeyedContext, Protocol):
     def timestamp(self) -> int | None:
         """Return the record's event time in milliseconds.
 
-        None if the stream has no timestamps, and behind a keyed operator, where records come without theirs.
+        None if the stream has no timestamps, and after a keyed operator, where records come without theirs.
         """
 
     def current_watermark(self) -> int:

@@ -1,6 +1,6 @@
 """How a stream gets event times and watermarks: what a user writes.
 
-The rules behind it are in `protocol/watermarks.py`; how time flows is told in `docs/event-time.md`.
+The rules are in `protocol/watermarks.py`; `docs/event-time.md` describes how event time flows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WatermarkGenerator:
     """
 
     def on_event(self, event: Any, timestamp_ms: int) -> int | None:
-        """Return a watermark to emit behind a record, or None.
+        """Return a watermark to emit after a record, or None.
 
         Called for each record of the channel, in its order.
 
@@ -72,7 +72,7 @@ class WatermarkGenerator:
         return None
 
     def on_periodic(self) -> int | None:
-        """Return a watermark to emit behind the last record of the micro-batch, or None.
+        """Return a watermark to emit after the last record of the micro-batch, or None.
 
         Not called for a channel without records in the micro-batch.
         """
@@ -81,7 +81,7 @@ class WatermarkGenerator:
 
 @dataclass(frozen=True, eq=False)
 class WatermarkStrategy:
-    """How the records of a stream get their times, and how far event time is behind them.
+    """A strategy that assigns event times to the records of a stream, and defines its watermarks.
 
     Made by one of the `for_...` methods or :meth:`no_watermarks`; the `with_...` methods return another
     strategy and leave this one as it is. Without a timestamp assigner a record has the time that its
@@ -90,7 +90,7 @@ class WatermarkStrategy:
     Parameters
     ----------
     generation
-        What is made of reports; for the driver.
+        How the driver makes watermarks of reported times.
     generator
         Makes a generator of the user's, in workers; None without one.
     timestamps
@@ -171,7 +171,7 @@ class WatermarkStrategy:
     def no_watermarks(cls) -> WatermarkStrategy:
         """Return a strategy that never makes a watermark: for times alone.
 
-        As in Flink this holds event time back for everything behind the stream, until the stream is idle
+        As in Flink this holds event time back for everything after the stream, until the stream is idle
         or has ended.
         """
         return cls(NoWatermarks())
@@ -292,7 +292,7 @@ class ChannelGenerators:
         return self._greatest_ms.get(channel)
 
     def finish(self) -> dict[int, int | None]:
-        """Return the greatest watermark by channel, behind the last record; None where none was emitted."""
+        """Return the greatest watermark by channel, after the last record; None for a channel without one."""
         try:
             for channel, generator in self._generators.items():
                 watermark_ms = generator.on_periodic()

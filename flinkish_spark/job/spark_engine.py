@@ -241,7 +241,9 @@ class SinkStaging:
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         frame.sparkSession.sparkContext.setLocalProperty(CACHED_FILES_PROPERTY, self._cached_files)
         self._tallies.begin()
-        rows: Rows = UnionRows(frame, self._streams) if self._deferred is None else self._deferred.make_rows(frame)
+        rows: Rows = (
+            UnionRows(frame, self._streams) if self._deferred is None else self._deferred.make_rows(frame)
+        )
         if not sinks:
             rows.run()
         passes = self._passes_of(rows, sinks)

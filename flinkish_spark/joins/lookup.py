@@ -48,14 +48,14 @@ class LookupTable(ABC):
 
 @dataclass(frozen=True)
 class LookupCache:
-    """How long answers are kept, also those that there are no rows; in the memory of each Python worker.
+    """A cache of answers, also of empty ones, in the memory of each Python worker.
 
     Parameters
     ----------
     ttl_ms
         How old an answer may be, by processing time.
     max_keys
-        When there are more, those that were not used for longest go.
+        If there are more, the least recently used answers are removed.
 
     Raises
     ------
@@ -90,9 +90,9 @@ class LookupJoin(JoinOfPairs):
     join_type
         INNER, or LEFT: then elements without rows come out with None.
     function
-        What is made of a pair; None: the fields of both.
+        Makes rows of a pair; None: the output is the fields of both.
     cache
-        What is kept of the answers; None: each batch of a micro-batch asks anew.
+        Cache of answers; None: each batch of a micro-batch looks its keys up again.
     keys_per_call
         At most; the keys of a micro-batch are asked for together.
 
@@ -142,9 +142,9 @@ class SqliteTable(LookupTable):
     table
         Name of the table.
     key_columns
-        What elements ask for: with one column the key is a scalar, else a tuple.
+        Columns of the key: one column means a scalar key, several a tuple.
     columns
-        What a row has; with one column it is a scalar, else a tuple.
+        Columns of a row: one column means a scalar, several a tuple.
 
     Raises
     ------
@@ -197,7 +197,7 @@ class SqliteTable(LookupTable):
             try:
                 rows = self._connection.execute(query, parameters)
             except (sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
-                # What cannot be handed to SQLite; all else is the database's, and may be over soon.
+                # SQLite cannot take the key's type; other errors are the database's, and may be transient.
                 kinds = sorted({type(part).__name__ for key in asked for part in self._parts(key)})
                 raise ConfigError(
                     f"the lookup table '{self._table}' cannot be asked for keys of the types "

@@ -68,7 +68,7 @@ class ProcessJoinFunction(RichFunction, ABC):
 
 
 class Concatenate(ProcessJoinFunction):
-    """Emits the fields of the left element followed by those of the right one, None for a missing one's.
+    """A join function that emits the left element's fields, then the right one's; None for a missing element.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class CoGroupFunction(ABC):
 
 
 class JoinType(Choice):
-    """Which elements come out without a partner: none, those of one side, or those of both."""
+    """The kind of a join: which sides emit elements without a partner."""
 
     INNER = "INNER"
     LEFT = "LEFT"
@@ -158,7 +158,7 @@ class JoinType(Choice):
 
 
 class Side(enum.IntEnum):
-    """Which input; its number is that of the input, and is stored."""
+    """An input of a join; its number is stored."""
 
     LEFT = 0
     RIGHT = 1
@@ -172,7 +172,7 @@ class Bound(Choice):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Checks of what joins are told, at the call that tells it.
+# Checks of the arguments of joins.
 
 
 #: Bounds and times beyond this would leave 64 bits when they are added to a time.
@@ -209,7 +209,7 @@ def element_ddl(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class IntervalJoin(JoinOfPairs):
-    """Joins elements of one key whose event times are near: `left + lower <= right <= left + upper`.
+    """A join of elements of one key whose event times are near: `left + lower <= right <= left + upper`.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ class IntervalJoin(JoinOfPairs):
     function
         What is made of a pair; None: the fields of both.
     left_late, right_late
-        Where elements go whose time is before the watermark; None: they are dropped and counted.
+        Side output of elements whose time is before the watermark; None: they are dropped and counted.
 
     Raises
     ------
@@ -290,14 +290,14 @@ class TemporalJoin(JoinOfPairs):
     join_type
         INNER, or LEFT: then left elements for which there is no version come out with None.
     function
-        What is made of a pair; None: the fields of both. Its rows have the time of the left element.
+        Makes rows of a pair, with the time of the left element; None: the output is the fields of both.
     is_deletion
         Tells right elements that end a version without beginning a new one; None: there are none.
     version_ttl
         How long the versions of a key live after the last one came, by processing time; None: the newest
         one stays for ever.
     late_output
-        Where left elements go that came behind the watermark when the version of their time was no longer
+        Side output of late left elements that came when the version of their time was no longer
         known; None: they are dropped and counted.
 
     Raises
@@ -354,7 +354,7 @@ class WindowCoGroup:
         Which windows, and when they fire. Where an assigner, trigger or evictor of yours looks at elements,
         it gets a :class:`~flinkish_spark.operators.joins.TaggedElement`: `side` and `value`.
     function
-        What is made of a window.
+        Makes rows of a window.
     left_late, right_late
         Where elements go that came too late for all their windows; None: they are dropped and counted.
 
@@ -389,7 +389,7 @@ class WindowJoin(JoinOfPairs):
     join_type
         Which elements come out without a partner.
     function
-        What is made of a pair; None: the fields of both. Its rows have the time of the window's results.
+        Makes rows of a pair, with the time of the window's results; None: the output is the fields of both.
 
     Examples
     --------

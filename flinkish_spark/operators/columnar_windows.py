@@ -46,7 +46,7 @@ from flinkish_spark.windows.assigners import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
-from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WindowBounds
+from flinkish_spark.windows.functions import ProcessWindowFunction, WindowBounds, WindowContext
 from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import NoEventTime
 

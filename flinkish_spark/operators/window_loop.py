@@ -46,7 +46,7 @@ from flinkish_spark.state.codec import decode_values, encode_values, values_in
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.windows.functions import ProcessWindowFunction, KeyAndWindowBounds, WindowBounds
+from flinkish_spark.windows.functions import KeyAndWindowBounds, ProcessWindowFunction, WindowBounds
 from flinkish_spark.windows.spec import ProcessWindow, WindowComputation, WindowSpec
 
 

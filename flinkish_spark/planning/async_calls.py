@@ -177,12 +177,12 @@ class AsyncCalls:
 
 def _no_common_places(settings: AsyncSettings, name: str) -> GraphError:
     return GraphError(
-        f"'{settings.name}' calls a system outside about elements of '{name}', for readers that do not read "
-        "them together",
-        why="Spark runs what is in front of it once for each of these sinks and keyed operators, each time "
-        "with other micro-batches, and the elements have no places that outlast one; so nobody can tell "
-        "whether two are the same",
-        what_to_do="let one keyed operator, or sinks alone, read it; or write it to a topic that other jobs "
-        "read (docs/chained-jobs.md)",
+        f"the async function '{settings.name}' gets elements of '{name}' for several readers that do not "
+        "read them together",
+        why="Spark evaluates its input once for each of these sinks and keyed operators, in different "
+        "micro-batches, and the elements have no lasting ids; so nobody can tell whether two of them are "
+        "the same",
+        what_to_do="let one keyed operator read it, or only sinks; or write its input to a topic that other "
+        "jobs read (docs/chained-jobs.md)",
         uid=settings.uid,
     )

@@ -83,11 +83,11 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
     known = tuple(function for function in found if isinstance(function, RecordFunction))
     if len(known) < len(found):
         raise GraphError(
-            f"operator '{uid}' follows a transform() behind another keyed operator",
-            why="operators are read on several ways here, and the rows of all ways are in one DataFrame; "
-            "there a transform() can only stand first on a way of its own",
-            what_to_do="call it in front of the other functions of its way, and in front of no union(); "
-            "or say it with functions of single records: map(), flat_map(), filter(), process()",
+            f"a transform() stands between another keyed operator and operator '{uid}'",
+            why="several paths lead from one operator to another here, and one DataFrame has the rows of all "
+            "paths; a transform() must then be the first function of a path of its own",
+            what_to_do="call it before the other functions of its path, and not before a union(); or use "
+            "functions of single records: map(), flat_map(), filter(), process()",
             uid=uid,
         )
     return known
@@ -103,7 +103,7 @@ def check_said_between(graph: StreamGraph, tasks: int) -> None:
 
 
 def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
-    moved, in_front = "", "functions between keyed operators run in the tasks of the one in front"
+    moved, where_run = "", "functions between keyed operators run in the tasks of the first operator"
     for step in path.steps:
         function: object = step.function if isinstance(step, TransformNode) else None
         if isinstance(function, CustomPartitioning):
@@ -113,28 +113,27 @@ def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
         if not isinstance(function, RecordFunction):
             continue
         name = function.settings.name
-        where = f"'{name}' stands in front of the keyed operator '{uid}' and behind another one"
+        where = f"'{name}' stands between another keyed operator and operator '{uid}'"
         if graph.find_chaining(step) is not Chained.ALWAYS:
             raise GraphError(
-                f"'{name}' stands between the keyed operator '{uid}' and another one, and is to have tasks "
-                "of its own (start_new_chain, disable_chaining)",
-                why=f"{in_front}, as its records come",
-                what_to_do="leave that out; or call the function in front of the first keyed operator, or "
-                "behind the last one",
+                f"{where}, and was told to have tasks of its own (start_new_chain, disable_chaining)",
+                why=where_run,
+                what_to_do="leave that call out; or call the function before the first keyed operator, or "
+                "after the last one",
                 uid=uid,
             )
         if moved:
             raise GraphError(
-                f"{where}, and {moved} says which records it sees in one task",
-                why=f"{in_front}, as its records come",
-                what_to_do=f"leave {moved} out; or call key_by() with the key that belongs together, and "
-                "give the function as a keyed one",
+                f"{where}, and {moved} before it would move its records to other tasks",
+                why=where_run,
+                what_to_do=f"leave {moved} out; or call key_by() with a key that brings these records "
+                "together, and make the function a keyed one",
                 uid=uid,
             )
         if function.settings.parallelism not in (None, tasks):
             raise ConfigError(
                 f"{where}, and set_parallelism({function.settings.parallelism}) was called on it",
-                why=f"{in_front}, and these are {tasks}",
+                why=f"{where_run}, which has {tasks}",
                 what_to_do=f"leave it out, or say {tasks}",
                 setting="parallelism",
                 value=function.settings.parallelism,
@@ -310,11 +309,11 @@ def _apply_frame_functions(uid: str, stream: TaggedStream, functions: Sequence[T
 
 def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
     return GraphError(
-        f"operator '{uid}' follows a transform() behind another keyed operator, and "
-        f"{quote_name(found.function)} there does not look at each row by itself: it contains {found.what}",
-        why="barriers travel between the records, and pass by only what selects, computes and filters",
-        what_to_do="say it with select, withColumn, where and drop; with functions of single records: "
-        "map(), flat_map(), filter(), process(); or do it in one of the two operators",
+        f"the transform() {quote_name(found.function)} stands between another keyed operator and operator "
+        f"'{uid}', and does more than look at single rows: it contains {found.what}",
+        why="barriers are rows between the records, and pass only selections, computed columns and filters",
+        what_to_do="use select, withColumn, where and drop; or functions of single records: map(), "
+        "flat_map(), filter(), process(); or do it in one of the two operators",
         uid=uid,
     )
 
@@ -433,8 +432,8 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
     if lost:
         raise GraphError(
             "a transform dropped the event times of its records",
-            why="it chose its own columns behind assign_timestamps_and_watermarks()",
-            what_to_do="call assign_timestamps_and_watermarks() behind the transform, or add and drop single "
+            why="it selected its own columns after assign_timestamps_and_watermarks()",
+            what_to_do="call assign_timestamps_and_watermarks() after the transform, or add and drop single "
             "columns in it: withColumn(...), drop(...)",
         )
     if C.CHANNEL in records.columns and C.SEQUENCE in records.columns:

@@ -444,7 +444,7 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
     if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
         raise GraphError(
             f"{what} {name}, a {kind.simpleString()}",
-            why="Spark takes different texts for equal under its collation, and state in Python would not",
+            why="its collation makes different texts equal in Spark, but they are different keys in Python",
             what_to_do=f"key by a STRING that is the same for equal texts, such as F.expr('lower({name})')",
         )
 

@@ -155,7 +155,7 @@ class ChangelogFactory(_TtlFactory):
     def kind_at(self, schema: T.StructType) -> int:
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():
             raise SchemaError(
-                f"a changelog has its kinds in the field '{self.row_kind}', and there is no such STRING",
+                f"the changelog has no STRING field '{self.row_kind}' for the row kind",
                 what_to_do=f"choose from {', '.join(schema.names)}",
             )
         return schema.names.index(self.row_kind)
@@ -411,7 +411,7 @@ def _place_of_time(fields: T.StructType, name: str) -> int:
         if field.name.lower() == name.lower() and isinstance(field.dataType, T.LongType | T.TimestampType):
             return place
     raise SchemaError(
-        f"the field '{name}' is to say the time of events, and is no time",
+        f"the field '{name}' cannot be the time of events",
         why=f"the fields are {fields.simpleString()}",
         what_to_do="name a field of type LONG, in milliseconds, or TIMESTAMP",
     )

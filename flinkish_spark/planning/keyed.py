@@ -487,8 +487,8 @@ def _key_types(
         if other.transport.key_types != first:
             shown = [", ".join(k.simpleString() for k in one) for one in (first, other.transport.key_types)]
             raise GraphError(
-                f"operator '{node.uid}' is keyed by ({shown[0]}) on one way and by ({shown[1]}) on another",
-                why="a key is found by its hash, which is another one for another type",
+                f"operator '{node.uid}' is keyed by ({shown[0]}) on one path and by ({shown[1]}) on another",
+                why="state is found by the hash of its key, which depends on the key's types",
                 what_to_do="cast the keys to the same types",
                 uid=node.uid,
             )

@@ -91,7 +91,7 @@ class CustomPartitioning:
     def check_key(self, fields: Sequence[str]) -> None:
         if isinstance(self.key, str) and self.key not in fields:
             raise GraphError(
-                f"partition_custom() goes by '{self.key}', which the records do not have",
+                f"partition_custom() has the key '{self.key}', which the records do not have",
                 why=they_have(fields, self.key),
                 what_to_do="name one of them, or give a function of a record",
             )
@@ -156,8 +156,8 @@ def check_parallelism(method: str, parallelism: Any) -> int:
         raise ConfigError(
             f"{method}() got {parallelism!r} ({type(parallelism).__name__}) as the number of tasks",
             why=f"it is a whole number from 1 to {MAX_PARALLELISM_LIMIT}",
-            what_to_do="give one; rebalance() and the like take as many as Spark has shuffle partitions "
-            "if it is left out",
+            what_to_do="give one; if it is left out, rebalance() and the like take the number of shuffle "
+            "partitions",
             setting="parallelism",
             value=parallelism,
         )
@@ -183,8 +183,8 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
         return
     raise ConfigError(
         f"the parallelism of {what} cannot be {asked}",
-        why="all keyed operators of a job have as many tasks as Spark has shuffle partitions, and there "
-        f"are {partitions}: state is stored by them",
+        why=f"all keyed operators of a job run in Spark's {partitions} shuffle partitions, by which their "
+        "state is stored",
         what_to_do=f'call spark.conf.set("spark.sql.shuffle.partitions", {asked}) before; a job that has '
         "state already moves its key groups when it starts with another number",
         setting="parallelism",

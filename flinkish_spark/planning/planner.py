@@ -417,9 +417,9 @@ class Planner:
         why = why_no_resources(self._spark, settings.resources)
         if why:
             raise ConfigError(
-                f"set_resources() was called on '{settings.name}', and this Spark has no resources for it",
+                f"set_resources() was called on '{settings.name}', and this Spark cannot give tasks any",
                 why=why,
-                what_to_do="leave it out, and say spark.task.cpus and spark.executor.* for the whole job; or "
+                what_to_do="leave it out, and set spark.task.cpus and spark.executor.* for the whole job; or "
                 "run it on a standalone cluster, YARN or Kubernetes",
             )
 

@@ -90,8 +90,8 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
             if isinstance(key, Column) and calls_python(stream.alone(), key):
                 raise GraphError(
                     f"the key of operator '{node.uid}' is an expression that calls a function in Python",
-                    why="behind an operator Spark would call it for barriers, which have no fields",
-                    what_to_do="give key_by() the function itself, and key=; or compute a column in front",
+                    why="after an operator Spark would also call it for barriers, which have no fields",
+                    what_to_do="give key_by() the function itself, and key=; or compute a column before it",
                 )
         frame, (keys,) = compute_keys(stream.alone(), [(node.uid, entry.keys)], Origins())
         made = KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
@@ -253,10 +253,10 @@ def folding_windows(
 
 def no_event_times(uid: str) -> GraphError:
     return GraphError(
-        f"operator '{uid}' goes by event time, and its stream has no timestamps",
-        why="each stream that it reads needs them",
-        what_to_do="call assign_timestamps_and_watermarks() before key_by(); behind a vectorised function, "
-        "let that say which column of its rows is their event_time",
+        f"operator '{uid}' uses event time, and its stream has no timestamps",
+        why="each of its input streams needs timestamps",
+        what_to_do="call assign_timestamps_and_watermarks() before key_by(); after a vectorised function, "
+        "let the function name the column with the event_time of its rows",
         uid=uid,
     )
 
@@ -339,6 +339,6 @@ def _key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> 
 
 #: Advice if an operator adds fields, such as window bounds, to fields of its input with the same name.
 RENAME = (
-    "rename the field of the input in front of key_by(): map(lambda one: (one.user, one.amount, "
+    "rename the field of the input before key_by(): map(lambda one: (one.user, one.amount, "
     'one.window_end), output="user STRING, amount LONG, hour TIMESTAMP")'
 )

@@ -98,11 +98,11 @@ def _check_places(functions: Sequence[Transform]) -> None:
         if is_async(function) and any(_kind_of(one) is _Kind.OF_FRAMES for one in functions[:at]):
             settings: Any = function
             raise GraphError(
-                f"'{settings.settings.name}' calls a system outside, behind a transform() in front of a sink",
-                why="among the functions on this way one does more than look at single rows, or moves them; "
-                "so the transform() gets the records alone, and nobody knows behind it what rows are made of",
-                what_to_do="say it with functions of single records: map(), flat_map(), filter(); or call "
-                "transform() behind the async function",
+                f"the async function '{settings.settings.name}' follows a transform() before a sink",
+                why="a function on this path does more than look at single rows, or moves rows; so the "
+                "transform() gets bare records, and its rows cannot be traced back to a record",
+                what_to_do="use functions of single records: map(), flat_map(), filter(); or call "
+                "transform() after the async function",
             )
 
 

@@ -52,9 +52,9 @@ def find_time_column(records: DataFrame, name: str | None) -> str:
             return C.TIME
         raise GraphError(
             "the records have no time of their own",
-            why="the source gives them none, or a transform in front chose its own columns",
-            what_to_do='say where times are: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
-            "or call assign_timestamps_and_watermarks() right behind the source",
+            why="the source gives them none, or an earlier transform selected its own columns",
+            what_to_do='name the column: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
+            "or call assign_timestamps_and_watermarks() right after the source",
         )
     if name not in records.columns:
         raise GraphError(
@@ -127,10 +127,10 @@ class _Names:
         """Register a name made of these uids; refuse it if other uids have the same name."""
         other = self._given.setdefault(name, parts)
         if other != parts:
-            one, two = (" in front of ".join(f"'{uid}'" for uid in found) for found in (other, parts))
+            one, two = (" before ".join(f"'{uid}'" for uid in found) for found in (other, parts))
             raise GraphError(
                 f"{one} and {two} cannot be told apart",
-                why=f"their event times are kept by uids with a dot between them, so both are '{name}'",
+                why=f"event times are stored under both uids joined by a dot, which is '{name}' for both",
                 what_to_do="give one of these sources or operators another uid",
             )
 

@@ -195,7 +195,7 @@ def co_process_rows(
     if not isinstance(function, CoProcessFunction):
         raise GraphError(
             f"process() got a {type(function).__name__}",
-            why="two streams without keys are connected, and what reads them has no state",
+            why="a function of two connected streams without keys has no state",
             what_to_do="give it an instance of a CoProcessFunction of flinkish_spark.functions.stream; for "
             "state call connect(...).key_by(...) and give a KeyedCoProcessFunction, or connect with a "
             "broadcast stream",
@@ -272,7 +272,7 @@ class LookupTransform(RecordFunction):
         if self.join.function is None:
             raise GraphError(
                 f"'{self.settings.name}' has no side output '{name}'",
-                why="only a function emits to one, and this join puts the fields of both sides together",
+                why="only a function can emit to it, and this join has none",
                 what_to_do="give it a function=, which calls ctx.output(tag, row)",
             )
         return replace(self, side=name, output=output)
@@ -300,7 +300,7 @@ def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> Looku
     if join.function is None and output is not None:
         raise SchemaError(
             f"'{name}' has an output and no function",
-            why="without a function the fields of the record and of the row come out",
+            why="without a function the output is the fields of the record and of the row",
             what_to_do="leave the output out, or give a function that makes it",
         )
     if join.function is not None and output is None:
@@ -330,7 +330,7 @@ def apply_transform(records: DataFrame, function: Transform) -> DataFrame:
     except Exception as error:
         raise UserFunctionError(
             f"{quote_name(function)} of transform() failed: {said(error)}",
-            what_to_do="it gets the records' DataFrame, and returns another; correct it",
+            what_to_do="correct it: it must make a DataFrame of the DataFrame of records",
         ) from error
     if not isinstance(found, DataFrame):
         raise GraphError(
@@ -496,7 +496,7 @@ def read_functions_over(
         upto = row_plan(given, behind, tuple(names), _MADE)
         if isinstance(upto, NotRowByRow):
             return fields, Spoiler(function, upto.what)
-    raise AssertionError("what one function spoils is spoiled behind all of them")
+    raise AssertionError("one of the functions does more than look at single rows")
 
 
 def _has_place(frame: DataFrame, place: str) -> Column:
@@ -559,7 +559,7 @@ class WorkerPass(ReadRows):
 def chain_workers(
     functions: Sequence[RecordFunction], given: T.StructType
 ) -> tuple[tuple[Worker, ...], T.StructType]:
-    """Return a worker for records with the columns `given`, and the columns that it returns."""
+    """Return a worker for each function, in order, and the columns that the last one returns."""
     workers: list[Worker] = []
     for function in functions:
         # The function runs in the tasks of the operator before it.
@@ -579,9 +579,9 @@ def _check_types(name: str, schema: T.StructType) -> None:
     for column in schema:
         if (why := unfit_for_rows(column.dataType)) is not None:
             raise SchemaError(
-                f"'{name}' would be given the field '{column.name}', whose type no record in Python has",
+                f"'{name}' cannot get the field '{column.name}', since records in Python have no such type",
                 why=why,
-                what_to_do="convert or drop it in front of the function",
+                what_to_do="convert or drop it before the function",
             )
 
 

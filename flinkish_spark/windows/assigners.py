@@ -57,7 +57,7 @@ class WindowAssigner(ABC):
 
 
 class MergingWindowAssigner(WindowAssigner):
-    """An assigner whose windows may become one: each element begins with its own."""
+    """An assigner whose windows may merge: each element begins with its own window."""
 
     def merge_windows(self, windows: Iterable[TimeWindow]) -> Iterable[tuple[TimeWindow, Windows]]:
         """Return which of a key's windows become which: the new one, and two or more that it replaces.
@@ -238,7 +238,7 @@ class ProcessingTimeSessionWindows(_ProcessingTime, _Session):
 
 
 class DynamicEventTimeSessionWindows(_EventTime, _DynamicSession):
-    """Sessions whose gap each element says for itself, by event time.
+    """Sessions by event time with a gap per element.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ class CountSlidingWindowAssigner(GlobalWindows):
 
 
 def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Windows]:
-    """Return what assigns windows: the assigner's method; what one of the user's returns is check_windows."""
+    """Return the assigner's method; if the assigner is the user's, with a check of its results."""
     if type(assigner).__module__ == __name__:
         return assigner.assign_windows
 

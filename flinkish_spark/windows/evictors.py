@@ -39,7 +39,7 @@ class Evictor:
         return elements
 
     def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        """Return, of those that the function has seen, the elements that stay."""
+        """Return the elements that stay, of the elements that the window function has seen."""
         return elements
 
 
@@ -62,7 +62,7 @@ class _BaseEvictor(Evictor):
 
     @abstractmethod
     def _keep(self, elements: Elements) -> Elements:
-        """Return what stays; there is at least one element."""
+        """Return the elements that stay; there is at least one element."""
 
 
 class CountEvictor(_BaseEvictor):

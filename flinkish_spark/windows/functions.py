@@ -69,7 +69,7 @@ class ProcessWindowFunction(ABC):
             A scalar for one key column, else a tuple.
         elements
             In their order of arrival, never empty; after reduce or aggregate the one result of that.
-            Where sessions merged, those of the earlier session come first.
+            If sessions merged, elements of the earlier session come first.
         """
 
     def clear(self, context: WindowContext) -> None:
@@ -80,10 +80,10 @@ class ProcessWindowFunction(ABC):
 
 
 class WindowBounds(ProcessWindowFunction):
-    """Appends `window_start, window_end` (`WINDOW_BOUNDS`) to what was reduced or aggregated.
+    """A window function that appends `window_start, window_end` (`WINDOW_BOUNDS`) to the result.
 
-    For results that have the key in them. A later firing gives a row with the same key and bounds: a sink
-    that upserts by these has the last one. The bounds of a global window are null.
+    For results that contain the key. A later firing gives a row with the same key and bounds: a sink that
+    upserts by these keeps the last one. The bounds of a global window are null.
     """
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
@@ -92,9 +92,9 @@ class WindowBounds(ProcessWindowFunction):
 
 
 class KeyAndWindowBounds(ProcessWindowFunction):
-    """Puts the key before what was reduced or aggregated, and `WINDOW_BOUNDS` behind it.
+    """A window function that puts the key before the result, and `WINDOW_BOUNDS` after it.
 
-    For results that do not have the key in them, as those of most aggregate functions; see
+    For results that do not contain the key, as of most aggregate functions; see
     :class:`WindowBounds`.
     """
 

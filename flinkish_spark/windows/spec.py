@@ -46,7 +46,7 @@ class WindowSpec:
     late_output
         Where elements go that came too late for all their windows; None: they are dropped and counted.
     retraction_field
-        Name of a BOOLEAN field behind those of a result. It is false in a result and true in one that is
+        Name of a BOOLEAN field after the fields of a result. It is false in a result and true in one that is
         emitted once more because it does not stand any more: its window fires again, or is part of another
         one. None: there is no such field, and nothing is emitted twice.
 
@@ -125,7 +125,7 @@ class ReduceWindow:
     reduce
         From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
     then
-        What makes the result of that value; None: it is the result.
+        Makes the result of the reduced value; None: the value is the result.
 
     Raises
     ------
@@ -153,7 +153,7 @@ class AggregateWindow:
     accumulator_type
         Type of the accumulator, as of a state: one type, or fields for a tuple.
     then
-        What makes the result of `get_result`; None: that is the result. None from `get_result` is none.
+        Makes the result from that of `get_result`, or None. If `get_result` returns None, there is no result.
     """
 
     aggregate: AggregateFunction

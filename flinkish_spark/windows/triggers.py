@@ -46,7 +46,7 @@ class TriggerContext(TimerService, Protocol):
         """
 
     def visit_merged_windows(self) -> Iterator[TimeWindow]:
-        """Go through the windows that merge, each the current one in its turn; only in `on_merge`."""
+        """Iterate over the windows that merge, and make each the current window; only in `on_merge`."""
 
 
 class Trigger(ABC):
@@ -301,7 +301,7 @@ class _Continuous(_Calm):
     def _begin(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> None:
         if ctx.get_partitioned_state(self._next_ms).get() is None:
             first_ms = time_ms - time_ms % self._interval_ms + self._interval_ms
-            # Not behind the end, where the window is cleared: an element may come in its last millisecond.
+            # Not after the end, when the window is cleared: an element may come in its last millisecond.
             self._set(min(first_ms, _limit_ms(time_ms, window)), ctx)
 
     def _fire_at(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:

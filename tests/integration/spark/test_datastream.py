@@ -28,7 +28,7 @@ from flinkish_spark.core.elements import MIN_WATERMARK_MS
 from flinkish_spark.core.errors import GraphError, UserFunctionError
 from flinkish_spark.functions.aggregates import Emit
 from flinkish_spark.functions.stream import KeySelector, Partitioner, ProcessFunction
-from flinkish_spark.planning.partitioning import Rescale, Rebalance, make_custom_partitioning
+from flinkish_spark.planning.partitioning import Rebalance, Rescale, make_custom_partitioning
 from flinkish_spark.transport import columns as C
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, environment, expected_totals, failure_of, run_until
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark import WatermarkGenerator, WatermarkStrategy
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.planning.between import RecordStream, transform_records, assign_times
+from flinkish_spark.planning.between import RecordStream, assign_times, transform_records
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 

@@ -300,7 +300,7 @@ def test_a_field_says_the_time_where_nothing_else_does(kind: str) -> None:
 
 def test_a_field_that_is_no_time_is_refused() -> None:
     for field in ("nothing", "name"):
-        with pytest.raises(SchemaError, match=f"the field '{field}' is to say the time"):
+        with pytest.raises(SchemaError, match=f"the field '{field}' cannot be the time"):
             searching(of_names("a"), in_event_time=(field,))
 
 

@@ -240,7 +240,7 @@ def test_resources_are_for_functions_of_single_records() -> None:
     ).inputs
     assert (edge.ship, edge.why) == (ShipStrategy.REBALANCE, Why.SAID)
     for refused in (stream, total(scored)):
-        with pytest.raises(GraphError, match=r"tasks of functions of single records.*spark\.task\.cpus"):
+        with pytest.raises(GraphError, match=r"Only functions of single records.*spark\.task\.cpus"):
             refused.set_resources(resources)
     with pytest.raises(ConfigError, match="resources"):
         scored.set_resources("1 GB")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
 from flinkish_spark.functions.stream import KeySelector
-from flinkish_spark.planning.declare import parse_keys, key_worker
+from flinkish_spark.planning.declare import key_worker, parse_keys
 from flinkish_spark.planning.stream_graph import KeyFunction
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker

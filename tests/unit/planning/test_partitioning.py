@@ -17,13 +17,13 @@ from flinkish_spark.core.errors import ConfigError, GraphError, UserFunctionErro
 from flinkish_spark.functions.stream import KeySelector, Partitioner
 from flinkish_spark.planning.partitioning import (
     CustomPartitioning,
-    Rescale,
     Rebalance,
-    make_custom_partitioning,
+    Rescale,
     check_is_shuffle_partitions,
+    check_optional_parallelism,
     check_parallelism,
     is_partitioning,
-    check_optional_parallelism,
+    make_custom_partitioning,
 )
 from flinkish_spark.planning.sent_columns import make_keyed_input
 from flinkish_spark.planning.sink_rows import TaggedStream
@@ -144,7 +144,7 @@ def test_a_field_is_found_whatever_its_name() -> None:
 
 def test_a_field_that_is_not_there_is_named() -> None:
     frame: Any = Recorder("user", C.CHANNEL)
-    with pytest.raises(GraphError, match=r"goes by 'text'.*They have user"):
+    with pytest.raises(GraphError, match=r"has the key 'text'.*They have user"):
         make_custom_partitioning(ByLength(), "text", 3)(frame)
 
 
@@ -202,7 +202,9 @@ def test_keyed_operators_have_the_tasks_that_spark_has() -> None:
 
 
 def test_the_planner_knows_what_only_moves_records() -> None:
-    assert all(map(is_partitioning, (Rebalance(3), Rescale(None), make_custom_partitioning(ByLength(), "user", 2))))
+    assert all(
+        map(is_partitioning, (Rebalance(3), Rescale(None), make_custom_partitioning(ByLength(), "user", 2)))
+    )
     assert not is_partitioning(lambda frame: frame)
 
 

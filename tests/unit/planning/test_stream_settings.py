@@ -13,7 +13,7 @@ from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.errors import ConfigError, FlinkishError, GraphError, UserFunctionError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.stream import ProcessFunction
-from flinkish_spark.planning.partitioning import Rescale, Rebalance
+from flinkish_spark.planning.partitioning import Rebalance, Rescale
 from flinkish_spark.planning.stream_graph import KeyedNode, KeyFunction, TimedNode, TransformNode
 from flinkish_spark.planning.transforms import ProcessTransform
 from flinkish_spark.testing import ProgramHarness
@@ -104,7 +104,7 @@ def test_the_last_uid_counts_until_something_reads_the_operator(orders: DataStre
             totals.uid(wrong)
     # A uid that is free again may be another one's.
     keyed(mapped, "first")
-    with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
+    with pytest.raises(GraphError, match=r"give it there: process\(\.\.\., uid=\"other\"\)"):
         totals.uid("other")
     assert totals.uid("totals") is totals
 
@@ -133,7 +133,7 @@ def test_an_operator_behind_which_a_sink_is_keeps_its_uid_and_its_key_groups(ord
 
 def test_only_what_keeps_something_has_a_uid(orders: DataStream) -> None:
     assert orders.uid("orders") is orders
-    with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
+    with pytest.raises(GraphError, match=r"give it there: process\(\.\.\., uid=\"other\"\)"):
         orders.uid("other")
     timed = orders.assign_timestamps_and_watermarks(BOUNDED)
     for stream in (orders.global_(), orders.union(orders), timed):
@@ -169,10 +169,10 @@ def test_a_side_output_has_one_declaration(orders: DataStream) -> None:
             lambda totals: totals.map(same, output=TOTAL).set_parallelism(3),
             r"set_parallelism\(3\) was called",
         ),
-        (lambda totals: totals.global_().map(same, output=TOTAL), r"global_\(\) says which records"),
+        (lambda totals: totals.global_().map(same, output=TOTAL), r"global_\(\) before it would move its records"),
         (
             lambda totals: totals.partition_custom(lambda key, tasks: 0, "user").filter(bool),
-            r"partition_custom\(\) says which records",
+            r"partition_custom\(\) before it would move its records",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_what_is_said_of_tasks_between_keyed_operators_and_cannot_be_kept_is_ref
     def program(orders: DataStream) -> DataStream:
         return keyed(between(keyed(orders)).key_by("user").max("total", uid="most"), "again")
 
-    with pytest.raises((ConfigError, GraphError), match=f"in front of the keyed operator 'most' .*{says}"):
+    with pytest.raises((ConfigError, GraphError), match=f"between another keyed operator and operator 'most'.*{says}"):
         ProgramHarness(program, "user STRING, amount LONG", parallelism=4)
 
 

@@ -15,13 +15,13 @@ from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
+    KeyAndWindowBounds,
     ProcessingTimeSessionWindows,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowSpec,
-    KeyAndWindowBounds,
 )
 from tests.support.effort import examples, sampled
 from tests.support.operator_harness import FoldHarness, OperatorHarness

@@ -47,8 +47,8 @@ from flinkish_spark.windows import (
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
-    WindowSpec,
     WindowBounds,
+    WindowSpec,
     count_window,
 )
 from tests.support import operator_harness as columns_harness

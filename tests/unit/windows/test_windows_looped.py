@@ -14,6 +14,7 @@ from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
+    KeyAndWindowBounds,
     ProcessingTimeSessionWindows,
     ProcessWindow,
     ProcessWindowFunction,
@@ -22,9 +23,8 @@ from flinkish_spark.windows import (
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
-    WindowSpec,
-    KeyAndWindowBounds,
     WindowBounds,
+    WindowSpec,
 )
 from tests.support.effort import examples
 from tests.support.windows_looped_support import BOUNDS, FIELDS, LATE, both, rows_of, shape_of

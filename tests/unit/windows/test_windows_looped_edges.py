@@ -29,15 +29,15 @@ from flinkish_spark.windows import (
     EventTimeSessionWindows,
     EventTimeTrigger,
     GlobalWindows,
+    KeyAndWindowBounds,
     ProcessWindow,
     ProcessWindowFunction,
     ReduceWindow,
     SlidingEventTimeWindows,
     TriggerResult,
     TumblingEventTimeWindows,
-    WindowSpec,
-    KeyAndWindowBounds,
     WindowBounds,
+    WindowSpec,
 )
 from flinkish_spark.worker.runners import ElementRunner
 from tests.support.windows_looped_support import BOUNDS, FIELDS, LATE, Group, both, rows_of, shape_of

@@ -24,6 +24,7 @@ from flinkish_spark.windows import (
     Evict,
     Evictor,
     GlobalWindows,
+    KeyAndWindowBounds,
     MergingWindowAssigner,
     ProcessingTimeTrigger,
     ProcessWindow,
@@ -36,9 +37,8 @@ from flinkish_spark.windows import (
     TriggerResult,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
-    WindowSpec,
-    KeyAndWindowBounds,
     WindowBounds,
+    WindowSpec,
     count_window,
     sliding_count_window,
 )

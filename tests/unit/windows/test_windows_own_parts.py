@@ -22,8 +22,8 @@ from flinkish_spark.windows import (
     TimeWindow,
     TumblingEventTimeWindows,
     WindowAssigner,
-    WindowSpec,
     WindowBounds,
+    WindowSpec,
 )
 
 INPUT = "user STRING, amount LONG"
