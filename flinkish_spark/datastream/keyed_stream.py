@@ -43,13 +43,13 @@ from flinkish_spark.operators.process import FilterRecords, FlatMapRecords, MapR
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.declare import (
     accumulator_type,
-    aggregate_output,
     check_keyed_function,
     check_max_parallelism,
     declare_operator,
+    infer_aggregate_output,
     infer_output,
+    make_record_call,
     parse_keys,
-    record_call,
     resolve_uid,
 )
 from flinkish_spark.planning.factories import (
@@ -124,7 +124,7 @@ class KeyedRecords(ABC):
             As of :meth:`KeyedStream.process`.
         """
         uid = resolve_uid(self._environment.graph, uid, "map", self._entry)
-        made = record_call(function, "map", uid)
+        made = make_record_call(function, "map", uid)
         fields = infer_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
         return self._add_record_operator(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
@@ -161,7 +161,7 @@ class KeyedRecords(ABC):
         ... )  # doctest: +SKIP
         """
         uid = resolve_uid(self._environment.graph, uid, "flat_map", self._entry)
-        made = record_call(function, "flat_map", uid)
+        made = make_record_call(function, "flat_map", uid)
         fields = infer_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
         return self._add_record_operator(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
@@ -183,7 +183,7 @@ class KeyedRecords(ABC):
             As of :meth:`map`, which also says what is raised.
         """
         uid = resolve_uid(self._environment.graph, uid, "filter", self._entry)
-        made = record_call(function, "filter", uid)
+        made = make_record_call(function, "filter", uid)
         return self._add_record_operator(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
 
     def key_by(
@@ -338,7 +338,7 @@ class KeyedStream(KeyedRecords):
         check_emit(emit)
         check_aggregate(aggregate)
         if output is None:
-            output = aggregate_output(aggregate, None, f"'{uid}'")
+            output = infer_aggregate_output(aggregate, None, f"'{uid}'")
         kind = accumulator_type(accumulator, uid)
         if row_kind:
             check_retracts(aggregate, emit, uid)

@@ -14,7 +14,7 @@ from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.planning.declare import (
     accumulator_type,
-    aggregate_output,
+    infer_aggregate_output,
     infer_output,
     resolve_uid,
 )
@@ -137,7 +137,7 @@ class WindowedStream:
         uid = self._uid(uid, "aggregate")
         check_aggregate(aggregate)
         if output is None:
-            output = aggregate_output(aggregate, then, f"'{uid}'")
+            output = infer_aggregate_output(aggregate, then, f"'{uid}'")
         computation = AggregateWindow(aggregate, accumulator_type(accumulator, uid), then)
         return self._apply(computation, uid, output, max_parallelism)
 

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import calls_python
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.planning.declare import KeyPart, check_same_fields, key_workers
+from flinkish_spark.planning.declare import KeyPart, check_same_fields, make_key_workers
 from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, is_partitioning
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import (
@@ -77,13 +77,13 @@ class SharedRows:
         return [F.col(quoted(own)).alias(known) for own, known in self.columns]
 
 
-def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
+def find_functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
     """Return the functions between two operators; moves have no effect, since the operator shuffles again."""
     found = [function for function in functions if not is_partitioning(function)]
     known = tuple(function for function in found if isinstance(function, RecordFunction))
     if len(known) < len(found):
         raise GraphError(
-            f"a transform() stands between another keyed operator and operator '{uid}'",
+            f"a transform() stands between the keyed operator '{uid}' and an earlier one",
             why="several paths lead from one operator to another here, and one DataFrame has the rows of all "
             "paths; a transform() must then be the first function of a path of its own",
             what_to_do="call it before the other functions of its path, and not before a union(); or use "
@@ -93,16 +93,16 @@ def functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunc
     return known
 
 
-def check_said_between(graph: StreamGraph, tasks: int) -> None:
+def check_tasks_between(graph: StreamGraph, tasks: int) -> None:
     """Refuse settings of tasks that functions between two keyed operators cannot have."""
     for node in graph.operators:
         for upstream in upstreams(node):
             if operator_of(upstream.base) is not None:
                 for path in upstream.paths:
-                    _check_said(graph, node.uid, path, tasks)
+                    _check_tasks(graph, node.uid, path, tasks)
 
 
-def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
+def _check_tasks(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
     moved, where_run = "", "functions between keyed operators run in the tasks of the first operator"
     for step in path.steps:
         function: object = step.function if isinstance(step, TransformNode) else None
@@ -113,7 +113,7 @@ def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
         if not isinstance(function, RecordFunction):
             continue
         name = function.settings.name
-        where = f"'{name}' stands between another keyed operator and operator '{uid}'"
+        where = f"'{name}' stands between the keyed operator '{uid}' and an earlier one"
         if graph.find_chaining(step) is not Chained.ALWAYS:
             raise GraphError(
                 f"{where}, and was told to have tasks of its own (start_new_chain, disable_chaining)",
@@ -142,17 +142,17 @@ def _check_said(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
 
 def is_read_plainly(uid: str, upstream: Upstream) -> bool:
     """Return whether an operator reads another one on a single path without functions."""
-    found = [_functions(uid, path) for path in upstream.paths]
+    found = [_find_functions(uid, path) for path in upstream.paths]
     return len(found) == 1 and not found[0]
 
 
-def worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker | None, T.StructType]:
+def make_worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker | None, T.StructType]:
     if len(input_.paths) == 1:
         (path,) = input_.paths
-        workers, made = chain_workers(_functions(uid, path), given)
+        workers, made = chain_workers(_find_functions(uid, path), given)
         return (InTurn(workers), made) if workers else (None, made)
     numbered = T.StructType([*given, _ORIGIN])
-    made_on = [chain_workers(_functions(uid, path), numbered) for path in input_.paths]
+    made_on = [chain_workers(_find_functions(uid, path), numbered) for path in input_.paths]
     first = fields_of(made_on[0][1])
     for _, made in made_on[1:]:
         check_same_fields(first, fields_of(made), f"operator '{uid}'")
@@ -170,8 +170,8 @@ def share_inputs(
     beside = T.StructType([field for field in control if field.name not in (C.KIND, C.CHECKPOINT)])
     dealt, keys = list[DealtRows](), list[tuple[KeyPart, ...]]()
     for number, (input_, stream) in enumerate(zip(inputs, streams, strict=True)):
-        schema, columns, place = stream.schema, _columns_of(stream), C.SEQUENCE
-        frames, rest = _frames_in_front(input_)
+        schema, columns, place = stream.schema, _find_output_columns(stream), C.SEQUENCE
+        frames, rest = _split_leading_frames(input_)
         if frames:
             schema, read = read_functions(frame.sparkSession, frames, schema, columns)
             if isinstance(read, Spoiler):
@@ -179,12 +179,12 @@ def share_inputs(
             check_field_names(schema, "the result of a transform")
             place = f"{PREFIX}way{number}_place"
             columns = tuple(f"{PREFIX}way{number}_in{at}" for at in range(len(schema)))
-            marked = frame.withColumn(place, F.when(_is_of(stream), F.col(C.SEQUENCE)))
+            marked = frame.withColumn(place, F.when(_is_record_of(stream), F.col(C.SEQUENCE)))
             frame = read.append_columns(marked, place, columns)
         given = T.StructType([*beside, *schema])
-        worker, made = worker_between(node.uid, rest, given)
+        worker, made = make_worker_between(node.uid, rest, given)
         reader = node.uid, node.entries[input_.entry].keys
-        of_keys, made, (own,) = key_workers(made, [reader], Origins())
+        of_keys, made, (own,) = make_key_workers(made, [reader], Origins())
         workers: tuple[Worker, ...] = of_keys if worker is None else (worker, *of_keys)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
@@ -193,7 +193,7 @@ def share_inputs(
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
         given = T.StructType([*beside, *stream.schema])
-        columns = _columns_of(stream)
+        columns = _find_output_columns(stream)
         dealt.append(DealtRows(stream.side, columns, given, InTurn(()), stream.schema, names))
         keys.append(())
     has_expressions = any(isinstance(key, Column) for own in keys for key in own)
@@ -201,11 +201,11 @@ def share_inputs(
     return [(own, fields_of(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
 
 
-def _columns_of(stream: TaggedStream) -> tuple[str, ...]:
+def _find_output_columns(stream: TaggedStream) -> tuple[str, ...]:
     return stream.outputs[stream.side] if stream.outputs else tuple(stream.schema.names)
 
 
-def _frames_in_front(input_: Input) -> tuple[list[Transform], Input]:
+def _split_leading_frames(input_: Input) -> tuple[list[Transform], Input]:
     """Return the DataFrame functions with which an input's only path begins, and the input after them."""
     path, *others = input_.paths
     if others or all(frame_function(step) is None for step in path.steps):
@@ -220,7 +220,7 @@ def _frames_in_front(input_: Input) -> tuple[list[Transform], Input]:
     return frames[:behind], replace(input_, paths=(replace(path, steps=tuple(steps[behind:])),))
 
 
-def _is_of(stream: TaggedStream) -> Column:
+def _is_record_of(stream: TaggedStream) -> Column:
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)
     return is_record & (F.col(C.SIDE) == stream.side) if stream.outputs else is_record
 
@@ -267,8 +267,8 @@ def _hide_dropped_rows(one: DealtRows) -> DealtRows:
     return replace(one, worker=InTurn((OnlyRecords(), *one.worker.workers)))
 
 
-def _functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
-    return functions_between(uid, [one.function for one in path.steps if isinstance(one, TransformNode)])
+def _find_functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
+    return find_functions_between(uid, [one.function for one in path.steps if isinstance(one, TransformNode)])
 
 
 def apply_frame_prefix(uid: str, upstream: Upstream, stream: TaggedStream) -> tuple[TaggedStream, Upstream]:
@@ -303,14 +303,14 @@ def _apply_frame_functions(uid: str, stream: TaggedStream, functions: Sequence[T
     if isinstance(found, Spoiler):
         raise _not_row_by_row(uid, found)
     check_field_names(schema, "the result of a transform")
-    control = [field.name for field in _control(stream)]
+    control = [field.name for field in _find_control_columns(stream)]
     return replace(stream, frame=found.apply(frame).select(*control, *found.named_fields), schema=schema)
 
 
 def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
     return GraphError(
-        f"the transform() {quote_name(found.function)} stands between another keyed operator and operator "
-        f"'{uid}', and does more than look at single rows: it contains {found.what}",
+        f"the transform() {quote_name(found.function)} stands between the keyed operator '{uid}' and "
+        f"an earlier one, and does more than look at single rows: it contains {found.what}",
         why="barriers are rows between the records, and pass only selections, computed columns and filters",
         what_to_do="use select, withColumn, where and drop; or functions of single records: map(), "
         "flat_map(), filter(), process(); or do it in one of the two operators",
@@ -319,14 +319,14 @@ def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
 
 
 def _apply_record_functions(stream: TaggedStream, functions: Sequence[RecordFunction]) -> TaggedStream:
-    control = _control(stream)
+    control = _find_control_columns(stream)
     found = WorkerPass.of(functions, stream.schema, stream.schema.names, T.StructType(control))
     own = [column.alias(field.name) for column, field in found.fields]
     frame = found.apply(stream.frame).select(*(field.name for field in control), *own)
     return replace(stream, frame=frame, schema=found.schema)
 
 
-def _control(stream: TaggedStream) -> list[T.StructField]:
+def _find_control_columns(stream: TaggedStream) -> list[T.StructField]:
     return [field for field in stream.frame.schema if field.name in (*C.CONTROL, C.TIME)]
 
 
@@ -506,42 +506,42 @@ class Branch:
         if not frames:
             return cls(None, records, tuple(readers))
         fields = stream.frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
-        _, read = read_functions_over(fields, frames, _stem_names(stream))
+        _, read = read_functions_over(fields, frames, _name_columns(stream))
         if isinstance(read, Spoiler):
             return read
         check_field_names(read.schema, "the result of a transform")
         return cls(read, records, tuple(readers))
 
 
-def branch_rows(
+def compute_branches(
     stream: RecordStream, branches: Sequence[Branch]
 ) -> list[tuple[SharedRows, T.StructType, list[tuple[KeyPart, ...]]]]:
     """Compute the branches of a stream in one frame; return rows, fields and keys of each."""
     # If any branch has Python functions, DealRows runs those of all branches in one worker per task;
     # else Spark computes the fields of all branches in columns of their own.
     beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
-    stem = zip(stream.schema.names, _stem_names(stream), strict=True)
+    stem = zip(stream.schema.names, _name_columns(stream), strict=True)
     frame = stream.frame.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
     dealt, keys = list[DealtRows](), list[list[tuple[KeyPart, ...]]]()
     for number, branch in enumerate(branches):
-        fields, names, place = stream.schema, _stem_names(stream), C.SEQUENCE
+        fields, names, place = stream.schema, _name_columns(stream), C.SEQUENCE
         if branch.read is not None:
             fields, place = branch.read.schema, f"{PREFIX}branch{number}_place"
             names = tuple(f"{PREFIX}branch{number}_{at}" for at in range(len(fields)))
             frame = branch.read.append_columns(frame.withColumn(place, F.col(C.SEQUENCE)), place, names)
         given = nullable([*beside, *fields])
-        worker, made, own = _branch_worker(stream, branch, given)
+        worker, made, own = _make_branch_worker(stream, branch, given)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         made_names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
         dealt.append(DealtRows(0, names, given, worker, taken, made_names, place))
         keys.append(own)
-    rows = _rows_of_branches(stream, frame, dealt, beside)
+    rows = _deal_branches(stream, frame, dealt, beside)
     return [
         (own, fields_of(one.made), of_readers) for own, one, of_readers in zip(rows, dealt, keys, strict=True)
     ]
 
 
-def _rows_of_branches(
+def _deal_branches(
     stream: RecordStream, frame: DataFrame, dealt: Sequence[DealtRows], beside: T.StructType
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in dealt):
@@ -556,7 +556,7 @@ def _rows_of_branches(
     return found
 
 
-def _branch_worker(
+def _make_branch_worker(
     stream: RecordStream, branch: Branch, given: T.StructType
 ) -> tuple[InTurn, T.StructType, list[tuple[KeyPart, ...]]]:
     workers: list[Worker] = []
@@ -566,9 +566,9 @@ def _branch_worker(
             worker = KeepsTimes(worker, given)
             given = worker.columns
         workers.append(worker)
-    of_keys, made, keys = key_workers(given, branch.readers, stream.origins)
+    of_keys, made, keys = make_key_workers(given, branch.readers, stream.origins)
     return InTurn((*workers, *of_keys)), made, keys
 
 
-def _stem_names(stream: RecordStream) -> tuple[str, ...]:
+def _name_columns(stream: RecordStream) -> tuple[str, ...]:
     return tuple(f"{PREFIX}stem{at}" for at in range(len(stream.schema)))

@@ -121,7 +121,7 @@ def check_keyed_function(function: object, uid: str) -> None:
     kind = next((one for one in kinds if isinstance(function, one)), None)
     if kind is None:
         raise GraphError(
-            f"process() of '{uid}' got {_what(function)}",
+            f"process() of '{uid}' got {_describe(function)}",
             what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
         )
     check_methods(function, kind, f"'{uid}'")
@@ -154,12 +154,12 @@ def resolve_uid(
     warnings.warn(
         f"{method.replace('_', ' ')} has no uid and is called '{derived}', by its place in the program: what "
         f'it keeps is not found again when that changes. Say it to keep it: uid="{derived}"',
-        stacklevel=_frames_of_ours(),
+        stacklevel=_find_stack_level(),
     )
     return derived
 
 
-def _frames_of_ours() -> int:
+def _find_stack_level() -> int:
     """Return the `stacklevel` for `warnings.warn` of the first frame outside this package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("flinkish_spark."):
@@ -208,10 +208,10 @@ class RecordCall:
     rich: RichFunction | None
 
 
-def record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
+def make_record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
     kind = _KINDS[method][0]
     if isinstance(function, kind):
-        check_methods(function, kind, _where(method, uid))
+        check_methods(function, kind, _describe_call(method, uid))
         return RecordCall(getattr(function, method), function)
     is_class, why = isinstance(function, type), ""
     is_wrong = not callable(function) or (is_class and issubclass(function, RichFunction))
@@ -219,12 +219,14 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
         is_wrong, why = True, "what a class makes is there, and so keeps every record"
     if is_wrong:
         raise GraphError(
-            f"{_where(method, uid)} got {_what(function)}",
+            f"{_describe_call(method, uid)} got {_describe(function)}",
             why=why,
             what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
             uid=uid or "",
         )
-    check_function(function, f"the function of {_where(method, uid)}", 1, is_rows=method == "flat_map")
+    check_function(
+        function, f"the function of {_describe_call(method, uid)}", 1, is_rows=method == "flat_map"
+    )
     return RecordCall(function, None)
 
 
@@ -235,28 +237,28 @@ def make_connected_calls(
     assert kind is not None
     if isinstance(first, kind):
         if second is None:
-            check_methods(first, kind, _where(method, uid))
+            check_methods(first, kind, _describe_call(method, uid))
             left, right = (RecordCall(getattr(first, one), first) for one in methods)
             return left, right
         why = f"a {kind.__name__} has a method for each of the two streams"
     elif second is None:
         why = "two streams are connected"
     else:
-        return record_call(first, method, uid), record_call(second, method, uid)
+        return make_record_call(first, method, uid), make_record_call(second, method, uid)
     raise GraphError(
-        f"{_where(method, uid)} of connected streams got {_what(first)}, and "
-        f"{'nothing' if second is None else _what(second)} beside it",
+        f"{_describe_call(method, uid)} of connected streams got {_describe(first)}, and "
+        f"{'nothing' if second is None else _describe(second)} beside it",
         why=why,
         what_to_do=f"give it an instance of a {kind.__name__} subclass alone, or a function for each stream",
         uid=uid or "",
     )
 
 
-def _where(method: str, uid: str | None) -> str:
+def _describe_call(method: str, uid: str | None) -> str:
     return f"{method}()" if uid is None else f"{method}() of '{uid}'"
 
 
-def _what(function: Any) -> str:
+def _describe(function: Any) -> str:
     if isinstance(function, type):
         return f"the class {function.__name__}"
     return f"a {type(function).__name__}"
@@ -280,8 +282,8 @@ def infer_output(
     reasons = []
     for one in (call, *others):
         try:
-            hint = return_hint(one)
-            return fields_of(_row_of(hint) if is_iterable else without_none(hint))
+            hint = find_return_hint(one)
+            return fields_of(_find_row_type(hint) if is_iterable else without_none(hint))
         except NoSuchType as error:
             reasons.append(f"{_name_of(one)}: {error}")
     hint_text = "Iterator[Total]" if is_iterable else "Total"
@@ -293,7 +295,7 @@ def infer_output(
     )
 
 
-def aggregate_output(
+def infer_aggregate_output(
     aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
 ) -> T.StructType:
     if then is not None and not isinstance(then, WindowBounds):
@@ -306,7 +308,7 @@ def aggregate_output(
     return T.StructType([*result, *bounds])
 
 
-def return_hint(call: Callable[..., Any]) -> Any:
+def find_return_hint(call: Callable[..., Any]) -> Any:
     while isinstance(call, functools.partial):
         call = call.func
     # A callable object has its hints on `__call__`.
@@ -318,14 +320,14 @@ def return_hint(call: Callable[..., Any]) -> Any:
     # Classes that are defined inside a function are in the closures of functions that use them.
     holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
     try:
-        return typing.get_type_hints(holder, routine.__globals__, _nonlocals(routine))["row"]
+        return typing.get_type_hints(holder, routine.__globals__, _find_nonlocals(routine))["row"]
     except Exception as error:
         # A hint may be any expression, which may raise anything.
         says = f"{type(error).__name__}: {error}"
         raise NoSuchType(f"its hint {hint!r} cannot be read here: {says}") from None
 
 
-def _nonlocals(routine: Any) -> dict[str, Any]:
+def _find_nonlocals(routine: Any) -> dict[str, Any]:
     found = {}
     for name, cell in zip(routine.__code__.co_freevars, routine.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
@@ -333,7 +335,7 @@ def _nonlocals(routine: Any) -> dict[str, Any]:
     return found
 
 
-def _row_of(hint: Any) -> Any:
+def _find_row_type(hint: Any) -> Any:
     plain = without_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
@@ -377,7 +379,7 @@ def parse_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ..
             'key_by(lambda order: (order.user, order.product), key="user STRING, product LONG")',
         )
     if functions:
-        return (_key_function(functions[0], declared),)
+        return (_make_key_function(functions[0], declared),)
     for key in keys:
         if not isinstance(key, str | Column) or (isinstance(key, str) and not key):
             raise GraphError(
@@ -411,7 +413,7 @@ def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichF
     return function, None
 
 
-def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
+def _make_key_function(function: Any, declared: StateType | None) -> KeyFunction:
     call, rich = callable_of(function, "key_by()")
     kind = _infer_key_type(call) if declared is None else _parse_key_type(declared)
     check_can_be_sent(call, "of", "key_by")
@@ -464,7 +466,7 @@ def _parse_key_type(declared: StateType) -> T.DataType:
 
 def _infer_key_type(call: Callable[[Any], Any]) -> T.DataType:
     try:
-        return _type_of(return_hint(call))
+        return _find_type(find_return_hint(call))
     except NoSuchType as error:
         raise SchemaError(
             "the type of the key that the function of key_by() makes is not known",
@@ -473,7 +475,7 @@ def _infer_key_type(call: Callable[[Any], Any]) -> T.DataType:
         ) from None
 
 
-def _type_of(hint: Any) -> T.DataType:
+def _find_type(hint: Any) -> T.DataType:
     hint = without_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and arguments and Ellipsis not in arguments:
@@ -499,11 +501,11 @@ def compute_keys(
     frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
     """Add columns with the keys that functions make; return the frame and the key of each operator."""
-    workers, schema, found = key_workers(frame.schema, operators, origins)
+    workers, schema, found = make_key_workers(frame.schema, operators, origins)
     return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
 
 
-def key_workers(
+def make_key_workers(
     given: T.StructType, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[tuple[AppendColumns, ...], T.StructType, list[tuple[KeyPart, ...]]]:
     """Return workers that add the keys of several operators, the columns then, and the key of each."""
@@ -514,14 +516,14 @@ def key_workers(
             found.append(tuple(key for key in keys if not isinstance(key, KeyFunction)))
             continue
         names = tuple(f"{PREFIX}at{place}_key{at}" for at in range(len(function.parts)))
-        worker = replace(key_worker(function, given, uid, origins), names=names)
+        worker = replace(make_key_worker(function, given, uid, origins), names=names)
         workers.append(worker)
         given = worker.columns
         found.append(tuple(map(KeyColumn, names)))
     return tuple(workers), given, found
 
 
-def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
+def make_key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
     """Return a worker that adds the parts of an operator's key to rows; see :func:`compute_keys`."""
     what = f"the key function of operator '{uid}'"
     function = RowFunction(uid, key.call, key.rich, origins, what, counts_as=key.counts_as)

@@ -106,7 +106,7 @@ class Counting:
     def counts(self, known_as: object, node: object, chain: Chain) -> bool:
         return known_as in self.first and self.first[known_as] == (node, chain)
 
-    def on_path(self, path: Path, chain: Chain) -> tuple[bool, ...]:
+    def find_counts(self, path: Path, chain: Chain) -> tuple[bool, ...]:
         """Return which parts of a path count in a chain; paths that differ in this are planned apart."""
         functions = [(identify_counted(step), step) for step in path.steps]
         operators = [(node.uid, node) for node in operators_below(path.base)]
@@ -116,7 +116,7 @@ class Counting:
             if known_as is not None
         )
 
-    def step(self, step: TransformNode, chain: Chain, path: Path, *front: str) -> TransformNode:
+    def mark_step(self, step: TransformNode, chain: Chain, path: Path, *front: str) -> TransformNode:
         """Set the counter id of a step's function if it counts here; `front` distinguishes its paths."""
         function, known_as = step.function, identify_counted(step)
         if known_as is None or not self.counts(known_as, step, chain):
@@ -142,9 +142,9 @@ class Counting:
         return Upstream(tuple(inputs))
 
     def _mark_path(self, path: Path, chain: Chain, *front: str) -> Path:
-        return path.replace_transforms(lambda step: self.step(step, chain, path, *front))
+        return path.replace_transforms(lambda step: self.mark_step(step, chain, path, *front))
 
-    def entry(self, node: KeyedNode, at: int, chain: Chain, of: str) -> KeyedEntry:
+    def mark_entry(self, node: KeyedNode, at: int, chain: Chain, of: str) -> KeyedEntry:
         """Set the counter ids of the key functions of an operator's entry."""
         entry = node.entries[at]
         if not self.counts(node.uid, node, chain):
@@ -155,11 +155,11 @@ class Counting:
         )
         return replace(entry, keys=tuple(keys))
 
-    def keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
-        entries = (self.entry(node, at, chain, of) for at in range(len(node.entries)))
+    def mark_keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
+        entries = (self.mark_entry(node, at, chain, of) for at in range(len(node.entries)))
         return replace(node, entries=tuple(entries))
 
-    def operator(self, node: KeyedNode, chain: Chain) -> str:
+    def find_counter_id(self, node: KeyedNode, chain: Chain) -> str:
         """Return an operator's counter id; empty if it does not count here."""
         return f"{node.uid}/{chain.name}" if self.counts(node.uid, node, chain) else ""
 

@@ -26,8 +26,8 @@ from flinkish_spark.planning.between import (
     RecordStream,
     apply_frame_prefix,
     assign_times,
-    branch_rows,
-    check_said_between,
+    check_tasks_between,
+    compute_branches,
     is_read_plainly,
     share_inputs,
     transform_records,
@@ -172,7 +172,7 @@ class Planner:
         self._reporters = [one.uid for one in reporters(logical.graph)]
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
-        check_said_between(graph, self._partitions)
+        check_tasks_between(graph, self._partitions)
         self._begin(optimize(graph, self._beginning, self._recorded))
         for group in self._logical.groups:
             self._plan_group(group)
@@ -302,7 +302,7 @@ class Planner:
         # Each sink runs the remaining steps itself, on the evaluated micro-batch.
         (path,) = end.paths
         steps = (step for step in path.steps[end.deferred_from :] if isinstance(step, TransformNode))
-        counted = (self._logical.counting.step(step, chain, path, *chain.inputs) for step in steps)
+        counted = (self._logical.counting.mark_step(step, chain, path, *chain.inputs) for step in steps)
         counts = _stream_of(streams[0])
         return replace(
             tagged, transforms=tuple(self._calls.place_on_path(one.function, path, counts) for one in counted)
@@ -375,7 +375,7 @@ class Planner:
             label = self._beginning.label_of_input(chain, *names)
         else:
             label = self._beginning.label(chain)
-        counts = self._logical.counting.place_on_path(path, chain)
+        counts = self._logical.counting.find_counts(path, chain)
         known = id(path.base), steps, label, names, counts, marked
         if known not in self._planned:
             self._planned[known] = self._plan_path(path, chain, names, marked=marked)
@@ -401,7 +401,7 @@ class Planner:
         self, step: TransformNode, path: Path, chain: Chain, names: tuple[str, ...], parent: PlannedStream
     ) -> Any:
         self._check_resources(step)
-        counted = self._logical.counting.step(step, chain, path, *names).function
+        counted = self._logical.counting.mark_step(step, chain, path, *names).function
         function = self._calls.place_on_path(counted, path, _stream_of(parent))
         if isinstance(parent, RecordStream) and isinstance(
             function, RowTransform | LookupTransform | CustomPartitioning
@@ -462,7 +462,7 @@ class Planner:
         given, rest = list[KeyedInput](), list(names)
         for number, upstream in enumerate(upstreams(node)):
             own = tuple(rest.pop(0) for _ in scans_of(upstream.base))
-            counted = self._logical.counting.keys(node, chain, f"feed {number}")
+            counted = self._logical.counting.mark_keys(node, chain, f"feed {number}")
             if isinstance(upstream.base, SourceNode):
                 given.append(self._plan_source_input(counted, upstream, chain, own))
             else:
@@ -492,7 +492,10 @@ class Planner:
 
     def _prepare_inputs(self, upstream: Upstream, chain: Chain) -> tuple[Input, ...]:
         counted = self._logical.counting.mark_upstream(upstream, chain)
-        return tuple(replace(one, paths=tuple(map(self._calls.between, one.paths))) for one in counted.inputs)
+        return tuple(
+            replace(one, paths=tuple(map(self._calls.place_between_operators, one.paths)))
+            for one in counted.inputs
+        )
 
     def _operators_of(self, operators: Sequence[KeyedParts]) -> list[TaggedStream]:
         made = plan_operators(operators)
@@ -514,7 +517,7 @@ class Planner:
             seed=self._beginning.state_of(self._spark, node.uid, chain),
             markers=self._markers(one.source for one in given if one.source is not None),
             name=self._graph.names.get(node.uid, ""),
-            counts_as=self._logical.counting.operator(node, chain),
+            counts_as=self._logical.counting.find_counter_id(node, chain),
             chain=chain.name,
         )
 
@@ -550,11 +553,11 @@ class Planner:
             given, inputs = list[KeyedInput](), list[Input]()
             for number, upstream in enumerate(upstreams(one)):
                 if isinstance(upstream.base, SourceNode):
-                    counted = self._logical.counting.keys(one, chain, f"feed {number}")
+                    counted = self._logical.counting.mark_keys(one, chain, f"feed {number}")
                     given.append(self._plan_source_input(counted, upstream, chain, (known.names[number],)))
                 else:
                     inputs += self._prepare_inputs(upstream, chain)
-            counted = self._logical.counting.keys(one, chain, "line")
+            counted = self._logical.counting.mark_keys(one, chain, "line")
             streams = [line[id(input_.base)] for input_ in inputs]
             passing = {id(base): line[id(base)] for base in known.passing}
             shared = self._plan_shared_inputs(counted, inputs, streams, tuple(passing.values()))
@@ -600,7 +603,7 @@ class Planner:
             else:
                 yield from self._read_alike(readers)
         self._branches.append(tuple((one.operator.uid, one.name) for own, _ in branches for one in own))
-        made = branch_rows(stream, [branch for _, branch in branches])
+        made = compute_branches(stream, [branch for _, branch in branches])
         for (readers, _), (rows, schema, keys) in zip(branches, made, strict=True):
             for reader, own in zip(readers, keys, strict=True):
                 given = make_branch_input(stream, rows, own, self._reporters, reader.name)
@@ -617,7 +620,7 @@ class Planner:
 
     def _entry(self, reader: Reader) -> KeyedEntry:
         of = f"feed {reader.number}"
-        return self._logical.counting.entry(reader.operator, reader.entry, reader.chain, of)
+        return self._logical.counting.mark_entry(reader.operator, reader.entry, reader.chain, of)
 
     def _keys(self, readers: Sequence[Reader]) -> list[tuple[str, Sequence[Key]]]:
         return [(one.operator.uid, self._entry(one).keys) for one in readers]

@@ -21,7 +21,7 @@ from flinkish_spark.operators.columnar_windows import (
     column_windows_or_why_not,
 )
 from flinkish_spark.operators.windowing import WindowOperator
-from flinkish_spark.planning.between import RecordStream, SharedRows, functions_between
+from flinkish_spark.planning.between import RecordStream, SharedRows, find_functions_between
 from flinkish_spark.planning.declare import (
     KeyColumn,
     KeyPart,
@@ -85,7 +85,7 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
         first, (keys,) = compute_keys(frames[0], [(node.uid, entry.keys)], stream.origins)
         made = make_source_input(stream, (first, *frames[1:]), keys, reporters, stream.source)
     else:
-        functions_between(node.uid, stream.transforms)
+        find_functions_between(node.uid, stream.transforms)
         for key in entry.keys:
             if isinstance(key, Column) and calls_python(stream.alone(), key):
                 raise GraphError(

@@ -27,7 +27,7 @@ from flinkish_spark.planning.declare import (
     check_can_be_sent,
     infer_output,
     make_connected_calls,
-    record_call,
+    make_record_call,
 )
 from flinkish_spark.planning.factories import join_fields
 from flinkish_spark.planning.partitioning import Rebalance, is_partitioning
@@ -142,19 +142,19 @@ def find_control_fields(given: T.StructType) -> tuple[T.StructField, ...]:
 
 
 def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
-    made, name = record_call(function, "map"), name or _name_of(function, "map")
+    made, name = make_record_call(function, "map"), name or _name_of(function, "map")
     fields = resolve_output_fields(output, made.call, name, is_iterable=False)
     return _make_transform("map", made, fields, TransformSettings(name))
 
 
 def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
-    made, name = record_call(function, "flat_map"), name or _name_of(function, "flat_map")
+    made, name = make_record_call(function, "flat_map"), name or _name_of(function, "flat_map")
     fields = resolve_output_fields(output, made.call, name, is_iterable=True)
     return _make_transform("flat_map", made, fields, TransformSettings(name))
 
 
 def filter_rows(function: Any, name: str | None) -> RowTransform:
-    made, name = record_call(function, "filter"), name or _name_of(function, "filter")
+    made, name = make_record_call(function, "filter"), name or _name_of(function, "filter")
     return _make_transform("filter", made, None, TransformSettings(name))
 
 

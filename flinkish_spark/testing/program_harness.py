@@ -46,7 +46,7 @@ from flinkish_spark.functions.stream import (
 from flinkish_spark.job.dependencies import check_cached_name
 from flinkish_spark.operators.lookup_join import forget_answers
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-from flinkish_spark.planning.between import check_said_between
+from flinkish_spark.planning.between import check_tasks_between
 from flinkish_spark.planning.declare import check_max_parallelism, check_same_fields
 from flinkish_spark.planning.partitioning import check_parallelism
 from flinkish_spark.planning.rules.cut_chains import chains_to
@@ -344,7 +344,7 @@ class ProgramHarness:
         graph = stream._environment.graph
         # Ways that a job could not take are refused here, too.
         chains_to(graph, stream._node)
-        check_said_between(graph, parallelism)
+        check_tasks_between(graph, parallelism)
         frames = {id(node): frame_type(fields) for node, fields in sources}
         self._operators: list[ProgramOperator] = []
         for node in graph.operators:

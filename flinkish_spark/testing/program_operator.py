@@ -25,8 +25,8 @@ from flinkish_spark.core.iterators import USER_ERRORS, NotAnEnd
 from flinkish_spark.core.subtask import Subtask, running_as
 from flinkish_spark.operators.context import close_operator
 from flinkish_spark.operators.process import ElementFailed, TimerFailed
-from flinkish_spark.planning.between import worker_between
-from flinkish_spark.planning.declare import key_worker, no_such_key, refuse_unfit_key
+from flinkish_spark.planning.between import make_worker_between
+from flinkish_spark.planning.declare import make_key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.keyed import operator_and_shape
 from flinkish_spark.planning.meaning import meaning_of
@@ -486,7 +486,7 @@ def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
     )
     fields = fields_of(staged.frame)
     functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
-    worker = key_worker(functions[0], staged.frame, node.uid, Origins()) if functions else None
+    worker = make_key_worker(functions[0], staged.frame, node.uid, Origins()) if functions else None
     transport = _transport(node.uid, fields, entry.keys, worker)
     # What is no name stands for a key that is computed.
     keys = cast("tuple[str, ...]", entry.keys if worker is None else (worker,) * len(worker.made))
@@ -499,7 +499,7 @@ def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
 def _staged_between(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
     if any(frame_function(step) is not None for path in input_.paths for step in path.steps):
         raise no_frames()
-    worker, columns = worker_between(uid, input_, frame)
+    worker, columns = make_worker_between(uid, input_, frame)
     return StagedPath(input_.base, () if worker is None else (Copied(worker),), columns)
 
 

@@ -16,7 +16,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from flinkish_spark import AsyncDataStream, AsyncFunction, StreamExecutionEnvironment
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.planning.beginning import Beginning
-from flinkish_spark.planning.between import check_said_between
+from flinkish_spark.planning.between import check_tasks_between
 from flinkish_spark.planning.job_graph import job_graph, job_graph_to
 from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.sink_rows import PlannedJob
@@ -211,7 +211,7 @@ def test_between_keyed_operators_no_function_has_tasks_of_its_own() -> None:
     between = total(orders(env), "first").map(lambda row: row, output=ORDER, name="between")
     out(total(between.start_new_chain(), "second"))
     with pytest.raises(GraphError, match=r"'between' stands between the keyed operator 'second'"):
-        check_said_between(env.graph, 4)
+        check_tasks_between(env.graph, 4)
 
 
 def test_who_has_its_own_tasks_anyway_may_be_told_so_or_is_refused() -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
 from flinkish_spark.functions.stream import KeySelector
-from flinkish_spark.planning.declare import key_worker, parse_keys
+from flinkish_spark.planning.declare import make_key_worker, parse_keys
 from flinkish_spark.planning.stream_graph import KeyFunction
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker
@@ -62,7 +62,7 @@ def frame(*records: tuple[str | None, int | None], given: T.StructType = ONLY_RE
 
 
 def keyed(key: KeyFunction, *batches: pa.RecordBatch, given: T.StructType = ONLY_RECORDS) -> pa.Table:
-    worker = key_worker(key, given, "totals", Origins(("orders",)))
+    worker = make_key_worker(key, given, "totals", Origins(("orders",)))
     out = list(worker(iter(batches)))
     assert all(batch.schema.equals(arrow_schema(worker.columns)) for batch in out)
     return pa.Table.from_batches(out)

@@ -38,7 +38,7 @@ def said(plan: LogicalPlan, path: Path, chain: Chain, *names: str) -> str:
     """As what the last function of a path counts in a chain."""
     step = path.steps[-1]
     assert isinstance(step, TransformNode)
-    function: Any = plan.counting.step(step, chain, path, *names).function
+    function: Any = plan.counting.mark_step(step, chain, path, *names).function
     return str(function.function.counts_as)
 
 
@@ -50,7 +50,7 @@ def test_a_function_counts_in_the_first_chain_that_the_plan_comes_by() -> None:
     # Operators that share tasks are planned before all sinks.
     assert said(plan, path, of_first, "a") == "function 0002/first/a,a,0.1"
     assert said(plan, path, of_second, "a") == said(plan, path, of_sink, "a") == ""
-    assert plan.counting.on_path(path, of_first) == (True,) != plan.counting.on_path(path, of_second)
+    assert plan.counting.find_counts(path, of_first) == (True,) != plan.counting.find_counts(path, of_second)
 
 
 def test_functions_behind_common_steps_count_in_the_chain_of_their_reader() -> None:
@@ -95,8 +95,11 @@ def test_operators_and_their_key_functions_count_once() -> None:
     plan = optimize(made)
     alone, in_front = (end.chain for end in plan.all_ends)
     counting = plan.counting
-    assert (counting.operator(first, alone), counting.operator(first, in_front)) == ("first/first", "")
-    entries = [counting.entry(first, 0, chain, "feed 0") for chain in (alone, in_front)]
+    assert (counting.find_counter_id(first, alone), counting.find_counter_id(first, in_front)) == (
+        "first/first",
+        "",
+    )
+    entries = [counting.mark_entry(first, 0, chain, "feed 0") for chain in (alone, in_front)]
     assert [key.counts_as for entry in entries for key in entry.keys if isinstance(key, KeyFunction)] == [
         "first/first/keys 0 feed 0",
         "",
@@ -115,7 +118,7 @@ def test_beside_a_job_an_operator_of_two_chains_counts_in_one_and_is_planned_apa
     first = keyed("first", A)
     both = UnionNode((first, keyed("second", first)))
     plan = plan_of_stream(graph(first), both)
-    counts = [plan.counting.on_path(Path(first), end.chain) for end in plan.all_ends]
+    counts = [plan.counting.find_counts(Path(first), end.chain) for end in plan.all_ends]
     assert counts == [(True,), (False,)]
 
 

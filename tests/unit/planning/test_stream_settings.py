@@ -169,7 +169,10 @@ def test_a_side_output_has_one_declaration(orders: DataStream) -> None:
             lambda totals: totals.map(same, output=TOTAL).set_parallelism(3),
             r"set_parallelism\(3\) was called",
         ),
-        (lambda totals: totals.global_().map(same, output=TOTAL), r"global_\(\) before it would move its records"),
+        (
+            lambda totals: totals.global_().map(same, output=TOTAL),
+            r"global_\(\) before it would move its records",
+        ),
         (
             lambda totals: totals.partition_custom(lambda key, tasks: 0, "user").filter(bool),
             r"partition_custom\(\) before it would move its records",
@@ -182,7 +185,9 @@ def test_what_is_said_of_tasks_between_keyed_operators_and_cannot_be_kept_is_ref
     def program(orders: DataStream) -> DataStream:
         return keyed(between(keyed(orders)).key_by("user").max("total", uid="most"), "again")
 
-    with pytest.raises((ConfigError, GraphError), match=f"between another keyed operator and operator 'most'.*{says}"):
+    with pytest.raises(
+        (ConfigError, GraphError), match=f"between the keyed operator 'most' and an earlier one.*{says}"
+    ):
         ProgramHarness(program, "user STRING, amount LONG", parallelism=4)
 
 

@@ -265,9 +265,7 @@ def test_so_is_a_source_without_a_strategy_that_has_the_name_of_an_input(program
     orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
     program.sink(program.keyed(orders, "sums"), "all")
     program.sink(program.source("orders.sums"), "copy")
-    with pytest.raises(
-        GraphError, match=r"'orders' before 'sums' and 'orders.sums' cannot be told apart"
-    ):
+    with pytest.raises(GraphError, match=r"'orders' before 'sums' and 'orders.sums' cannot be told apart"):
         program.plan()
 
 
