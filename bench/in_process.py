@@ -39,14 +39,14 @@ from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
-from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, fields_of
+from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, find_fields
 from flinkish_spark.planning.sent_columns import (
     FoldPlan,
     Transport,
     _find_copied_columns,
-    _names,
+    _name_columns,
     _send_partials,
-    folding_windows,
+    plan_window_fold,
 )
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
@@ -109,12 +109,12 @@ def sent_of(work):
     """Return what travels into a fold."""
     transport = transport_of(work)
     if work in SPECS:
-        return folding_windows(FoldingWindows(SPECS[work], (SUM,)), UID, SCHEMA, ["user"], transport)
+        return plan_window_fold(FoldingWindows(SPECS[work], (SUM,)), UID, SCHEMA, ["user"], transport)
     function = FoldingColumns((SUM, AggregateColumn("orders", Fold.COUNT)))
     aggregation = function.aggregation(SCHEMA, ("user",))
-    output, kept = fields_of(aggregation), _find_copied_columns(transport)
+    output, kept = find_fields(aggregation), _find_copied_columns(transport)
     fields = tuple(zip(transport.field_names, SCHEMA.names, strict=True))
-    combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
+    combiner = Combiner(aggregation, _name_columns(kept), transport.key_names, fields)
     folded = FoldPlan(MergePartials(aggregation, None), tuple(output.names), output, combiner)
     return _send_partials(transport, kept, tuple(output), folded)
 

@@ -19,7 +19,7 @@ from flinkish_spark.functions.async_io import (
     check_is_async,
 )
 from flinkish_spark.operators.async_wait import AsyncSpec
-from flinkish_spark.planning.async_calls import async_calls
+from flinkish_spark.planning.async_calls import make_async_calls
 from flinkish_spark.planning.stream_graph import TransformNode
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import checked_whole
@@ -241,4 +241,4 @@ def _add_async_operator(
     spec = replace(spec, is_recorded=record_answers)
     node = stream._entry.parent if isinstance(stream, KeyedStream) else stream._node
     known = environment.graph.async_uid(uid, node)
-    return DataStream(environment, TransformNode(node, async_calls(spec, output, known)))
+    return DataStream(environment, TransformNode(node, make_async_calls(spec, output, known)))

@@ -28,7 +28,7 @@ from flinkish_spark.planning.declare import (
 )
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.stream_graph import KeyedEntry
-from flinkish_spark.planning.transforms import co_process_rows, make_connected_transforms
+from flinkish_spark.planning.transforms import make_co_process, make_connected_transforms
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.hints import StateType
@@ -135,7 +135,7 @@ class ConnectedStreams:
         SchemaError
             The output is not known, or is no list of fields.
         """
-        left, right = co_process_rows(function, output, name)
+        left, right = make_co_process(function, output, name)
         return self._first._apply_function(left).union(self._second._apply_function(right))
 
 

@@ -38,7 +38,7 @@ from flinkish_spark.planning.declare import (
     resolve_uid,
 )
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
-from flinkish_spark.planning.job_graph import job_graph_to
+from flinkish_spark.planning.job_graph import describe_stream
 from flinkish_spark.planning.partitioning import (
     Rebalance,
     Rescale,
@@ -57,21 +57,21 @@ from flinkish_spark.planning.stream_graph import (
     TimedNode,
     TransformNode,
     UnionNode,
-    base_of,
+    find_paths,
     is_behind_keys,
-    paths_to,
+    name_bases,
 )
 from flinkish_spark.planning.transforms import (
     LookupTransform,
     ProcessTransform,
     RowTransform,
     TransformSettings,
-    filter_rows,
     find_connected_transforms,
-    flat_map_rows,
-    lookup_rows,
-    map_rows,
-    process_rows,
+    make_filter,
+    make_flat_map,
+    make_lookup,
+    make_map,
+    make_process,
 )
 from flinkish_spark.protocol.ids import checked_name
 from flinkish_spark.protocol.job_graph import Chained
@@ -122,7 +122,7 @@ class SingleRecords(ABC):
         SchemaError
             The output is not known, or is no list of fields.
         """
-        return self._apply_function(map_rows(function, output, name))
+        return self._apply_function(make_map(function, output, name))
 
     def flat_map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
         """Make any number of rows of each record, in Python; see :meth:`map`.
@@ -133,7 +133,7 @@ class SingleRecords(ABC):
             Returns or yields rows; or a :class:`~flinkish_spark.FlatMapFunction`. A hint like
             ``Iterator[Word]`` says the fields.
         """
-        return self._apply_function(flat_map_rows(function, output, name))
+        return self._apply_function(make_flat_map(function, output, name))
 
     def filter(self, function: Any, *, name: str | None = None) -> Self:
         """Keep the records for which a function says so, in Python; see :meth:`map`.
@@ -143,7 +143,7 @@ class SingleRecords(ABC):
         function
             From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
         """
-        return self._apply_function(filter_rows(function, name))
+        return self._apply_function(make_filter(function, name))
 
     def process(
         self,
@@ -172,7 +172,7 @@ class SingleRecords(ABC):
         SchemaError
             The output is not known, or is no list of fields.
         """
-        return self._apply_function(process_rows(function, output, name))
+        return self._apply_function(make_process(function, output, name))
 
 
 class Redistribution(ABC):
@@ -194,7 +194,7 @@ class Redistribution(ABC):
         """Return the stream after a DataFrame function that moves rows."""
 
     def _refuse_union(self, method: str) -> None:
-        if len(paths_to(self._node)) > 1:
+        if len(find_paths(self._node)) > 1:
             raise GraphError(
                 f"{method}() was called on a union",
                 why="functions after a union run over each of its streams separately, in different tasks",
@@ -610,7 +610,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         UserFunctionError
             A function or a generator of the strategy cannot be sent to the workers.
         """
-        check_strategy(strategy, "assign_timestamps_and_watermarks()", base_of(self._node))
+        check_strategy(strategy, "assign_timestamps_and_watermarks()", name_bases(self._node))
         if is_behind_keys(self._node):
             raise GraphError(
                 "assign_timestamps_and_watermarks() was called after a keyed operator",
@@ -809,7 +809,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         check_methods(table, LookupTable, f"'{name}'")
         check_methods(function, ProcessJoinFunction, f"'{name}'")
         join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
-        return DataStream(self._environment, TransformNode(self._node, lookup_rows(join, output, name)))
+        return DataStream(self._environment, TransformNode(self._node, make_lookup(join, output, name)))
 
     def get_side_output(self, tag: OutputTag) -> DataStream:
         """Return the stream of rows that a function emits with ``ctx.output(tag, row)``.
@@ -898,7 +898,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
 
     def _job_graph(self) -> JobGraph:
         environment = self._environment
-        return job_graph_to(environment.job, environment.graph, self._node, environment._partitions())
+        return describe_stream(environment.job, environment.graph, self._node, environment._partitions())
 
     def _repr_markdown_(self) -> str:
         return markdown(self._job_graph())

@@ -70,11 +70,11 @@ from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.job.trace_log import with_trace_in_file
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, resolve_uid
-from flinkish_spark.planning.job_graph import job_graph
+from flinkish_spark.planning.job_graph import describe_job
 from flinkish_spark.planning.partitioning import (
     check_is_shuffle_partitions,
     check_parallelism,
-    fitting_partitions,
+    fit_partitions,
     read_shuffle_partitions,
 )
 from flinkish_spark.planning.planner import Planner
@@ -482,7 +482,7 @@ class StreamExecutionEnvironment:
         FlinkishError
             The program has no sink, or would be refused when it is planned.
         """
-        return job_graph(self.job, self.graph, self._partitions(), self._plan_graph(self.graph))
+        return describe_job(self.job, self.graph, self._partitions(), self._plan_graph(self.graph))
 
     def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
         """Return the plan as text: for Flink's plan visualiser, or to be drawn.
@@ -564,7 +564,7 @@ class StreamExecutionEnvironment:
             with contextlib.suppress(FlinkishError):
                 job_dir = open_job_dir(self._place)
                 chosen = shuffle_partitions_of(job_dir, beginning_of(job_dir, self._place))
-        return fitting_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
+        return fit_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
 
     def _hook_names(self) -> list[str]:
         return [hook.uid for hook in self._hooks.participants()]
@@ -579,7 +579,7 @@ class StreamExecutionEnvironment:
     def _repr_markdown_(self) -> str:
         if not self.graph.sinks:
             return f"`{self.job}`: no sink yet"
-        return markdown(job_graph(self.job, self.graph, self._partitions()))
+        return markdown(describe_job(self.job, self.graph, self._partitions()))
 
     def execute_async(self, *, ui: bool | UiConfig = False) -> JobClient:
         """Start the job and return at once; for notebooks and services.

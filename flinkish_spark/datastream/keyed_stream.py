@@ -42,7 +42,7 @@ from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.operators.process import FilterRecords, FlatMapRecords, MapRecords
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.declare import (
-    accumulator_type,
+    check_accumulator_type,
     check_keyed_function,
     check_max_parallelism,
     declare_operator,
@@ -339,7 +339,7 @@ class KeyedStream(KeyedRecords):
         check_aggregate(aggregate)
         if output is None:
             output = infer_aggregate_output(aggregate, None, f"'{uid}'")
-        kind = accumulator_type(accumulator, uid)
+        kind = check_accumulator_type(accumulator, uid)
         if row_kind:
             check_retracts(aggregate, emit, uid)
             fields = [*output_schema(output, f"'{uid}'"), T.StructField(ROW_KIND, T.StringType())]

@@ -13,7 +13,7 @@ from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, 
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.planning.declare import (
-    accumulator_type,
+    check_accumulator_type,
     infer_aggregate_output,
     infer_output,
     resolve_uid,
@@ -138,7 +138,7 @@ class WindowedStream:
         check_aggregate(aggregate)
         if output is None:
             output = infer_aggregate_output(aggregate, then, f"'{uid}'")
-        computation = AggregateWindow(aggregate, accumulator_type(accumulator, uid), then)
+        computation = AggregateWindow(aggregate, check_accumulator_type(accumulator, uid), then)
         return self._apply(computation, uid, output, max_parallelism)
 
     def process(

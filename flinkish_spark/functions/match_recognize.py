@@ -76,7 +76,7 @@ class MatchRecognize:
         """Return the search over rows with these fields, and the fields of the measures."""
         text = self.clauses["PATTERN"]
         # Operators of a row pattern are parts of names, or of other operators, elsewhere in SQL.
-        tokens = _tokens(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", text))
+        tokens = _tokenize(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", text))
         if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
             _refuse(text, "a row pattern stands in parentheses", "write PATTERN (A B+)")
         pattern = _PatternReader(text, tokens[1:-1]).read()
@@ -88,7 +88,7 @@ class MatchRecognize:
         for own in _split_at_commas(clause := self.clauses.get("MEASURES", "")):
             if len(own) < 3 or own[-2].word != "AS":
                 _refuse(" ".join(one.text for one in own), "it has no name", "write MEASURES ... AS name")
-            made, kind = expressions.read(_readable(clause, own[:-2]))
+            made, kind = expressions.read(_render(clause, own[:-2]))
             measures.append((own[-1].text, made))
             told.add(own[-1].text, kind)
         rows, skip = self._rows(), self._skip(expressions)
@@ -101,15 +101,15 @@ class MatchRecognize:
             members = [token for token in rest if token.word not in ("(", ")", ",")]
             if name is None or [token.word for token in equals] != ["="] or not members:
                 _refuse(text, "a union is written U = (A, B)", "correct SUBSET")
-            own = frozenset[str]().union(*(expressions.variable(_label(token)) for token in members))
-            expressions.variables[_label(name)] = own
+            own = frozenset[str]().union(*(expressions.variable(_fold_name(token)) for token in members))
+            expressions.variables[_fold_name(name)] = own
 
     def _parse_definitions(self, expressions: _Expressions) -> Iterator[tuple[str, E.Expression]]:
         clause = self.clauses.get("DEFINE", "")
         for tokens in _split_at_commas(clause):
             if len(tokens) < 3 or tokens[1].word != "AS":
                 _refuse(" ".join(one.text for one in tokens), "it is no A AS condition", "correct DEFINE")
-            name, text = _label(tokens[0]), _readable(clause, tokens[2:])
+            name, text = _fold_name(tokens[0]), _render(clause, tokens[2:])
             if expressions.variables.get(name) != frozenset([name]):
                 _refuse(text, f"{name} is no variable of the PATTERN", "define what stands there")
             made, kind = expressions.read(text)
@@ -137,7 +137,7 @@ class MatchRecognize:
 
     def _skip(self, expressions: _Expressions) -> tuple[Skip, frozenset[str]]:
         said = self.clauses.get("AFTER MATCH SKIP", "PAST LAST ROW")
-        tokens = _tokens(said)
+        tokens = _tokenize(said)
         words = [one.word for one in tokens]
         match words:
             case ["PAST", "LAST", "ROW"]:
@@ -145,11 +145,11 @@ class MatchRecognize:
             case ["TO", "NEXT", "ROW"]:
                 return Skip.TO_NEXT, frozenset()
             case ["TO", "FIRST", _]:
-                return Skip.TO_FIRST, expressions.variable(_label(tokens[2]))
+                return Skip.TO_FIRST, expressions.variable(_fold_name(tokens[2]))
             case ["TO", "LAST", _]:
-                return Skip.TO_LAST, expressions.variable(_label(tokens[2]))
+                return Skip.TO_LAST, expressions.variable(_fold_name(tokens[2]))
             case ["TO", _]:
-                return Skip.TO_LAST, expressions.variable(_label(tokens[1]))
+                return Skip.TO_LAST, expressions.variable(_fold_name(tokens[1]))
         _refuse(
             said, "it is no way to skip", "write AFTER MATCH SKIP PAST LAST ROW, TO NEXT ROW or TO LAST A"
         )
@@ -158,7 +158,7 @@ class MatchRecognize:
         said = self.clauses.get("WITHIN")
         if said is None:
             return None
-        words = [one.text.upper() for one in _tokens(said)]
+        words = [one.text.upper() for one in _tokenize(said)]
         unit = words[-1].removesuffix("S") if words else ""
         if len(words) == 3 and words[0] == "INTERVAL" and unit in _UNITS_MS and words[1].isdigit():
             window_ms = int(words[1]) * _UNITS_MS[unit]
@@ -171,22 +171,22 @@ def match_recognize(text: str) -> MatchRecognize:
     """Parse the clauses of MATCH_RECOGNIZE, with or without that word and its parentheses."""
     if not isinstance(text, str):
         raise ConfigError(f"match_recognize() got {text!r}", what_to_do="give it the clauses as text")
-    tokens = _tokens(text)
+    tokens = _tokenize(text)
     if [one.word for one in tokens[:2]] == ["MATCH_RECOGNIZE", "("] and tokens[-1].word == ")":
         tokens = tokens[2:-1]
-    clauses = dict(_clauses(text, tokens))
+    clauses = dict(_split_clauses(text, tokens))
     if "PATTERN" not in clauses:
         _refuse(text, "it has no PATTERN", "write PATTERN (A B+) DEFINE ...")
     partition = tuple(one.strip() for one in clauses.pop("PARTITION BY", "").split(",") if one.strip())
     order = clauses.pop("ORDER BY", "").strip()
-    words = [one.word for one in _tokens(order)]
+    words = [one.word for one in _tokenize(order)]
     if len(words) > 2 or (len(words) == 2 and words[1] != "ASC"):
         _refuse(order, "rows are in the order of their time", "name one column in ORDER BY, ascending")
-    names = [one.text for one in _tokens(order)][:1]
-    return MatchRecognize(tuple(_name(one) for one in partition), names[0] if names else None, clauses)
+    names = [one.text for one in _tokenize(order)][:1]
+    return MatchRecognize(tuple(_unquote(one) for one in partition), names[0] if names else None, clauses)
 
 
-def condition(text: str, fields: T.StructType) -> E.Expression:
+def parse_condition(text: str, fields: T.StructType) -> E.Expression:
     """Return a condition of one row with these fields, as it stands in DEFINE."""
     said = MatchRecognize((), None, {"PATTERN": "(A)", "DEFINE": f"A AS {text}"})
     found = said.search(fields)[0].defined["A"]
@@ -195,15 +195,15 @@ def condition(text: str, fields: T.StructType) -> E.Expression:
     return found
 
 
-def comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
+def parse_comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
     """Return a condition of an event with these fields that may name events taken before."""
-    made, kind = _make_named_expressions(fields, names).read_named(text, _tokens(text))
+    made, kind = _make_named_expressions(fields, names).read_named(text, _tokenize(text))
     if kind != _BOOLEAN:
         _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
     return made
 
 
-def measures(
+def parse_measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
     """Parse the output columns of a match, as `first.id, last.value AS value`; return them and the fields."""
@@ -234,7 +234,7 @@ def _make_named_expressions(fields: T.StructType, names: Iterable[str]) -> _Expr
     return found
 
 
-def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
+def _split_clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
     begins: list[tuple[int, int, str, int]] = []
     depth, behind = 0, -1
     for at, token in enumerate(tokens):
@@ -258,10 +258,10 @@ def _clauses(text: str, tokens: Sequence[_Token]) -> Iterator[tuple[str, str]]:
 _ORDER = "write the clauses in their order: " + ", ".join(" ".join(words) for words in _CLAUSES)
 
 
-def _tokens(text: str) -> list[_Token]:
-    sqlglot = _sqlglot()
+def _tokenize(text: str) -> list[_Token]:
+    sqlglot = _import_sqlglot()
     try:
-        found = sqlglot.tokenize(text, dialect=_dialect())
+        found = sqlglot.tokenize(text, dialect=_make_dialect())
     except sqlglot.errors.SqlglotError as error:
         _refuse(text, str(error), "correct the text")
     tokens = []
@@ -277,7 +277,7 @@ def _tokens(text: str) -> list[_Token]:
     return tokens
 
 
-def _sqlglot() -> Any:
+def _import_sqlglot() -> Any:
     try:
         import sqlglot
     except ImportError as error:
@@ -290,9 +290,9 @@ def _sqlglot() -> Any:
 
 
 @functools.cache
-def _dialect() -> Any:
+def _make_dialect() -> Any:
     """Return Trino's SQL dialect, extended by the backticks of Spark and Flink."""
-    _sqlglot()
+    _import_sqlglot()
     from sqlglot.dialects.trino import Trino
 
     class QuotedTrino(Trino):
@@ -302,7 +302,7 @@ def _dialect() -> Any:
     return QuotedTrino
 
 
-def _name(text: str) -> str:
+def _unquote(text: str) -> str:
     quote = text[0]
     return text[1:-1].replace(quote * 2, quote) if quote in ('"', "`") else text
 
@@ -362,7 +362,7 @@ class _PatternReader:
         if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
             self._fail()
         self._at += 1
-        return Variable(_label(token))
+        return Variable(_fold_name(token))
 
     def _parse_quantifier(self, part: RowPattern) -> RowPattern:
         least = 1
@@ -479,7 +479,7 @@ class _Expressions:
 
     def read_named(self, text: str, tokens: Sequence[_Token]) -> Typed:
         """Read an expression over the named events of a Flink pattern; refuse navigation over rows."""
-        made, kind = self.read(_readable(text, tokens))
+        made, kind = self.read(_render(text, tokens))
         for one in made.all_parts():
             of_rows = isinstance(one, E.Navigated) and (one.rows or one.variables is None)
             if of_rows or isinstance(one, E.Classifier | E.MatchNumber | E.Final):
@@ -541,7 +541,7 @@ class _Expressions:
         place = self._places.get(tree.name.lower())
         if place is None:
             _refuse(text, f"there is no field {tree.name}", f"use one of {', '.join(self._fields.names)}")
-        variables = None if not tree.table else self.variable(_identifier(tree.args["table"]))
+        variables = None if not tree.table else self.variable(_fold_identifier(tree.args["table"]))
         return E.Column(place, variables), self._fields[place].dataType
 
     def _read_literal(self, tree: Any, text: str) -> Typed:
@@ -579,7 +579,7 @@ class _Expressions:
     def _read_in(self, tree: Any, text: str) -> Typed:
         made = self._expression(tree.this, text)
         options = [self._expression(one, text) for one in tree.expressions]
-        kind = common((made[1], *(kind for _, kind in options)), text)
+        kind = find_common_type((made[1], *(kind for _, kind in options)), text)
         own, *others = (cast(one, kind, text) for one in (made, *options))
         return E.any_of(tuple(E.Applied(V.is_equal, (own, one)) for one in others)), _BOOLEAN
 
@@ -617,7 +617,7 @@ class _Expressions:
 
     def _read_coalesce(self, tree: Any, text: str) -> Typed:
         parts = [self._expression(one, text) for one in (tree.this, *tree.expressions)]
-        kind = common([own for _, own in parts], text)
+        kind = find_common_type([own for _, own in parts], text)
         return E.FirstKnown(tuple(cast(one, kind, text) for one in parts)), kind
 
     def _read_case(self, tree: Any, text: str) -> Typed:
@@ -634,7 +634,7 @@ class _Expressions:
             values.append(self._expression(one.args["true"], text))
         default = tree.args.get("default")
         values.append((E.Literal(None), T.NullType()) if default is None else self._expression(default, text))
-        kind = common([own for _, own in values], text)
+        kind = find_common_type([own for _, own in values], text)
         *chosen, otherwise = (cast(one, kind, text) for one in values)
         return E.Chosen(tuple(zip(conditions, chosen, strict=True)), otherwise), kind
 
@@ -660,7 +660,7 @@ class _Expressions:
             return (E.Final(made) if prefix == "FINAL" else made), kind
         match name:
             case "CLASSIFIER":
-                variables = None if not given else self.variable(_identifier(given[0].this))
+                variables = None if not given else self.variable(_fold_identifier(given[0].this))
                 return E.Classifier(variables), _TEXT
             case "MATCH_NUMBER":
                 return E.MatchNumber(), _LONG
@@ -697,7 +697,7 @@ class _Expressions:
     def _aggregate(self, name: str, of: Any, text: str) -> Typed:
         kind = type(of).__name__
         if kind == "Star" or (kind == "Column" and type(of.this).__name__ == "Star"):
-            variables = None if kind == "Star" else self.variable(_identifier(of.args["table"]))
+            variables = None if kind == "Star" else self.variable(_fold_identifier(of.args["table"]))
             return E.Aggregated(None, variables), _LONG
         made, own = self._expression(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column)}
@@ -708,7 +708,7 @@ class _Expressions:
 
     @staticmethod
     def _compare(name: str, one: Typed, other: Typed, text: str) -> Typed:
-        kind = common((one[1], other[1]), text)
+        kind = find_common_type((one[1], other[1]), text)
         function, is_swapped, is_negated = _COMPARED[name]
         pair = cast(one, kind, text), cast(other, kind, text)
         found = E.Applied(function, pair[::-1] if is_swapped else pair)
@@ -716,14 +716,14 @@ class _Expressions:
 
 
 def _parse(text: str) -> Any:
-    sqlglot = _sqlglot()
+    sqlglot = _import_sqlglot()
     try:
-        return sqlglot.parse_one(text, dialect=_dialect())
+        return sqlglot.parse_one(text, dialect=_make_dialect())
     except sqlglot.errors.SqlglotError as error:
         _refuse(text, str(error).partition("\n")[0], "correct the expression")
 
 
-def _readable(text: str, tokens: Sequence[_Token]) -> str:
+def _render(text: str, tokens: Sequence[_Token]) -> str:
     """Return the text of some tokens for sqlglot, in which `FINAL LAST(x)` is one function name."""
     parts, end = list[str](), tokens[0].begin
     for token, name, opened in zip(tokens, tokens[1:], tokens[2:], strict=False):
@@ -740,7 +740,7 @@ def _is_text(tree: Any) -> bool:
 def _split_at_commas(text: str) -> Iterator[list[_Token]]:
     """Yield the tokens of each part between commas."""
     depth, part = 0, list[_Token]()
-    for token in _tokens(text) if text.strip() else ():
+    for token in _tokenize(text) if text.strip() else ():
         depth += {"(": 1, ")": -1}.get(token.word, 0)
         if token.word == "," and not depth:
             yield part
@@ -751,11 +751,11 @@ def _split_at_commas(text: str) -> Iterator[list[_Token]]:
         yield part
 
 
-def _label(token: _Token) -> str:
+def _fold_name(token: _Token) -> str:
     return token.text if token.kind == "IDENTIFIER" else token.text.upper()
 
 
-def _identifier(tree: Any) -> str:
+def _fold_identifier(tree: Any) -> str:
     name = str(tree.this)
     return name if tree.args.get("quoted") else name.upper()
 
@@ -764,15 +764,15 @@ def _identifier(tree: Any) -> str:
 # Types of computed values, as in Spark's ANSI mode.
 
 
-def common(kinds: Iterable[T.DataType], text: str) -> T.DataType:
+def find_common_type(kinds: Iterable[T.DataType], text: str) -> T.DataType:
     """Return the type that values of several types are compared, or told, as."""
     found: T.DataType = T.NullType()
     for kind in kinds:
-        found = _common(found, kind, text)
+        found = _widen(found, kind, text)
     return found
 
 
-def _common(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
+def _widen(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
     if one == other or isinstance(other, T.NullType):
         return one
     if isinstance(one, T.NullType):
@@ -782,7 +782,7 @@ def _common(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
         _refuse(text, says, "cast one of them")
     if type(one) in _BITS and type(other) in _BITS:
         return max(one, other, key=lambda kind: _BITS[type(kind)])
-    first, second = _as_decimal(one), _as_decimal(other)
+    first, second = _to_decimal_type(one), _to_decimal_type(other)
     if first is None or second is None:
         return _DOUBLE
     scale = max(first.scale, second.scale)
@@ -791,7 +791,7 @@ def _common(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
     return T.DecimalType(min(whole + scale, 38), scale if whole + scale <= 38 else max(38 - whole, 0))
 
 
-def _as_decimal(kind: T.DataType) -> T.DecimalType | None:
+def _to_decimal_type(kind: T.DataType) -> T.DecimalType | None:
     """Return the decimal type that holds all values of an exact type; None for another one."""
     if isinstance(kind, T.DecimalType):
         return kind
@@ -804,10 +804,10 @@ def make_arithmetic(name: str, one: Typed, other: Typed, text: str) -> Typed:
     for kind in kinds:
         if not isinstance(kind, T.NumericType | T.NullType):
             _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
-    kind = _common(*kinds, text)
+    kind = _widen(*kinds, text)
     if isinstance(kind, T.DecimalType):
-        own = _operand(one), _operand(other)
-        kind = _decimal_of(name, *own)
+        own = _to_decimal_operand(one), _to_decimal_operand(other)
+        kind = _find_decimal_type(name, *own)
         given = tuple(cast(each, as_, text) for each, as_ in zip((one, other), own, strict=True))
         function = functools.partial(V.of_decimals, name, kind.precision, kind.scale)
         return E.Applied(function, given), kind
@@ -820,16 +820,16 @@ def make_arithmetic(name: str, one: Typed, other: Typed, text: str) -> Typed:
     return (E.Applied(V.single, (made,)) if isinstance(kind, T.FloatType) else made), kind
 
 
-def _operand(given: Typed) -> T.DecimalType:
+def _to_decimal_operand(given: Typed) -> T.DecimalType:
     """Return the decimal type of an operand; that of a whole number that is written out has its digits."""
     made, kind = given
     if isinstance(made, E.Literal) and type(made.given) is int:
         return T.DecimalType(max(len(str(abs(made.given))), 1), 0)
-    found = _as_decimal(kind)
+    found = _to_decimal_type(kind)
     return T.DecimalType(1, 0) if found is None else found
 
 
-def _decimal_of(name: str, one: T.DecimalType, other: T.DecimalType) -> T.DecimalType:
+def _find_decimal_type(name: str, one: T.DecimalType, other: T.DecimalType) -> T.DecimalType:
     """Return the type of arithmetic; if it is too long, digits after the point are dropped, down to six."""
     most, least = max(one.scale, other.scale), min(one.precision - one.scale, other.precision - other.scale)
     whole = max(one.precision - one.scale, other.precision - other.scale)

@@ -41,7 +41,7 @@ from flinkish_spark.functions.keyed import (
     KeyedReadOnlyContext,
     RuntimeContext,
 )
-from flinkish_spark.functions.match_recognize import comparison, condition
+from flinkish_spark.functions.match_recognize import parse_comparison, parse_condition
 from flinkish_spark.functions.patterns import Match, PatternProcessFunction, open_matches
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
@@ -225,13 +225,13 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             pattern = self._known.pattern(rule)
             automaton = compiled(pattern)
             asked: dict[Leaf, Expression] = {
-                leaf: condition(leaf.text, self._fields)
+                leaf: parse_condition(leaf.text, self._fields)
                 for leaf in automaton.leaves
                 if isinstance(leaf, ColumnCondition)
             }
             for leaf in automaton.leaves:
                 if isinstance(leaf, Comparison):
-                    leaf.expression = comparison(leaf.text, self._fields, automaton.names)
+                    leaf.expression = parse_comparison(leaf.text, self._fields, automaton.names)
             found = self._searches[rule] = _Search(
                 automaton, Matcher(automaton, pattern.skip, self._take), asked
             )
@@ -249,7 +249,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             )
         if time_ms <= timers.current_watermark():
             if self._late_output is None:
-                _operator(ctx).count(LATE_RECORDS_DROPPED)
+                _find_operator(ctx).count(LATE_RECORDS_DROPPED)
             else:
                 ctx.output(self._late_output, value)
             return
@@ -369,9 +369,9 @@ class _Run:
         self._states, self._names, self._spread = states, names, spread
         stored = states.get(self.context.name)
         if stored is not None:
-            rows = enumerate(_rows(stored.events))
+            rows = enumerate(_to_rows(stored.events))
             events = [Event((row[-1], place), gather(row[:-1])) for place, row in rows]
-            flat = FlatMatches(events, _rows(stored.chains), _rows(stored.matches))
+            flat = FlatMatches(events, _to_rows(stored.chains), _to_rows(stored.matches))
             self._state = flat.state(self._search.automaton.stages)
         self._before = self._list_matches()
         self._opened = self._state.open_count
@@ -428,7 +428,7 @@ class _RuleContext:
     def __init__(self, ctx: BroadcastOnTimerContext, name: str, version: int) -> None:
         self._ctx, self.name, self.version, self._time_ms = ctx, name, version, MIN_WATERMARK_MS
         self.get_current_key = ctx.get_current_key
-        self.count = _operator(ctx).count
+        self.count = _find_operator(ctx).count
 
     def pattern_name(self) -> str:
         return self.name
@@ -443,13 +443,13 @@ class _RuleContext:
         return self._ctx.timer_service().current_processing_time()
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        _operator(self._ctx).emit_to(tag, value, self._time_ms)
+        _find_operator(self._ctx).emit_to(tag, value, self._time_ms)
 
     def give(self, call: Callable[..., Iterable[Any] | None], match: Match, time_ms: int) -> None:
         self._time_ms = time_ms
         rows = call(match, self)
         if rows is not None:
-            _operator(self._ctx).emit(rows, time_ms)
+            _find_operator(self._ctx).emit(rows, time_ms)
 
 
 class _ConditionFacts(SubtaskFacts):
@@ -477,12 +477,12 @@ def _give_up(name: str, since: int, ctx: KeyedBroadcastContext, key: Any, states
 
 
 def _count_given_up(stored: Any, ctx: Any) -> None:
-    given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
+    given_up = sum(chain is not None and not held for _, chain, held in _to_rows(stored.matches))
     for counter in (CLOSED, DISCARDED) if given_up else ():
-        _operator(ctx).count(counter, given_up)
+        _find_operator(ctx).count(counter, given_up)
 
 
-def _rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:
+def _to_rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:
     return [tuple(one.values()) for one in structs]
 
 
@@ -490,6 +490,6 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
     return min((one for one in times_ms if one is not None), default=None)
 
 
-def _operator(context: Any) -> Any:
+def _find_operator(context: Any) -> Any:
     # As operators know it: functions of users count nothing, and their rows have the time of the element.
     return context

@@ -71,7 +71,7 @@ from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
-from flinkish_spark.planning.job_graph import job_graph, name_operators
+from flinkish_spark.planning.job_graph import describe_job, name_operators
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
     DeferredPass,
@@ -425,7 +425,7 @@ class SparkEngine:
     @property
     def vertices(self) -> tuple[JobVertex, ...]:
         settings = self._settings
-        return job_graph(settings.name, self._graph, settings.shuffle_partitions).vertices
+        return describe_job(settings.name, self._graph, settings.shuffle_partitions).vertices
 
     def check(self) -> None:
         settings = self._settings
@@ -500,7 +500,7 @@ class SparkEngine:
         )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
-        self._job_dir.put_job_graph(job_graph(settings.name, self._graph, partitions, planned))
+        self._job_dir.put_job_graph(describe_job(settings.name, self._graph, partitions, planned))
         self._keeper = self._savepoints.keeper()
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
         return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs, self.sources)

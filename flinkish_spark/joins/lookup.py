@@ -13,7 +13,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import check_methods, hold_plain_values, instance_of, unusable
 from flinkish_spark.joins.spec import JoinOfPairs, JoinType, ProcessJoinFunction
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.windows.time_window import function_of_one, positive_count
+from flinkish_spark.windows.time_window import check_function_of_one, check_positive_count
 
 
 class LookupTable(ABC):
@@ -68,8 +68,8 @@ class LookupCache:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        positive_count("ttl_ms", self.ttl_ms)
-        positive_count("max_keys", self.max_keys)
+        check_positive_count("ttl_ms", self.ttl_ms)
+        check_positive_count("max_keys", self.max_keys)
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class LookupJoin(JoinOfPairs):
 
     def __post_init__(self) -> None:
         self._check_pairs()
-        function_of_one("key_of", self.key_of)
+        check_function_of_one("key_of", self.key_of)
         kind: type = LookupTable
         instance_of("table", self.table, kind, what_to_do="give an object of a subclass of LookupTable")
         check_methods(self.table, kind, f"the {type(self.table).__name__} that is given as table")
         if self.cache is not None:
             instance_of("cache", self.cache, LookupCache, what_to_do="give a LookupCache, or leave it out")
-        positive_count("keys_per_call", self.keys_per_call)
+        check_positive_count("keys_per_call", self.keys_per_call)
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a lookup join cannot be a {self.join_type.value} join",

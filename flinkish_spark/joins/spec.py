@@ -27,7 +27,7 @@ from flinkish_spark.types.hints import first_required, unfit_for_rows
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.functions import WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import WindowSpec
-from flinkish_spark.windows.time_window import function_of_one
+from flinkish_spark.windows.time_window import check_function_of_one
 
 
 class JoinContext(Protocol):
@@ -105,9 +105,9 @@ class JoinOfPairs:
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
 
     def _check_pairs(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
-        one_of("join_type", self.join_type, JoinType)
+        check_element_ddl("left_type", self.left_type)
+        check_element_ddl("right_type", self.right_type)
+        check_one_of("join_type", self.join_type, JoinType)
         if self.function is not None:
             _check_function(self.function, ProcessJoinFunction)
 
@@ -179,7 +179,7 @@ class Bound(Choice):
 _MOST_MS = MAX_WATERMARK_MS // 2
 
 
-def one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
+def check_one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
     members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     instance_of(name, value, kind, what_to_do=f"give one of {members}")
 
@@ -189,7 +189,7 @@ def tag_or_none(name: str, value: object) -> None:
         instance_of(name, value, OutputTag, what_to_do="give an OutputTag, or leave it out")
 
 
-def element_ddl(name: str, value: Any) -> None:
+def check_element_ddl(name: str, value: Any) -> None:
     instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
     try:
         kind = parse_ddl(value)
@@ -254,8 +254,8 @@ class IntervalJoin(JoinOfPairs):
         with refused_as_config_errors("set it to a number of milliseconds, which may be negative"):
             checked_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
             checked_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
-        one_of("lower", self.lower, Bound)
-        one_of("upper", self.upper, Bound)
+        check_one_of("lower", self.lower, Bound)
+        check_one_of("upper", self.upper, Bound)
         tag_or_none("left_late", self.left_late)
         tag_or_none("right_late", self.right_late)
         if self.least_ms > self.greatest_ms:
@@ -324,7 +324,7 @@ class TemporalJoin(JoinOfPairs):
         self._check_pairs()
         tag_or_none("late_output", self.late_output)
         if self.is_deletion is not None:
-            function_of_one("is_deletion", self.is_deletion)
+            check_function_of_one("is_deletion", self.is_deletion)
         if self.version_ttl is not None:
             instance_of(
                 "version_ttl", self.version_ttl, StateTtl, what_to_do="give a StateTtl, or leave it out"
@@ -372,8 +372,8 @@ class WindowCoGroup:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
+        check_element_ddl("left_type", self.left_type)
+        check_element_ddl("right_type", self.right_type)
         _check(self)
         _check_function(self.function, CoGroupFunction)
 

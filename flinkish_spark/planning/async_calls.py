@@ -20,7 +20,7 @@ from flinkish_spark.operators.async_wait import AsyncSpec, AsyncStatistics
 from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recording, Stream
 from flinkish_spark.planning.declare import check_can_be_sent
 from flinkish_spark.planning.logical_plan import Asking
-from flinkish_spark.planning.stream_graph import Path, SideNode, TransformNode, operator_of, uid_of
+from flinkish_spark.planning.stream_graph import Path, SideNode, TransformNode, find_operator, find_uid
 from flinkish_spark.planning.transforms import (
     RowTransform,
     TransformSettings,
@@ -108,7 +108,7 @@ class AsyncTransform(RowTransform):
         return rows, rows.columns
 
 
-def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTransform:
+def make_async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTransform:
     function: Any = spec.function
     is_batch = isinstance(function, AsyncBatchFunction)
     called = function.async_invoke_batch if is_batch else function.async_invoke
@@ -120,10 +120,10 @@ def async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> AsyncTr
 
 def find_input_name(path: Path) -> str:
     if not isinstance(path.base, SideNode):
-        return uid_of(path)
+        return find_uid(path)
     # A tag may be called anything, and this becomes the name of a folder.
     side = hashlib.sha256(path.base.tag.name.encode()).hexdigest()[:16]
-    return f"{uid_of(path)}.side-{side}"
+    return f"{find_uid(path)}.side-{side}"
 
 
 def find_async_functions(path: Path) -> Iterator[AsyncTransform]:
@@ -156,7 +156,7 @@ class AsyncCalls:
             return function
         name, settings = find_input_name(path), function.settings
         asking = self._asking.get((settings.kept_as, name), _NOBODY)
-        if stream is Stream.OF_MICRO_BATCH and operator_of(path.base) is None:
+        if stream is Stream.OF_MICRO_BATCH and find_operator(path.base) is None:
             # These elements are numbered by micro-batch; other paths may number them by the source's offsets.
             name = f"{name}.anew"
         if stream is Stream.OF_MICRO_BATCH and asking.is_in_several_chains:

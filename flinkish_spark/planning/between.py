@@ -26,10 +26,10 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     TransformNode,
     Upstream,
-    operator_of,
-    upstreams,
+    find_operator,
+    find_upstreams,
 )
-from flinkish_spark.planning.times import find_time_column, time_column
+from flinkish_spark.planning.times import find_time_column, make_time_column
 from flinkish_spark.planning.transforms import (
     RecordFunction,
     RowByRow,
@@ -38,8 +38,8 @@ from flinkish_spark.planning.transforms import (
     WorkerPass,
     apply_transform,
     chain_workers,
-    fields_of,
-    frame_function,
+    find_fields,
+    find_frame_function,
     quote_name,
     read_functions,
     read_functions_over,
@@ -96,8 +96,8 @@ def find_functions_between(uid: str, functions: Sequence[object]) -> tuple[Recor
 def check_tasks_between(graph: StreamGraph, tasks: int) -> None:
     """Refuse settings of tasks that functions between two keyed operators cannot have."""
     for node in graph.operators:
-        for upstream in upstreams(node):
-            if operator_of(upstream.base) is not None:
+        for upstream in find_upstreams(node):
+            if find_operator(upstream.base) is not None:
                 for path in upstream.paths:
                     _check_tasks(graph, node.uid, path, tasks)
 
@@ -153,9 +153,9 @@ def make_worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[W
         return (InTurn(workers), made) if workers else (None, made)
     numbered = T.StructType([*given, _ORIGIN])
     made_on = [chain_workers(_find_functions(uid, path), numbered) for path in input_.paths]
-    first = fields_of(made_on[0][1])
+    first = find_fields(made_on[0][1])
     for _, made in made_on[1:]:
-        check_same_fields(first, fields_of(made), f"operator '{uid}'")
+        check_same_fields(first, find_fields(made), f"operator '{uid}'")
     control = [field for field in given if field.name.startswith(PREFIX)]
     columns = T.StructType([*control, *first])
     return SideBySide(tuple(InTurn(workers) for workers, _ in made_on), columns), columns
@@ -198,7 +198,7 @@ def share_inputs(
         keys.append(())
     has_expressions = any(isinstance(key, Column) for own in keys for key in own)
     rows = _deal_rows(replace(frame_of_all, frame=frame), dealt, control, has_expressions)
-    return [(own, fields_of(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
+    return [(own, find_fields(one.made), key) for own, one, key in zip(rows, dealt, keys, strict=True)]
 
 
 def _find_output_columns(stream: TaggedStream) -> tuple[str, ...]:
@@ -208,15 +208,15 @@ def _find_output_columns(stream: TaggedStream) -> tuple[str, ...]:
 def _split_leading_frames(input_: Input) -> tuple[list[Transform], Input]:
     """Return the DataFrame functions with which an input's only path begins, and the input after them."""
     path, *others = input_.paths
-    if others or all(frame_function(step) is None for step in path.steps):
+    if others or all(find_frame_function(step) is None for step in path.steps):
         return [], input_
     steps = [
         step
         for step in path.steps
         if not (isinstance(step, TransformNode) and is_partitioning(step.function))
     ]
-    frames = [function for step in steps if (function := frame_function(step)) is not None]
-    behind = next((at for at, step in enumerate(steps) if frame_function(step) is None), len(steps))
+    frames = [function for step in steps if (function := find_frame_function(step)) is not None]
+    behind = next((at for at, step in enumerate(steps) if find_frame_function(step) is None), len(steps))
     return frames[:behind], replace(input_, paths=(replace(path, steps=tuple(steps[behind:])),))
 
 
@@ -276,7 +276,7 @@ def apply_frame_prefix(uid: str, upstream: Upstream, stream: TaggedStream) -> tu
     # With several paths, a filter on one would drop rows of another, so nothing is applied here.
     path, *others = upstream.paths
     steps = path.steps
-    last = max((at for at, step in enumerate(steps) if frame_function(step) is not None), default=None)
+    last = max((at for at, step in enumerate(steps) if find_frame_function(step) is not None), default=None)
     if others or last is None:
         return stream, upstream
     (input_,) = upstream.inputs
@@ -419,7 +419,7 @@ def _apply_record_function(stream: RecordStream, function: RecordFunction) -> Re
     worker, made = kept.make_wrapped_worker(stream.frame.schema)
     passing = PassControl(worker, made)
     frame = C.map_in_arrow(stream.frame, passing, passing.columns, kept.settings.resources)
-    return replace(stream, frame=frame, has_kept_times=stream.is_timed, fields=fields_of(made))
+    return replace(stream, frame=frame, has_kept_times=stream.is_timed, fields=find_fields(made))
 
 
 def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordStream:
@@ -449,7 +449,7 @@ def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStr
     frame, assigner = stream.frame, strategy.timestamps
     plain = frame.drop(C.MARK) if C.MARK in frame.columns else frame
     if isinstance(assigner, Column):
-        time = time_column(plain, assigner)
+        time = make_time_column(plain, assigner)
         if stream.is_marked:
             if calls_python(plain, time):
                 # Spark calls Python for all rows, whatever condition stands around the call.
@@ -537,7 +537,8 @@ def compute_branches(
         keys.append(own)
     rows = _deal_branches(stream, frame, dealt, beside)
     return [
-        (own, fields_of(one.made), of_readers) for own, one, of_readers in zip(rows, dealt, keys, strict=True)
+        (own, find_fields(one.made), of_readers)
+        for own, one, of_readers in zip(rows, dealt, keys, strict=True)
     ]
 
 

@@ -77,7 +77,7 @@ def check_max_parallelism(groups: int) -> None:
         )
 
 
-def accumulator_type(given: StateType, uid: str) -> StateType:
+def check_accumulator_type(given: StateType, uid: str) -> StateType:
     try:
         declared_ddl(given)
         # Stored accumulators must be restorable as instances of the class.
@@ -285,13 +285,13 @@ def infer_output(
             hint = find_return_hint(one)
             return fields_of(_find_row_type(hint) if is_iterable else without_none(hint))
         except NoSuchType as error:
-            reasons.append(f"{_name_of(one)}: {error}")
+            reasons.append(f"{_name_function(one)}: {error}")
     hint_text = "Iterator[Total]" if is_iterable else "Total"
     raise SchemaError(
         f"the output of {what} is not known",
         why="; ".join(reasons),
         what_to_do='say output="user STRING, total LONG", or let the hint for what '
-        f"{_name_of(call)} returns be `-> {hint_text}`, with a dataclass or a NamedTuple `Total`",
+        f"{_name_function(call)} returns be `-> {hint_text}`, with a dataclass or a NamedTuple `Total`",
     )
 
 
@@ -347,7 +347,7 @@ def _find_row_type(hint: Any) -> Any:
     raise NoSuchType(f"{named(hint)} does not say what it holds")
 
 
-def _name_of(call: Callable[..., Any]) -> str:
+def _name_function(call: Callable[..., Any]) -> str:
     return f"{getattr(call, '__name__', type(call).__name__)}()"
 
 
@@ -400,7 +400,7 @@ def is_key_function(key: Any) -> bool:
     return isinstance(key, KeySelector) or (callable(key) and not isinstance(key, str | Column))
 
 
-def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
+def find_callable(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
     if isinstance(function, KeySelector):
         check_methods(function, KeySelector, f"the key of {method}")
         return function.get_key, function
@@ -414,7 +414,7 @@ def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichF
 
 
 def _make_key_function(function: Any, declared: StateType | None) -> KeyFunction:
-    call, rich = callable_of(function, "key_by()")
+    call, rich = find_callable(function, "key_by()")
     kind = _infer_key_type(call) if declared is None else _parse_key_type(declared)
     check_can_be_sent(call, "of", "key_by")
     if isinstance(kind, T.StructType):

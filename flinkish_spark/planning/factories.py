@@ -22,7 +22,7 @@ from flinkish_spark.functions.keyed import (
     KeyedBroadcastProcessFunction,
     ReduceFunction,
 )
-from flinkish_spark.functions.match_recognize import MatchRecognize, comparison, measures
+from flinkish_spark.functions.match_recognize import MatchRecognize, parse_comparison, parse_measures
 from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
@@ -323,7 +323,7 @@ def add_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType
 ColumnFolding = FoldingColumns | ReducingColumns | AggregatingColumns
 
 
-def fields_of(aggregation: ColumnAggregation) -> T.StructType:
+def find_fields(aggregation: ColumnAggregation) -> T.StructType:
     kind = parse_ddl(aggregation.state_type())
     if len(aggregation.names) == 1:
         return T.StructType([T.StructField(aggregation.names[0], kind)])
@@ -341,9 +341,9 @@ class Patterns:
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         events, named = self._events(schemas[0]), self.search.time_field
-        at = None if named is None else _place_of_time(events, named)
+        at = None if named is None else _find_time_position(events, named)
         said = {
-            leaf.text: comparison(leaf.text, events, one.automaton.names)
+            leaf.text: parse_comparison(leaf.text, events, one.automaton.names)
             for one in self.search.patterns
             for leaf in one.automaton.leaves
             if isinstance(leaf, Comparison)
@@ -363,7 +363,7 @@ class Patterns:
         self, events: T.StructType, function: MeasuredMatches
     ) -> tuple[list[Expression], T.StructType]:
         names = dict.fromkeys(name for one in self.search.patterns for name in one.automaton.names)
-        return measures(function.text, events, names)
+        return parse_measures(function.text, events, names)
 
     def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         tag = self.search.late_output
@@ -385,7 +385,7 @@ class RowPatterns:
         fields = schemas[0]
         search, _ = self.said.search(fields)
         order = self.said.order
-        at = None if order is None else _place_of_time(fields, order)
+        at = None if order is None else _find_time_position(fields, order)
         return RowPatternOperator(
             search, ElementType(ddl_of(fields)), at, self._key_places(fields), self.late_output
         )
@@ -406,7 +406,7 @@ class RowPatterns:
         return [names.index(key.lower()) for key in self.keys if key.lower() in names]
 
 
-def _place_of_time(fields: T.StructType, name: str) -> int:
+def _find_time_position(fields: T.StructType, name: str) -> int:
     for place, field in enumerate(fields):
         if field.name.lower() == name.lower() and isinstance(field.dataType, T.LongType | T.TimestampType):
             return place

@@ -42,10 +42,10 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TimedNode,
     TransformNode,
-    operator_of,
-    upstreams,
+    find_operator,
+    find_upstreams,
 )
-from flinkish_spark.planning.transforms import TransformSettings, frame_function
+from flinkish_spark.planning.transforms import TransformSettings, find_frame_function
 from flinkish_spark.protocol.job_graph import (
     JobEdge,
     JobGraph,
@@ -69,7 +69,7 @@ _OF_STATE = {
 }
 
 
-def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
+def describe_job(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
     """Describe the operators that Spark runs for a program: those from which a path leads to a sink."""
     logical = optimize(graph) if planned is None else planned.logical
     return JobGraph(job, tuple(_Reading(logical, tasks, planned).operators()))
@@ -82,13 +82,13 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
     for _ in reading.operators():
         pass
     for node, own in reading.ids.items():
-        settings = _settings_of(node)
+        settings = _find_settings(node)
         if settings is not None and id(settings) not in known:
             known.add(id(settings))
             settings.operator = own
 
 
-def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
+def describe_stream(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
     """Describe the operators from which a path leads to a stream."""
     alone = graph.ending_with(node)
     return JobGraph(job, tuple(_Reading(optimize(alone), tasks).operators_in_front_of(alone.sinks[0])))
@@ -112,7 +112,7 @@ class _Passage:
 
     @property
     def is_behind_state(self) -> bool:
-        return operator_of(self.path.base) is not None
+        return find_operator(self.path.base) is not None
 
     def is_in_branch(self, at: int) -> bool:
         return self.branch_from is not None and at >= self.branch_from
@@ -159,7 +159,7 @@ class _Reading:
                 is_new = end.chain not in seen
                 of_chain = seen.setdefault(end.chain, set())
                 for path in end.paths:
-                    operator = operator_of(path.base)
+                    operator = find_operator(path.base)
                     if operator in shared and is_new:
                         self._runs[operator] += 1
                         for passage in shared[operator]:
@@ -167,7 +167,7 @@ class _Reading:
                     elif operator not in shared and (operator is not None or is_new):
                         self._read_base(path.base, of_chain)
                     # Steps after an operator run on the evaluated micro-batch, for this sink.
-                    counts = is_new or operator_of(path.base) is not None
+                    counts = is_new or find_operator(path.base) is not None
                     counts_from = 0 if counts else len(path.steps)
                     self._walk(_Passage(path, sink, 0, None, end.deferred_from, counts_from))
         for source in self._graph.sources:
@@ -203,7 +203,7 @@ class _Reading:
         return self._planned is None or any(known in own for own in self._planned.branches)
 
     def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
-        operator = operator_of(base)
+        operator = find_operator(base)
         if operator is None:
             assert isinstance(base, SourceNode)
             self._runs[base] += 1
@@ -213,7 +213,7 @@ class _Reading:
             return
         seen.add(operator)
         self._runs[operator] += 1
-        for upstream in upstreams(operator):
+        for upstream in find_upstreams(operator):
             self._read_base(upstream.base, seen)
             for input_ in upstream.inputs:
                 entry = operator.entries[input_.entry]
@@ -228,7 +228,7 @@ class _Reading:
         moved: list[ShipStrategy] = []
         for at, step in enumerate(passage.path.steps, start=1):
             if isinstance(step, TransformNode) and is_partitioning(step.function):
-                moved += [_ship_of(step)] if passage.moves else []
+                moved += [_find_ship_strategy(step)] if passage.moves else []
                 continue
             is_evaluated = passage.deferred_from is not None and at > passage.deferred_from
             runs = at > passage.counts_from or is_evaluated
@@ -248,7 +248,7 @@ class _Reading:
     ) -> JobEdge:
         step, at = steps[-1], len(steps) - 1
         if passage.moves:
-            settings = _settings_of(step)
+            settings = _find_settings(step)
             if settings is not None and settings.parallelism is not None:
                 return JobEdge("", ShipStrategy.REBALANCE, Why.OWN_TASKS, 0, output, tuple(moved))
             if is_set_apart(self._graph, steps):
@@ -256,11 +256,11 @@ class _Reading:
             if moved:
                 why = Why.MOVED if moved[-1].is_shuffle else Why.SAME_TASKS
                 return JobEdge("", moved[-1], why, 0, output, tuple(moved[:-1]))
-        both = _settings_of(front) is not None and _settings_of(step) is not None
+        both = _find_settings(front) is not None and _find_settings(step) is not None
         is_first = isinstance(front, KeyedNode) or passage.deferred_from == at
         if is_first and isinstance(passage.end, SinkNode):
             why = Why.EVALUATED
-        elif passage.is_in_branch(at) and _settings_of(step) is not None:
+        elif passage.is_in_branch(at) and _find_settings(step) is not None:
             why = Why.SAME_PASS if both and passage.is_in_branch(at - 1) else Why.BRANCHES
         else:
             is_one_pass = self._ends_in_python(front) and self._begins_in_python(step)
@@ -275,7 +275,7 @@ class _Reading:
             return JobEdge("", ship, why, passage.entry, output, tuple(moved))
         if moved and moved[-1].is_shuffle:
             return JobEdge("", moved[-1], Why.MOVED, 0, output, tuple(moved[:-1]))
-        if passage.is_behind_state and front is not operator_of(passage.path.base):
+        if passage.is_behind_state and front is not find_operator(passage.path.base):
             return JobEdge("", ShipStrategy.FORWARD, Why.SAME_TASKS, 0, output, tuple(moved))
         return JobEdge("", ShipStrategy.FORWARD, Why.EVALUATED, 0, output, tuple(moved))
 
@@ -294,7 +294,7 @@ class _Reading:
     def _begins_in_python(self, node: _Node) -> bool:
         if isinstance(node, TimedNode):
             return _is_function(node.strategy.timestamps)
-        return _settings_of(node) is not None or self._is_in_arrow(node)
+        return _find_settings(node) is not None or self._is_in_arrow(node)
 
     def _ends_in_python(self, node: _Node) -> bool:
         if isinstance(node, TimedNode) and node.strategy.generator is not None:
@@ -317,15 +317,17 @@ class _Reading:
 
     def _describe(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
         keys: tuple[str, ...] = ()
-        uid, groups, shares, settings = "", None, "", _settings_of(node)
+        uid, groups, shares, settings = "", None, "", _find_settings(node)
         match node:
             case SourceNode():
                 uid, kind, does = node.uid, OperatorKind.SOURCE, type(node.source).__name__
                 name, is_python = self._graph.names.get(uid, uid), node.source.kind != Source.kind
             case KeyedNode():
-                uid, kind, does = node.uid, OperatorKind.STATEFUL, _what(node.function)
+                uid, kind, does = node.uid, OperatorKind.STATEFUL, _describe_function(node.function)
                 name, is_python = self._graph.names.get(uid, uid), True
-                keys = tuple(dict.fromkeys(_key(key) for entry in node.entries for key in entry.keys))
+                keys = tuple(
+                    dict.fromkeys(_describe_key(key) for entry in node.entries for key in entry.keys)
+                )
                 groups = node.max_parallelism
                 for first, *others in ([one for one, _ in group.members] for group in self._plan.groups):
                     shares = _digest(["uid", first.uid]) if node in others else shares
@@ -337,7 +339,7 @@ class _Reading:
                 is_python = self._ends_in_python(node)
             case TransformNode() if settings is None:
                 kind, does = OperatorKind.TRANSFORM, "DataFrame function"
-                name, is_python = f"transform {_name(node.function)}", self._is_in_arrow(node)
+                name, is_python = f"transform {_name_function(node.function)}", self._is_in_arrow(node)
             case TransformNode():
                 assert settings is not None
                 kind, is_python, side = OperatorKind.FUNCTION, True, getattr(node.function, "side", None)
@@ -355,7 +357,7 @@ class _Reading:
             return _digest(["uid", node.uid])
         sort = "timestamps"
         if isinstance(node, TransformNode):
-            sort = "transform" if _settings_of(node) is None else type(node.function).__name__
+            sort = "transform" if _find_settings(node) is None else type(node.function).__name__
         place = [sort, [[e.source, e.ship.value, e.output, e.entry] for e in edges]]
         number = 0
         while (found := _digest([*place, number])) in self.ids.values():
@@ -365,7 +367,7 @@ class _Reading:
     def _tasks_of(self, node: _Node, arriving: Mapping[tuple[_Node, int, str], JobEdge]) -> int | None:
         if isinstance(node, KeyedNode):
             return self._tasks
-        settings = _settings_of(node)
+        settings = _find_settings(node)
         if settings is not None and settings.parallelism is not None:
             return int(settings.parallelism)
         if len(arriving) != 1:
@@ -389,13 +391,13 @@ class _Reading:
                 yield JobOperator(own, uid, uid, "dead letters", kind, RunsIn.JVM, (), None, None, 1, (edge,))
 
 
-def _settings_of(step: _Node) -> TransformSettings | None:
-    if not isinstance(step, TransformNode) or frame_function(step) is not None:
+def _find_settings(step: _Node) -> TransformSettings | None:
+    if not isinstance(step, TransformNode) or find_frame_function(step) is not None:
         return None
     return getattr(step.function, "settings", None)
 
 
-def _ship_of(step: TransformNode) -> ShipStrategy:
+def _find_ship_strategy(step: TransformNode) -> ShipStrategy:
     match step.function:
         case Rescale():
             return ShipStrategy.RESCALE
@@ -408,7 +410,7 @@ def _is_function(timestamps: object) -> bool:
     return timestamps is not None and not isinstance(timestamps, str | Column)
 
 
-def _key(key: Key) -> str:
+def _describe_key(key: Key) -> str:
     if isinstance(key, KeyFunction):
         return "a function"
     return key if isinstance(key, str) else "an expression"
@@ -434,7 +436,7 @@ _OF_OURS = {
 }
 
 
-def _what(function: object) -> str:
+def _describe_function(function: object) -> str:
     match function:
         case Windows() | FoldingWindows():
             return type(function.spec.assigner).__name__
@@ -449,7 +451,7 @@ def _what(function: object) -> str:
     return _OF_OURS.get(name, name)
 
 
-def _name(function: object) -> str:
+def _name_function(function: object) -> str:
     named = str(getattr(function, "__name__", type(function).__name__))
     return "(lambda)" if named == "<lambda>" else named
 

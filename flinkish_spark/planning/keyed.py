@@ -33,19 +33,19 @@ from flinkish_spark.planning.factories import (
     RowPatterns,
     Windows,
 )
-from flinkish_spark.planning.meaning import meaning_of
+from flinkish_spark.planning.meaning import describe_meaning
 from flinkish_spark.planning.sent_columns import (
     RENAME,
     FoldPlan,
     KeyedInput,
     SentColumns,
     find_sent_columns,
+    make_transport,
     no_event_times,
-    transport_of,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
-from flinkish_spark.planning.times import SourceMarkers, subtask_in
+from flinkish_spark.planning.times import SourceMarkers, find_subtask
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape
@@ -135,8 +135,8 @@ class _Operator:
             return rows
         # State of partitions goes to every partition, which takes its share: their number may have changed.
         group = F.col("key_group")
-        own_route = F.array(F.element_at(_int_array(routing.of_group), group + 1))
-        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(routing.of_broadcast)).otherwise(
+        own_route = F.array(F.element_at(_make_int_array(routing.of_group), group + 1))
+        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _make_int_array(routing.of_broadcast)).otherwise(
             own_route
         )
         states = seed.select(
@@ -174,17 +174,17 @@ class _Operator:
         """Return the routes of a control row: a barrier goes everywhere, a call to its key group."""
         kind, routing = F.col(C.KIND), self.routing
         is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.parts.number)
-        called = F.array(F.element_at(_int_array(routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1))
+        called = F.array(F.element_at(_make_int_array(routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1))
         if self.has_broadcast:
-            called = F.concat(called, _int_array(routing.of_broadcast))
-        routes = F.when(kind == int(C.Kind.BARRIER), _int_array(routing.of_barrier))
-        same = F.get(_int_array(routing.of_barrier), subtask_in(F.col(C.CHANNEL)))
+            called = F.concat(called, _make_int_array(routing.of_broadcast))
+        routes = F.when(kind == int(C.Kind.BARRIER), _make_int_array(routing.of_barrier))
+        same = F.get(_make_int_array(routing.of_barrier), find_subtask(F.col(C.CHANNEL)))
         routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
         # Reports to the driver, and calls of later operators, only pass: one partition is enough.
-        return routes.when(is_own_call, called).otherwise(_int_array(routing.of_barrier[:1]))
+        return routes.when(is_own_call, called).otherwise(_make_int_array(routing.of_barrier[:1]))
 
 
-def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
+def _route_rows(operators: Sequence[_Operator]) -> DataFrame:
     """Return the rows for operators that share tasks; a frame that several inputs read is scanned once.
 
     A packed record goes to its key group's route, and a barrier to every partition of the operators.
@@ -301,7 +301,7 @@ def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
         own = one.record_routes.own
         wanted |= dict.fromkeys([*one.names.values(), *own.columns])
     # After all expressions of the user, which may refer to columns by an alias.
-    narrow = C.behind_select(frame, [*wanted], lambda rows: _scan_of(rows, shares, is_alone=is_alone))
+    narrow = C.behind_select(frame, [*wanted], lambda rows: _label_scan(rows, shares, is_alone=is_alone))
     operators = dict.fromkeys(one.operator for one in shares) if has_control else ()
     controls = (ControlRoutes(one.routing, one.parts.number, one.has_broadcast) for one in operators)
     route = RouteRows(
@@ -314,7 +314,7 @@ def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
     return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
-def _scan_of(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
+def _label_scan(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
     """Label the scan in a frame with the source's name and the chains of all readers."""
     named = [(one.operator.parts.chain, one.given.source) for one in shares]
     inputs = [(chain, name) for chain, name in named if name is not None]
@@ -329,7 +329,7 @@ def _route_control_rows(barriers: DataFrame, targets: Sequence[tuple[Column, Seq
     arrays = []
     for routes, numbers in targets:
         inputs = F.array(*[F.lit(number).cast("long") for number in numbers])
-        arrays.append(F.transform(routes, partial(_target, inputs)))
+        arrays.append(F.transform(routes, partial(_make_target, inputs)))
     exploded = barriers.select(F.explode(F.concat(*arrays)).alias("target"), *C.CONTROL)
     is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
     sequences = F.when(is_barrier, F.col("target.inputs")).otherwise(F.array(F.col(C.SEQUENCE)))
@@ -338,11 +338,11 @@ def _route_control_rows(barriers: DataFrame, targets: Sequence[tuple[Column, Seq
     return exploded.select(*routed, F.explode(sequences).alias(C.SEQUENCE), no_block)
 
 
-def _target(inputs: Column, route: Column) -> Column:
+def _make_target(inputs: Column, route: Column) -> Column:
     return F.struct(route.alias("route"), inputs.alias("inputs"))
 
 
-def _int_array(values: Sequence[int]) -> Column:
+def _make_int_array(values: Sequence[int]) -> Column:
     # One SQL text: a literal per key group would take thousands of calls into the JVM.
     return F.expr(f"array({', '.join(map(str, values))})")
 
@@ -352,8 +352,8 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
     found: list[_Operator] = []
     for place, parts in enumerate(operators):
         own = None if len(operators) == 1 else place
-        found.append(_operator_of(parts, own, sum(len(one.outputs) for one in found)))
-    rows = _rows_of(found)
+        found.append(_prepare_operator(parts, own, sum(len(one.outputs) for one in found)))
+    rows = _route_rows(found)
     for one in found:
         rows = one.add_seed(rows)
         if one.parts.markers is not None:
@@ -385,18 +385,18 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
             by_workers=frame,
         )
         key_types = tuple(kind.simpleString() for kind in shape.key_types)
-        made.append((stream, OperatorShape(node.max_parallelism, key_types, meaning_of(node))))
+        made.append((stream, OperatorShape(node.max_parallelism, key_types, describe_meaning(node))))
     return made
 
 
-def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Operator:
+def _prepare_operator(parts: KeyedParts, place: int | None, first_output: int) -> _Operator:
     """Prepare an operator; `place` is its place in its task group, None if it is alone."""
     node, routing = parts.node, Routing(parts.bundling, place or 0)
     sent = tuple(find_sent_columns(node, given) for given in parts.inputs)
-    whole = [transport_of(node, given, ()) for given in parts.passing]
+    whole = [make_transport(node, given, ()) for given in parts.passing]
     passing = tuple(SentColumns(one, one) for one in whole)
     has_times = all(one.has_times for one in parts.inputs)
-    operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
+    operator, shape = make_operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
     # Functions use the declared names; in the frame each name must be unique.
     main, *own_sides = shape.outputs
     sides = (*own_sides, *(given.schema for given in parts.passing))
@@ -433,7 +433,7 @@ def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Op
     return _Operator(parts, routing, (*sent, *passing), outputs, spec)
 
 
-def operator_and_shape(
+def make_operator_and_shape(
     node: KeyedNode,
     inputs: Sequence[KeyedInput],
     sent: Sequence[SentColumns],
@@ -442,8 +442,8 @@ def operator_and_shape(
     has_times: bool,
 ) -> tuple[StatefulOperator, RowShape]:
     """Return the operator that workers run, and the shape of its rows; needs no Spark."""
-    schemas = _schemas(node, inputs)
-    main = _main_output(node, schemas, sent[0].folded)
+    schemas = _find_schemas(node, inputs)
+    main = _find_main_output(node, schemas, sent[0].folded)
     shape = RowShape(
         inputs=tuple(
             InputShape(
@@ -457,16 +457,16 @@ def operator_and_shape(
             )
             for given, one in zip(inputs, sent, strict=True)
         ),
-        key_types=_key_types(node, inputs, sent),
+        key_types=_find_key_types(node, inputs, sent),
         outputs=(main, *(side.output for side in sides)),
         side_names=tuple(side.tag.name for side in sides),
         with_times=_emits_times(node, sent),
     )
     tags = [side.tag for side in sides]
-    return _operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
+    return _make_operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
 
 
-def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
+def _find_schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
     """Return the fields of each entry; all paths into an entry must have the same fields."""
     found: dict[int, T.StructType] = {}
     for given in inputs:
@@ -474,7 +474,7 @@ def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType
     return [found[entry] for entry in sorted(found)]
 
 
-def _key_types(
+def _find_key_types(
     node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[SentColumns]
 ) -> tuple[T.DataType, ...]:
     keyed = [
@@ -501,7 +501,9 @@ def _rename_fields(fields: T.StructType, number: int) -> T.StructType:
     )
 
 
-def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: FoldPlan | None) -> T.StructType:
+def _find_main_output(
+    node: KeyedNode, schemas: Sequence[T.StructType], folded: FoldPlan | None
+) -> T.StructType:
     if node.output is not None:
         return node.output
     if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
@@ -521,7 +523,7 @@ def _emits_times(node: KeyedNode, sent: Sequence[SentColumns]) -> bool:
     return function.event_time is not None
 
 
-def _operator(
+def _make_operator(
     node: KeyedNode,
     schemas: Sequence[T.StructType],
     folded: FoldPlan | None,

@@ -19,8 +19,8 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     TransformNode,
     Upstream,
-    operator_of,
-    upstreams,
+    find_operator,
+    find_upstreams,
 )
 from flinkish_spark.planning.transforms import LookupTransform, RowTransform
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
@@ -109,7 +109,7 @@ class Counting:
     def find_counts(self, path: Path, chain: Chain) -> tuple[bool, ...]:
         """Return which parts of a path count in a chain; paths that differ in this are planned apart."""
         functions = [(identify_counted(step), step) for step in path.steps]
-        operators = [(node.uid, node) for node in operators_below(path.base)]
+        operators = [(node.uid, node) for node in find_operators_below(path.base)]
         return tuple(
             self.counts(known_as, node, chain)
             for known_as, node in [*operators, *functions]
@@ -178,11 +178,14 @@ def identify_counted(step: Step) -> object:
     return None
 
 
-def operators_below(base: Base) -> tuple[KeyedNode, ...]:
-    operator = operator_of(base)
+def find_operators_below(base: Base) -> tuple[KeyedNode, ...]:
+    operator = find_operator(base)
     if operator is None:
         return ()
-    return (operator, *(node for upstream in upstreams(operator) for node in operators_below(upstream.base)))
+    return (
+        operator,
+        *(node for upstream in find_upstreams(operator) for node in find_operators_below(upstream.base)),
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ from flinkish_spark.planning.factories import (
     RowPatterns,
     Windows,
 )
-from flinkish_spark.planning.stream_graph import KeyedNode, base_of
+from flinkish_spark.planning.stream_graph import KeyedNode, name_bases
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.windows.assigners import (
     EventTimeSessionWindows,
@@ -101,27 +101,27 @@ _INSTEAD: Mapping[tuple[type, str], Callable[[Any], Any]] = {
 }
 
 
-def meaning_of(node: KeyedNode) -> dict[str, str]:
+def describe_meaning(node: KeyedNode) -> dict[str, str]:
     """Return facts about an operator's state; functions, names and types of states change freely."""
     facts = {
-        f"key of input {number}": ", ".join(map(_key_text, entry.keys))
+        f"key of input {number}": ", ".join(map(_describe_key, entry.keys))
         for number, entry in enumerate(node.entries, 1)
         if entry.distribution is Distribution.BY_KEY
     }
     function = node.function
     if isinstance(function, Joining):
         # Named by their base: if the inputs were swapped, each side would get the other's state.
-        bases = [base_of(entry.parent) for entry in node.entries]
+        bases = [name_bases(entry.parent) for entry in node.entries]
         if len(set(bases)) == len(bases):
             facts |= {
                 f"elements of '{base}'": side for base, side in zip(bases, ("left", "right"), strict=True)
             }
     is_code = isinstance(function, RichFunction | BroadcastFunctions | Checkpointed)
-    facts |= {_OPERATOR: _FUNCTION} if is_code else dict(_facts(_OPERATOR, function))
+    facts |= {_OPERATOR: _FUNCTION} if is_code else dict(_find_facts(_OPERATOR, function))
     return facts
 
 
-def _key_text(key: Any) -> str:
+def _describe_key(key: Any) -> str:
     if isinstance(key, Column):
         # Number suffixes of a lambda's variables depend on earlier expressions of the session.
         text = str(key)
@@ -129,7 +129,7 @@ def _key_text(key: Any) -> str:
     return key if isinstance(key, str) else _FUNCTION
 
 
-def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _find_facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the facts of a value by name; facts of nested values have dotted names."""
     ours = next((one for one in type(value).__mro__ if one.__module__.startswith("flinkish_spark.")), None)
     if value is None or isinstance(value, str | int | float):
@@ -139,10 +139,10 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, AggregateColumn):
         yield name, f"{value.name} {value.fold.name}({value.field or '*'})"
     elif isinstance(value, tuple) and all(isinstance(one, AggregateColumn) for one in value):
-        yield name, ", ".join(sorted(text for one in value for _, text in _facts(name, one)))
+        yield name, ", ".join(sorted(text for one in value for _, text in _find_facts(name, one)))
     elif isinstance(value, tuple):
         for number, one in enumerate(value, 1):
-            yield from _facts(_name_of(name, one, number), one)
+            yield from _find_facts(_name_fact(name, one, number), one)
     elif ours is None or isinstance(value, RichFunction):
         yield name, _FUNCTION
     else:
@@ -152,20 +152,20 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield name, f"{ours.__name__} of the program" if is_own else ours.__name__
         if isinstance(value, WindowAssigner):
             yield f"{name}.clock", value.clock.name.lower().replace("_", " ")
-        for field, own in _fields(value, ours):
+        for field, own in _find_fields(value, ours):
             if field not in HARMLESS.get(ours, ()):
                 instead = _INSTEAD.get((ours, field))
                 inner = field if name == _OPERATOR else f"{name}.{field}"
-                yield from _facts(inner, own if instead is None else instead(value))
+                yield from _find_facts(inner, own if instead is None else instead(value))
 
 
-def _name_of(name: str, value: Any, number: int) -> str:
+def _name_fact(name: str, value: Any, number: int) -> str:
     if isinstance(value, LookedFor):
         return f"{name} {value.fingerprint}"
     return f"{name} {value.name}" if isinstance(value, Stage) else f"{name} {number}"
 
 
-def _fields(value: Any, ours: type) -> Iterator[tuple[str, Any]]:
+def _find_fields(value: Any, ours: type) -> Iterator[tuple[str, Any]]:
     if dataclasses.is_dataclass(ours):
         yield from ((one.name, getattr(value, one.name)) for one in dataclasses.fields(ours))
         return

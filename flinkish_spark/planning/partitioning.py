@@ -14,7 +14,7 @@ from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import Partitioner
-from flinkish_spark.planning.declare import MAX_PARALLELISM_LIMIT, callable_of, check_can_be_sent
+from flinkish_spark.planning.declare import MAX_PARALLELISM_LIMIT, check_can_be_sent, find_callable
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.schemas import PREFIX
@@ -55,7 +55,7 @@ class Rebalance:
         has_place = {C.CHANNEL, C.SEQUENCE} <= set(frame.columns)
         by = (C.CHANNEL, C.SEQUENCE) if has_place else (PLACE,)
         placed = frame.selectExpr(*_WITH_PLACE)
-        return _restore_order(placed.repartition(_tasks(frame, self.parallelism), *by))
+        return _restore_order(placed.repartition(_count_tasks(frame, self.parallelism), *by))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Rescale:
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        return frame.coalesce(_tasks(frame, self.parallelism))
+        return frame.coalesce(_count_tasks(frame, self.parallelism))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class CustomPartitioning:
             )
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        tasks = _tasks(frame, self.parallelism)
+        tasks = _count_tasks(frame, self.parallelism)
         names = [one for one in frame.columns if not one.startswith(PREFIX)]
         self.check_key(names)
         key = FieldAt(names.index(self.key)) if isinstance(self.key, str) else self.key
@@ -123,11 +123,11 @@ def _restore_order(frame: DataFrame) -> DataFrame:
     return frame.sortWithinPartitions(PLACE).drop(PLACE)
 
 
-def _tasks(frame: DataFrame, parallelism: int | None) -> int:
+def _count_tasks(frame: DataFrame, parallelism: int | None) -> int:
     if parallelism is not None:
         return parallelism
     spark = frame.sparkSession
-    return read_shuffle_partitions(spark) or fitting_partitions(spark, MAX_PARALLELISM_LIMIT)
+    return read_shuffle_partitions(spark) or fit_partitions(spark, MAX_PARALLELISM_LIMIT)
 
 
 def make_custom_partitioning(partitioner: Any, key: Any, parallelism: int | None) -> CustomPartitioning:
@@ -141,7 +141,7 @@ def make_custom_partitioning(partitioner: Any, key: Any, parallelism: int | None
     named = getattr(partition, "__name__", type(partitioner).__name__)
     of = type(partitioner).__name__ if isinstance(partitioner, Partitioner) else named
     name = "partition_custom" if of == "<lambda>" else f"partition_custom {of}"
-    call, rich = (key, None) if isinstance(key, str) and key else callable_of(key, "partition_custom()")
+    call, rich = (key, None) if isinstance(key, str) and key else find_callable(key, "partition_custom()")
     check_can_be_sent((partition, call), "of", name)
     return CustomPartitioning(name, partition, call, rich, parallelism)
 
@@ -173,7 +173,7 @@ def read_shuffle_partitions(spark: SparkSession) -> int | None:
     return None if chosen is None else int(chosen)
 
 
-def fitting_partitions(spark: SparkSession, most: int) -> int:
+def fit_partitions(spark: SparkSession, most: int) -> int:
     """Return the number of tasks for a session: two per core, and at most Spark's default of 200."""
     return max(1, min(2 * spark.sparkContext.defaultParallelism, _SPARKS_OWN, most))
 

@@ -41,7 +41,7 @@ from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sent_columns import (
     KeyedInput,
     PlannedStream,
-    frames_of,
+    find_frames,
     has_expression,
     make_branch_input,
     make_keyed_input,
@@ -53,9 +53,9 @@ from flinkish_spark.planning.sink_rows import (
     PlannedSink,
     SinkPart,
     TaggedStream,
-    fields_in,
-    functions_before_sink,
-    sink_workers,
+    find_fields,
+    make_sink_workers,
+    plan_functions_before_sink,
     tag,
 )
 from flinkish_spark.planning.stream_graph import (
@@ -70,18 +70,18 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TransformNode,
     Upstream,
-    operator_of,
-    scans_of,
-    upstreams,
+    find_operator,
+    find_scans,
+    find_upstreams,
 )
-from flinkish_spark.planning.times import SourceMarkers, plan_times, reporters
+from flinkish_spark.planning.times import SourceMarkers, find_reporters, plan_times
 from flinkish_spark.planning.transforms import (
     LookupTransform,
     RowTransform,
     Spoiler,
     Transform,
     apply_transform,
-    frame_function,
+    find_frame_function,
 )
 from flinkish_spark.protocol.alignment import Announced
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
@@ -111,11 +111,11 @@ from flinkish_spark.types.schemas import check_field_names
 # - A branch of a shared scan gets its own scan if it has a DataFrame function of that kind (`Branch.of`).
 # - DataFrame functions of single rows run in the Arrow pass that reads a source, or as Spark expressions
 #   (`RowByRow.select_in_arrow`); before a sink they run in one pass, or over its records alone
-#   (`functions_before_sink`).
+#   (`plan_functions_before_sink`).
 # - Operators with key expressions read a source separately if it has rows that are event times only
 #   (`_read_alike`).
 # - An async operator's elements are numbered by the source if its records still have their channels, else
-#   by micro-batch (`_stream_of`).
+#   by micro-batch (`_find_numbering`).
 # - Fields, their names, and types of keys.
 
 #: A deferred pass is sent with each micro-batch, so it may not be larger than this; larger functions, such
@@ -169,7 +169,7 @@ class Planner:
     def _begin(self, logical: LogicalPlan) -> None:
         self._logical, self._graph = logical, logical.graph
         self._calls = AsyncCalls(logical.calls, self._async_place)
-        self._reporters = [one.uid for one in reporters(logical.graph)]
+        self._reporters = [one.uid for one in find_reporters(logical.graph)]
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         check_tasks_between(graph, self._partitions)
@@ -202,8 +202,8 @@ class Planner:
         for end in self._logical.all_ends:
             rest = list(end.chain.inputs)
             for path in end.paths:
-                own = tuple(rest.pop(0) for _ in scans_of(path.base))
-                frames.append(_records_of(self.stream(path, end.chain, own)))
+                own = tuple(rest.pop(0) for _ in find_scans(path.base))
+                frames.append(_select_records(self.stream(path, end.chain, own)))
         return reduce(DataFrame.unionByName, frames)
 
     def _plan_sinks(self) -> Iterator[PlannedSink]:
@@ -259,7 +259,7 @@ class Planner:
             return None
         given, worker = made
         streams, by_side = list(self._ends.values()), self._streams_of(range(len(self._ends)))
-        workers = {sink.uid: sink_workers(sink, streams, by_side) for sink in sinks}
+        workers = {sink.uid: make_sink_workers(sink, streams, by_side) for sink in sinks}
         of_sinks = {uid: own for uid, own in workers.items() if own is not None}
         size = len(cloudpickle.dumps((worker, of_sinks)))  # type: ignore[no-untyped-call]
         if len(of_sinks) < len(workers) or size > _MOST_PICKLED:
@@ -269,7 +269,7 @@ class Planner:
 
     def _part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
         frame = self._ends.setdefault(chain, replace(tagged, transforms=())).frame
-        fields, places = tuple(tagged.schema.names), fields_in(tagged)
+        fields, places = tuple(tagged.schema.names), find_fields(tagged)
         own = tagged.outputs[tagged.side] if tagged.outputs else fields
         named_by = next(i for i, end in enumerate(self._ends.values()) if end.frame is frame)
         columns = tuple(f"s{named_by}_{places.index(name)}" for name in own)
@@ -278,14 +278,14 @@ class Planner:
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
         if not tagged.transforms:
             return part, tagged.schema
-        schema, one_pass = functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
+        schema, one_pass = plan_functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
         check_field_names(schema, "the result of a transform")
         return replace(part, one_pass=one_pass), schema
 
     def _plan_end(self, end: End, sink: str) -> TaggedStream:
         """Return the end of a chain: an operator's output, or the records of all paths from sources."""
         chain = end.chain
-        if operator_of(end.paths[0].base) is not None:
+        if find_operator(end.paths[0].base) is not None:
             planned = self.stream(end.paths[0], chain, chain.inputs)
             assert isinstance(planned, TaggedStream)
             return planned
@@ -303,7 +303,7 @@ class Planner:
         (path,) = end.paths
         steps = (step for step in path.steps[end.deferred_from :] if isinstance(step, TransformNode))
         counted = (self._logical.counting.mark_step(step, chain, path, *chain.inputs) for step in steps)
-        counts = _stream_of(streams[0])
+        counts = _find_numbering(streams[0])
         return replace(
             tagged, transforms=tuple(self._calls.place_on_path(one.function, path, counts) for one in counted)
         )
@@ -390,7 +390,7 @@ class Planner:
         step = path.steps[-1]
         if isinstance(step, TransformNode):
             made = _apply_transform(parent, self._function(step, path, chain, names, parent))
-            is_of_source = isinstance(made, RecordStream) and frame_function(step) is not None
+            is_of_source = isinstance(made, RecordStream) and find_frame_function(step) is not None
             if is_of_source and C.is_made_by_workers(made.frame):
                 self._in_arrow.add(step)
             return made
@@ -402,7 +402,7 @@ class Planner:
     ) -> Any:
         self._check_resources(step)
         counted = self._logical.counting.mark_step(step, chain, path, *names).function
-        function = self._calls.place_on_path(counted, path, _stream_of(parent))
+        function = self._calls.place_on_path(counted, path, _find_numbering(parent))
         if isinstance(parent, RecordStream) and isinstance(
             function, RowTransform | LookupTransform | CustomPartitioning
         ):
@@ -460,8 +460,8 @@ class Planner:
         if chain.name in self._shared:
             return self._shared[chain.name]
         given, rest = list[KeyedInput](), list(names)
-        for number, upstream in enumerate(upstreams(node)):
-            own = tuple(rest.pop(0) for _ in scans_of(upstream.base))
+        for number, upstream in enumerate(find_upstreams(node)):
+            own = tuple(rest.pop(0) for _ in find_scans(upstream.base))
             counted = self._logical.counting.mark_keys(node, chain, f"feed {number}")
             if isinstance(upstream.base, SourceNode):
                 given.append(self._plan_source_input(counted, upstream, chain, own))
@@ -551,7 +551,7 @@ class Planner:
         for known in self._logical.lines[chain.name]:
             one = known.operator
             given, inputs = list[KeyedInput](), list[Input]()
-            for number, upstream in enumerate(upstreams(one)):
+            for number, upstream in enumerate(find_upstreams(one)):
                 if isinstance(upstream.base, SourceNode):
                     counted = self._logical.counting.mark_keys(one, chain, f"feed {number}")
                     given.append(self._plan_source_input(counted, upstream, chain, (known.names[number],)))
@@ -635,7 +635,7 @@ class Planner:
             known = list(zip(of_expression, readers, strict=True))
             together = [(kind, [one for own, one in known if own is kind]) for kind in (False, True)]
         for by_expression, own in together:
-            frames = frames_of(stream, by_expression=by_expression)
+            frames = find_frames(stream, by_expression=by_expression)
             with_keys, found = compute_keys(frames[0], self._keys(own), stream.origins)
             for reader, keys in zip(own, found, strict=True):
                 frames_with_keys = (with_keys, *frames[1:])
@@ -646,7 +646,7 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
     return Planner(spark, NO_JOB, shuffle_partitions(spark)).records(graph, node)
 
 
-def _records_of(stream: PlannedStream) -> DataFrame:
+def _select_records(stream: PlannedStream) -> DataFrame:
     if isinstance(stream, RecordStream):
         return stream.records_only().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
     frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
@@ -661,6 +661,6 @@ def _apply_transform(stream: PlannedStream, function: Transform) -> PlannedStrea
     return transform_records(stream, function)
 
 
-def _stream_of(stream: PlannedStream) -> Stream:
+def _find_numbering(stream: PlannedStream) -> Stream:
     is_counted = isinstance(stream, RecordStream) and stream.has_channels
     return Stream.OF_SOURCE if is_counted else Stream.OF_MICRO_BATCH

@@ -63,13 +63,13 @@ class SeedReader(DataSourceStreamReader):
         assert isinstance(partition, _FilePartition)
         try:
             for batch in state_in(self._place, partition.file):
-                yield from _small(batch)
+                yield from _split_large(batch)
         except (OSError, ValueError) as error:
             # The marker tells the driver that no restart will help.
             raise OperatorFailed(f"{STATE_MARKER} operator '{self._operator}': {error}") from error
 
 
-def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split_large(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches that Spark's type for bytes, of at most 2 GiB a batch, can hold."""
     schema = pa.schema([("key_group", pa.int32()), ("value", pa.binary())])
     step = batch.num_rows if batch.nbytes < _MOST_BYTES else 1

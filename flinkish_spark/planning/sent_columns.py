@@ -34,7 +34,7 @@ from flinkish_spark.planning.factories import (
     ColumnFolding,
     FoldingWindows,
     add_retraction_field,
-    fields_of,
+    find_fields,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
@@ -81,7 +81,7 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
     """Return the input of an operator's entry for a single path without functions."""
     entry = node.entries[at]
     if isinstance(stream, RecordStream):
-        frames = frames_of(stream, by_expression=has_expression(entry))
+        frames = find_frames(stream, by_expression=has_expression(entry))
         first, (keys,) = compute_keys(frames[0], [(node.uid, entry.keys)], stream.origins)
         made = make_source_input(stream, (first, *frames[1:]), keys, reporters, stream.source)
     else:
@@ -98,7 +98,7 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
     return replace(made, entry=at, distribution=entry.distribution)
 
 
-def frames_of(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
+def find_frames(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
     """Return records and barriers of a source, in one frame if they are marked."""
     # A user's expression must not see rows without fields, such as rows with an event time only.
     stream = stream.records_only() if by_expression else stream
@@ -185,7 +185,7 @@ def find_sent_columns(node: KeyedNode, given: KeyedInput) -> SentColumns:
         if isinstance(key, str) and key.lower() not in known:
             raise no_such_key(node.uid, key, given.schema)
     try:
-        transport = transport_of(node, given, given.keys)
+        transport = make_transport(node, given, given.keys)
     except AnalysisException as error:
         raise GraphError(
             f"operator '{node.uid}' is keyed by an expression that Spark refuses",
@@ -199,35 +199,35 @@ def find_sent_columns(node: KeyedNode, given: KeyedInput) -> SentColumns:
 def choose_sent_columns(node: KeyedNode, given: KeyedInput, transport: Transport) -> SentColumns:
     """Return the columns to send of an input, given the transport of whole records; needs no Spark."""
     if isinstance(node.function, ColumnFolding):
-        return _folding(node.function, node.output, given, transport)
+        return _plan_fold(node.function, node.output, given, transport)
     if isinstance(node.function, FoldingWindows):
-        return folding_windows(node.function, node.uid, given.schema, given.keys, transport)
+        return plan_window_fold(node.function, node.uid, given.schema, given.keys, transport)
     return SentColumns(transport, transport)
 
 
-def _folding(
+def _plan_fold(
     function: ColumnFolding, declared: T.StructType | None, given: KeyedInput, transport: Transport
 ) -> SentColumns:
     names = tuple(key for key in given.keys if isinstance(key, str))
     aggregation = function.aggregation(given.schema, names)
-    partials = fields_of(aggregation)
+    partials = find_fields(aggregation)
     output = partials if declared is None else declared
     kept = _find_copied_columns(transport)
     fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
-    combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
+    combiner = Combiner(aggregation, _name_columns(kept), transport.key_names, fields)
     operator = function.operator(aggregation, output)
     folded = FoldPlan(operator, tuple(partials.names), output, combiner)
     return _send_partials(transport, kept, tuple(partials), folded)
 
 
-def folding_windows(
+def plan_window_fold(
     function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
 ) -> SentColumns:
     """Return the columns to send into aggregates of windows: partial aggregates, or the rows."""
     # Rows are sent if late ones go to a side output, and if windows are computed element by element.
     if function.needs_event_time and C.TIME not in transport.schema.names:
         raise no_event_times(uid)
-    folds = tuple(fields_of(function.aggregation(schema)))
+    folds = tuple(find_fields(function.aggregation(schema)))
     own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
     result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
     output = add_retraction_field(function.spec, result)
@@ -246,7 +246,7 @@ def folding_windows(
         _find_copied_columns(transport),
         tuple(zip(transport.field_names, schema.names, strict=True)),
     )
-    combiner = WindowCombiner(operator.rules, _names(kept), transport.key_names, fields)
+    combiner = WindowCombiner(operator.rules, _name_columns(kept), transport.key_names, fields)
     names = tuple(field.name for field in (*folds, *extra))
     return _send_partials(transport, kept, (*folds, *extra), FoldPlan(operator, names, output, combiner))
 
@@ -267,7 +267,7 @@ def _find_copied_columns(transport: Transport) -> list[T.StructField]:
     return [*control, *(own[name] for name in dict.fromkeys(transport.key_names))]
 
 
-def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
+def _name_columns(kept: Sequence[T.StructField]) -> tuple[str, ...]:
     return (C.ROUTE, *(field.name for field in kept))
 
 
@@ -283,7 +283,7 @@ def _send_partials(
     return SentColumns(transport, travels, folded)
 
 
-def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
+def make_transport(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
     names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
     # The event time is sent too if the stream has one.
     control = [C.CHANNEL, C.SEQUENCE, *([C.TIME] if given.has_times else [])]
@@ -291,7 +291,7 @@ def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) ->
     fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
     fields += [T.StructField(names[field.name], field.dataType) for field in given.schema]
     key_names, key_types, expressions = list[str](), list[T.DataType](), list[tuple[str, Column]]()
-    for index, (key, field) in enumerate(zip(keys, _key_fields(node, given, keys), strict=True)):
+    for index, (key, field) in enumerate(zip(keys, _find_key_fields(node, given, keys), strict=True)):
         key_types.append(field.dataType)
         # A key that is a field is sent once.
         if isinstance(key, str):
@@ -321,7 +321,7 @@ def _guard_expression(key: Column, given: KeyedInput) -> Column:
     return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
 
 
-def _key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> list[T.StructField]:
+def _find_key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> list[T.StructField]:
     known, found = given.frames[0].schema, list[T.StructField]()
     for key in keys:
         if isinstance(key, Column):

@@ -60,13 +60,13 @@ class _Kind(enum.Enum):
     MOVING = "MOVING"
 
 
-def functions_before_sink(
+def plan_functions_before_sink(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
 ) -> tuple[T.StructType, tuple[ReadRows, ...] | None]:
     """Return the fields after functions, and the functions as steps of one pass, or None if impossible."""
     steps: list[ReadRows] = []
     control = _PLACED if any(map(is_async, functions)) else CONTROL
-    made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _kind_of)]
+    made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _classify)]
     for kind, run in runs:
         given: Sequence[object] = run
         step: ReadRows | None = None
@@ -95,7 +95,7 @@ def functions_before_sink(
 def _check_places(functions: Sequence[Transform]) -> None:
     """Refuse an async function after a DataFrame function that gets records without their places."""
     for at, function in enumerate(functions):
-        if is_async(function) and any(_kind_of(one) is _Kind.OF_FRAMES for one in functions[:at]):
+        if is_async(function) and any(_classify(one) is _Kind.OF_FRAMES for one in functions[:at]):
             settings: Any = function
             raise GraphError(
                 f"the async function '{settings.settings.name}' follows a transform() before a sink",
@@ -106,7 +106,7 @@ def _check_places(functions: Sequence[Transform]) -> None:
             )
 
 
-def _kind_of(function: Transform) -> _Kind:
+def _classify(function: Transform) -> _Kind:
     given: object = function
     if isinstance(given, RecordFunction):
         # A function with its own parallelism moves records first, and control rows would have to stay.
@@ -228,13 +228,13 @@ def hashable(column: Column, kind: T.DataType) -> Column:
 def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:
     """Return one sink's rows of a micro-batch: kind, checkpoint, channel, hash, then its fields."""
     if len(planned.parts) == 1:
-        return _rows_of(frame, planned, planned.parts[0], streams)
+        return _select_part_rows(frame, planned, planned.parts[0], streams)
     # Each part has barriers on channels from 0 on: add the part's number to distinguish them.
     kind, channel = F.col(C.KIND), F.col(C.CHANNEL)
     is_barrier, is_report = kind == int(C.Kind.BARRIER), kind >= C.FIRST_REPORT
     frames = []
     for number, part in enumerate(planned.parts):
-        rows = _rows_of(frame, planned, part, streams)
+        rows = _select_part_rows(frame, planned, part, streams)
         by = number * planned.reporters
         moved = rows.withColumns(
             {
@@ -297,7 +297,7 @@ def translate_to_union(
     return {name: computed.get(output, output) for name, output in zip(columns, found.outputs, strict=True)}
 
 
-def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
+def _select_part_rows(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
     rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
     if not part.is_apart:
         for step in part.one_pass or ():
@@ -377,7 +377,7 @@ class SinkWorkers:
         return len(self.workers) > 1
 
 
-def sink_workers(
+def make_sink_workers(
     sink: PlannedSink, streams: Sequence[TaggedStream], by_side: Sequence[int]
 ) -> SinkWorkers | None:
     """Return the workers that make a sink's rows from its stream; None if Spark computes some of them.
@@ -391,7 +391,7 @@ def sink_workers(
     if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in hashed):
         return None
     # A sink of a side output reads a part of the main output's stream.
-    in_stream = fields_in(stream)
+    in_stream = find_fields(stream)
     names = tuple(in_stream[int(column.rpartition("_")[2])] for column in part.columns)
     sides = frozenset(side for side, own in enumerate(by_side) if own == part.stream) if by_side else None
     if not part.transforms:
@@ -545,7 +545,7 @@ class PlannedJob:
     read: Mapping[str, T.StructType] = field(default_factory=dict)
 
 
-def fields_in(stream: TaggedStream) -> list[str]:
+def find_fields(stream: TaggedStream) -> list[str]:
     control = {*C.CONTROL, C.SIDE, C.TIME}
     return [name for name in stream.frame.columns if name not in control]
 
@@ -554,7 +554,7 @@ def tag(
     stream: TaggedStream, index: int, beside: Sequence[str] = (), by_side: Sequence[int] = ()
 ) -> DataFrame:
     """Give a stream's columns names of their own in the union, and each record its hash."""
-    names = fields_in(stream)
+    names = find_fields(stream)
     columns = [F.col(quoted(name)) for name in names]
     types = stream.frame.schema
     hashed = F.xxhash64(*[hashable(c, types[n].dataType) for c, n in zip(columns, names, strict=True)])

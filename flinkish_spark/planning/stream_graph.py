@@ -207,7 +207,7 @@ class StreamGraph:
 
     def derive_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
         """Return a free uid derived from the place in the program: the method and its inputs."""
-        place = [method, [front if isinstance(front, str) else _place(front) for front in fronts]]
+        place = [method, [front if isinstance(front, str) else _describe_place(front) for front in fronts]]
         number = 0
         while True:
             digest = hashlib.sha256(json.dumps([*place, number]).encode()).hexdigest()
@@ -231,13 +231,13 @@ class StreamGraph:
         return tuple(node.uid for node in nodes)
 
     def needs_own_time(self, source: SourceNode) -> bool:
-        return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
+        return any(node.strategy.uses_own_time and source in find_sources(node) for node in self.timed)
 
     def is_read(self, node: KeyedNode) -> bool:
         """Return whether a sink or another operator reads an operator, which may then run in a job."""
         parents = [*(sink.parent for sink in self.sinks)]
         parents += (entry.parent for one in self.operators for entry in one.entries)
-        return any(operator_of(path.base) is node for parent in parents for path in paths_to(parent))
+        return any(find_operator(path.base) is node for parent in parents for path in find_paths(parent))
 
     def rename(self, node: KeyedNode, uid: str) -> None:
         self.check_uid(uid)
@@ -275,21 +275,21 @@ class StreamGraph:
 _NAMES_IN_UIDS = {"Rebalance": "Spread", "Rescale": "Narrow", "CustomPartitioning": "ByPartitioner"}
 
 
-def _place(node: StreamNode | KeyedEntry) -> list[Any]:
+def _describe_place(node: StreamNode | KeyedEntry) -> list[Any]:
     """Return a stream's place in the program, back to nodes with a uid: the same in every process."""
     match node:
         case KeyedEntry():
             keys = [key if isinstance(key, str) else type(key).__name__ for key in node.keys]
-            return [node.distribution.name, keys, _place(node.parent)]
+            return [node.distribution.name, keys, _describe_place(node.parent)]
         case SideNode():
             return ["side", node.parent.uid, node.tag.name]
         case UnionNode():
-            return ["union", *map(_place, node.parents)]
+            return ["union", *map(_describe_place, node.parents)]
         case TimedNode():
-            return ["timestamps", _place(node.parent)]
+            return ["timestamps", _describe_place(node.parent)]
         case TransformNode():
             name = type(node.function).__name__
-            return [_NAMES_IN_UIDS.get(name, name), _place(node.parent)]
+            return [_NAMES_IN_UIDS.get(name, name), _describe_place(node.parent)]
     return ["uid", node.uid]
 
 
@@ -301,22 +301,22 @@ def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any
     )
 
 
-def paths_to(node: StreamNode) -> tuple[Path, ...]:
+def find_paths(node: StreamNode) -> tuple[Path, ...]:
     """Return the paths into a stream, in the order of its unions' inputs."""
     if isinstance(node, UnionNode):
-        return tuple(path for parent in node.parents for path in paths_to(parent))
+        return tuple(path for parent in node.parents for path in find_paths(parent))
     if isinstance(node, TransformNode | TimedNode):
-        return tuple(Path(path.base, (*path.steps, node)) for path in paths_to(node.parent))
+        return tuple(Path(path.base, (*path.steps, node)) for path in find_paths(node.parent))
     return (Path(node),)
 
 
-def upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
+def find_upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
     """Return the upstreams of an operator, in the order of their first use by its entries."""
     # By the operator, or by the path from a source; then by the entry and the output.
     found: dict[int, dict[tuple[int, int], list[Path]]] = {}
     for number, entry in enumerate(node.entries):
-        for path in paths_to(entry.parent):
-            in_front = operator_of(path.base)
+        for path in find_paths(entry.parent):
+            in_front = find_operator(path.base)
             inputs = found.setdefault(id(path if in_front is None else in_front), {})
             inputs.setdefault((number, id(path.base)), []).append(path)
     return tuple(
@@ -325,23 +325,23 @@ def upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
     )
 
 
-def operator_of(base: Base) -> KeyedNode | None:
+def find_operator(base: Base) -> KeyedNode | None:
     if isinstance(base, SideNode):
         return base.parent
     return base if isinstance(base, KeyedNode) else None
 
 
-def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
-    return tuple(source for path in paths_to(node) for source in scans_of(path.base))
+def find_sources(node: StreamNode) -> tuple[SourceNode, ...]:
+    return tuple(source for path in find_paths(node) for source in find_scans(path.base))
 
 
-def scans_of(base: Base) -> tuple[SourceNode, ...]:
+def find_scans(base: Base) -> tuple[SourceNode, ...]:
     """Return the source of each scan upstream of a base, in the order of the plan."""
-    operator = operator_of(base)
+    operator = find_operator(base)
     if operator is None:
         assert isinstance(base, SourceNode)
         return (base,)
-    return tuple(scan.source for scan in operator_scans(operator))
+    return tuple(scan.source for scan in find_operator_scans(operator))
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,26 +352,26 @@ class OperatorScan:
     source: SourceNode
 
 
-def operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
+def find_operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
     """Return the scans of a chain's operators and their upstream operators, in the order of the plan."""
     seen = set[int]()
-    return tuple(scan for node in nodes for scan in _scans(node, seen))
+    return tuple(scan for node in nodes for scan in _iterate_scans(node, seen))
 
 
-def _scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
+def _iterate_scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
     if id(node) in seen:
         return
     seen.add(id(node))
-    for number, upstream in enumerate(upstreams(node)):
-        in_front = operator_of(upstream.base)
+    for number, upstream in enumerate(find_upstreams(node)):
+        in_front = find_operator(upstream.base)
         if in_front is not None:
-            yield from _scans(in_front, seen)
+            yield from _iterate_scans(in_front, seen)
         else:
             assert isinstance(upstream.base, SourceNode)
             yield OperatorScan(node, number, upstream.base)
 
 
-def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
+def collect_operators(*nodes: KeyedNode) -> list[KeyedNode]:
     """Return operators and all their upstream operators, each once, and after those it reads."""
     found: dict[int, KeyedNode] = {}
     for node in nodes:
@@ -382,29 +382,31 @@ def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
 def _collect(node: KeyedNode, found: dict[int, KeyedNode]) -> None:
     if id(node) in found:
         return
-    for upstream in upstreams(node):
-        in_front = operator_of(upstream.base)
+    for upstream in find_upstreams(node):
+        in_front = find_operator(upstream.base)
         if in_front is not None:
             _collect(in_front, found)
     found[id(node)] = node
 
 
 def has_paths_that_meet(node: KeyedNode) -> bool:
-    operators = operators_upto(node)
-    read = sum(operator_of(upstream.base) is not None for one in operators for upstream in upstreams(one))
+    operators = collect_operators(node)
+    read = sum(
+        find_operator(upstream.base) is not None for one in operators for upstream in find_upstreams(one)
+    )
     return read >= len(operators)
 
 
 def is_behind_keys(node: StreamNode) -> bool:
-    return any(operator_of(path.base) is not None for path in paths_to(node))
+    return any(find_operator(path.base) is not None for path in find_paths(node))
 
 
-def uid_of(path: Path) -> str:
+def find_uid(path: Path) -> str:
     return path.base.parent.uid if isinstance(path.base, SideNode) else path.base.uid
 
 
-def base_of(node: StreamNode) -> str:
-    return "+".join(dict.fromkeys(map(uid_of, paths_to(node))))
+def name_bases(node: StreamNode) -> str:
+    return "+".join(dict.fromkeys(map(find_uid, find_paths(node))))
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from pyspark.sql import types as T
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.planning.logical_plan import End, LogicalPlan
-from flinkish_spark.planning.rules.cut_chains import ends_with, inputs_of
+from flinkish_spark.planning.rules.cut_chains import find_chain_operators, find_inputs
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     Path,
     StreamGraph,
     TimedNode,
-    operator_of,
-    operator_scans,
-    upstreams,
+    find_operator,
+    find_operator_scans,
+    find_upstreams,
 )
 from flinkish_spark.protocol.event_time import AssignerRules, Untimed
 from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _UNTIMED = AssignerRules(Untimed())
 
 
-def time_column(records: DataFrame, timestamps: Column) -> Column:
+def make_time_column(records: DataFrame, timestamps: Column) -> Column:
     kind = records.select(timestamps.alias("time")).schema["time"].dataType
     check_time_type(timestamps, kind)
     time = F.unix_millis(timestamps) if isinstance(kind, T.TimestampType) else timestamps
@@ -88,7 +88,7 @@ def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any])
         for end in ends:
             chain = end.chain
             operators[chain.name] = chain.operators
-            for path, name, behind in _entries(logical.graph, end):
+            for path, name, behind in _find_entries(logical.graph, end):
                 uid = source = source_of(name)
                 timed = next((step for step in reversed(path.steps) if isinstance(step, TimedNode)), None)
                 if timed is None or not chain.operators:
@@ -105,7 +105,7 @@ def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any])
     # Also the inputs of earlier operators in other chains: no operator is ahead of one that it reads.
     closed = {uid: own.union(*(inputs[other] for other in in_front[uid])) for uid, own in inputs.items()}
     plan = TimePlan(
-        reporters(logical.graph),
+        find_reporters(logical.graph),
         chains,
         {name: uids for name, uids in operators.items() if uids},
         assigners,
@@ -135,34 +135,34 @@ class _Names:
             )
 
 
-def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
-    return reporters_of([node.uid for node in graph.operators], inputs_of(graph))
+def find_reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
+    return reporters_of([node.uid for node in graph.operators], find_inputs(graph))
 
 
-def _entries(graph: StreamGraph, end: End) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
+def _find_entries(graph: StreamGraph, end: End) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
     """Yield each path from a source to its first operator or sink, with its input and all later operators."""
     names = end.chain.inputs
     rest = list(names)
     for path in end.paths:
-        operator = operator_of(path.base)
+        operator = find_operator(path.base)
         if operator is None:
             yield path, rest.pop(0), ()
         else:
-            scans = operator_scans(*ends_with(graph, operator))
+            scans = find_operator_scans(*find_chain_operators(graph, operator))
             named = {(id(one.operator), one.upstream): name for one, name in zip(scans, names, strict=True)}
-            yield from _paths_of(operator, named, (operator.uid,))
+            yield from _find_source_paths(operator, named, (operator.uid,))
 
 
-def _paths_of(
+def _find_source_paths(
     node: KeyedNode, named: Mapping[tuple[int, int], str], behind: tuple[str, ...]
 ) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    for number, upstream in enumerate(upstreams(node)):
-        operator = operator_of(upstream.base)
+    for number, upstream in enumerate(find_upstreams(node)):
+        operator = find_operator(upstream.base)
         # All paths from an operator read the same sources, so the first path is enough.
         if operator is None:
             yield upstream.inputs[0].paths[0], named[id(node), number], behind
         else:
-            yield from _paths_of(operator, named, (operator.uid, *behind))
+            yield from _find_source_paths(operator, named, (operator.uid, *behind))
 
 
 # Latency markers come from no streaming source: a row of `spark.range` in a streaming plan is in each
@@ -176,7 +176,7 @@ class SourceMarkers:
 
     def route(self, routes: Sequence[int]) -> DataFrame:
         subtask = F.col("id") % len(routes)
-        route = F.get(_array(routes), subtask.cast("int"))
+        route = F.get(_make_array(routes), subtask.cast("int"))
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
         rows = self._rows(len(routes))
         return rows.select(route.alias(C.ROUTE), *self._control(len(routes), subtask), no_block)
@@ -188,7 +188,7 @@ class SourceMarkers:
         return self.spark.range(0, len(self.sources) * subtasks, 1, 1)
 
     def _control(self, subtasks: int, subtask: Column) -> list[Column]:
-        places = _array([place_of(source, 0) for source in self.sources])
+        places = _make_array([place_of(source, 0) for source in self.sources])
         place = F.get(places, F.floor(F.col("id") / subtasks).cast("int")) + subtask
         return [
             F.lit(int(C.Kind.MARKER)).alias(C.KIND),
@@ -198,9 +198,9 @@ class SourceMarkers:
         ]
 
 
-def subtask_in(place: Column) -> Column:
+def find_subtask(place: Column) -> Column:
     return place.bitwiseAND(F.lit(SUBTASK_MASK)).cast("int")
 
 
-def _array(values: Sequence[int]) -> Column:
+def _make_array(values: Sequence[int]) -> Column:
     return F.array(*map(F.lit, values))

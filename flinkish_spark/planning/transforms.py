@@ -141,20 +141,20 @@ def find_control_fields(given: T.StructType) -> tuple[T.StructField, ...]:
     return tuple(field for field in given if field.name.startswith(PREFIX))
 
 
-def map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
-    made, name = make_record_call(function, "map"), name or _name_of(function, "map")
+def make_map(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
+    made, name = make_record_call(function, "map"), name or _name_function(function, "map")
     fields = resolve_output_fields(output, made.call, name, is_iterable=False)
     return _make_transform("map", made, fields, TransformSettings(name))
 
 
-def flat_map_rows(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
-    made, name = make_record_call(function, "flat_map"), name or _name_of(function, "flat_map")
+def make_flat_map(function: Any, output: OutputType | None, name: str | None) -> RowTransform:
+    made, name = make_record_call(function, "flat_map"), name or _name_function(function, "flat_map")
     fields = resolve_output_fields(output, made.call, name, is_iterable=True)
     return _make_transform("flat_map", made, fields, TransformSettings(name))
 
 
-def filter_rows(function: Any, name: str | None) -> RowTransform:
-    made, name = make_record_call(function, "filter"), name or _name_of(function, "filter")
+def make_filter(function: Any, name: str | None) -> RowTransform:
+    made, name = make_record_call(function, "filter"), name or _name_function(function, "filter")
     return _make_transform("filter", made, None, TransformSettings(name))
 
 
@@ -162,7 +162,7 @@ def make_connected_transforms(
     method: str, first: Any, second: Any, output: OutputType | None, name: str | None
 ) -> tuple[RowTransform, RowTransform]:
     calls = make_connected_calls(first, second, method)
-    names = dict.fromkeys(_name_of(one, method) for one in (first, second) if one is not None)
+    names = dict.fromkeys(_name_function(one, method) for one in (first, second) if one is not None)
     name = name or ", ".join(names)
     settings, many = ConnectedSettings(name), method == "flat_map"
     left, right = (
@@ -174,7 +174,7 @@ def make_connected_transforms(
     return left, right
 
 
-def process_rows(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
+def make_process(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
     if not isinstance(function, ProcessFunction):
         raise GraphError(
             f"process() got a {type(function).__name__}",
@@ -184,12 +184,12 @@ def process_rows(function: Any, output: OutputType | None, name: str | None) -> 
         )
     call = function.process_element
     check_methods(function, ProcessFunction, f"the {type(function).__name__} of process()")
-    name = name or _name_of(function, "process")
+    name = name or _name_function(function, "process")
     fields = resolve_output_fields(output, call, name, is_iterable=True)
-    return ProcessTransform(_row_function(name, call, function), fields, TransformSettings(name))
+    return ProcessTransform(_make_row_function(name, call, function), fields, TransformSettings(name))
 
 
-def co_process_rows(
+def make_co_process(
     function: Any, output: OutputType | None, name: str | None
 ) -> tuple[ProcessTransform, ProcessTransform]:
     if not isinstance(function, CoProcessFunction):
@@ -201,11 +201,11 @@ def co_process_rows(
             "broadcast stream",
         )
     check_methods(function, CoProcessFunction, f"the {type(function).__name__} of process()")
-    name = name or _name_of(function, "process")
+    name = name or _name_function(function, "process")
     fields = resolve_output_fields(output, function.process_element1, name, is_iterable=True)
     settings = ConnectedSettings(name)
     first, second = (
-        ProcessTransform(_row_function(name, call, function), fields, settings)
+        ProcessTransform(_make_row_function(name, call, function), fields, settings)
         for call in (function.process_element1, function.process_element2)
     )
     return first, second
@@ -224,10 +224,10 @@ def _make_transform(
     method: str, made: RecordCall, fields: T.StructType | None, settings: TransformSettings
 ) -> RowTransform:
     call = One(made.call) if method == "map" else made.call
-    return RowTransform(_row_function(settings.name, call, made.rich), fields, settings)
+    return RowTransform(_make_row_function(settings.name, call, made.rich), fields, settings)
 
 
-def _row_function(name: str, call: Callable[..., Any], rich: RichFunction | None) -> RowFunction:
+def _make_row_function(name: str, call: Callable[..., Any], rich: RichFunction | None) -> RowFunction:
     function = RowFunction(name, call, rich)
     check_can_be_sent(function, "of", name)
     return function
@@ -245,7 +245,7 @@ def resolve_output_fields(
     return output_schema(output, name)
 
 
-def _name_of(function: Any, method: str) -> str:
+def _name_function(function: Any, method: str) -> str:
     named = getattr(function, "__name__", type(function).__name__)
     return method if named == "<lambda>" else f"{method} {named}"
 
@@ -296,7 +296,7 @@ class LookupTransform(RecordFunction):
         return rows, rows.columns
 
 
-def lookup_rows(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
+def make_lookup(join: LookupJoin, output: OutputType | None, name: str) -> LookupTransform:
     if join.function is None and output is not None:
         raise SchemaError(
             f"'{name}' has an output and no function",
@@ -325,7 +325,7 @@ def apply_transform(records: DataFrame, function: Transform) -> DataFrame:
         raise GraphError(
             f"Spark refuses what {quote_name(function)} of transform() does",
             why=str(error).partition("\n")[0],
-            what_to_do=f"correct it; the records have {', '.join(_own(records))}",
+            what_to_do=f"correct it; the records have {', '.join(_list_fields(records))}",
         ) from error
     except Exception as error:
         raise UserFunctionError(
@@ -345,7 +345,7 @@ def quote_name(function: object) -> str:
     return f"'{name}'"
 
 
-def _own(records: DataFrame) -> list[str]:
+def _list_fields(records: DataFrame) -> list[str]:
     return [name for name in records.columns if not name.startswith(PREFIX)]
 
 
@@ -530,7 +530,7 @@ class WorkerPass(ReadRows):
         beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
         given = T.StructType([*beside, *schema])
         workers, made = chain_workers(functions, given)
-        fields = fields_of(made)
+        fields = find_fields(made)
         names = tuple(f"{PREFIX}way_{at}" for at in range(len(fields)))
         into = tuple(f"{PREFIX}into_{at}" for at in range(len(schema)))
         dealt = DealtRows(0, into, given, InTurn(workers), fields, names)
@@ -570,7 +570,7 @@ def chain_workers(
     return tuple(workers), given
 
 
-def fields_of(columns: T.StructType) -> T.StructType:
+def find_fields(columns: T.StructType) -> T.StructType:
     return T.StructType([field for field in columns if not field.name.startswith(PREFIX)])
 
 
@@ -589,7 +589,7 @@ def has_frames_first(input_: Input) -> bool:
     """Return whether an input's DataFrame functions come first on its only path; True without any."""
     are_frames = [
         [
-            frame_function(step) is not None
+            find_frame_function(step) is not None
             for step in path.steps
             if not (isinstance(step, TransformNode) and is_partitioning(step.function))
         ]
@@ -600,7 +600,7 @@ def has_frames_first(input_: Input) -> bool:
     return are_frames[0] == sorted(are_frames[0], reverse=True)
 
 
-def frame_function(step: Step) -> Transform | None:
+def find_frame_function(step: Step) -> Transform | None:
     """Return the function of a step if it is a DataFrame function, not one of single records or a move."""
     if not isinstance(step, TransformNode):
         return None

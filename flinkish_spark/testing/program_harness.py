@@ -49,8 +49,8 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import check_tasks_between
 from flinkish_spark.planning.declare import check_max_parallelism, check_same_fields
 from flinkish_spark.planning.partitioning import check_parallelism
-from flinkish_spark.planning.rules.cut_chains import chains_to
-from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, paths_to
+from flinkish_spark.planning.rules.cut_chains import find_chain_ends
+from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, find_paths
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.testing.harness_calls import HarnessCalls
 from flinkish_spark.testing.program_operator import (
@@ -343,7 +343,7 @@ class ProgramHarness:
         sides = [(tag, stream.get_side_output(tag)) for tag in side_outputs]
         graph = stream._environment.graph
         # Ways that a job could not take are refused here, too.
-        chains_to(graph, stream._node)
+        find_chain_ends(graph, stream._node)
         check_tasks_between(graph, parallelism)
         frames = {id(node): frame_type(fields) for node, fields in sources}
         self._operators: list[ProgramOperator] = []
@@ -656,7 +656,7 @@ def _cached_files(given: object) -> Mapping[str, str]:
 
 
 def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[StagedPath]:
-    paths = [staged_path(path, frames[id(path.base)]) for path in paths_to(node)]
+    paths = [staged_path(path, frames[id(path.base)]) for path in find_paths(node)]
     for path in paths[1:]:
         check_same_fields(fields_of(paths[0].frame), fields_of(path.frame), "the program of a harness")
     return paths

@@ -14,12 +14,12 @@ from flinkish_spark.windows.time_window import (
     GLOBAL_WINDOW,
     NoEventTime,
     TimeWindow,
-    function_of_one,
-    positive_count,
-    positive_ms,
+    check_function_of_one,
+    check_offset_ms,
+    check_positive_count,
+    check_positive_ms,
     window_at,
 )
-from flinkish_spark.windows.time_window import offset_ms as checked_offset_ms
 from flinkish_spark.windows.triggers import (
     CountTrigger,
     EventTimeTrigger,
@@ -109,8 +109,8 @@ class _ClockAssigner(WindowAssigner):
 
 class _Tumbling(_ClockAssigner):
     def __init__(self, size_ms: Duration, offset_ms: Duration = 0) -> None:
-        self._size_ms = positive_ms("size_ms", size_ms)
-        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._size_ms)
+        self._size_ms = check_positive_ms("size_ms", size_ms)
+        self._offset_ms = check_offset_ms("offset_ms", offset_ms, self._size_ms)
         self._made: dict[int, Windows] = {}
 
     @property
@@ -126,8 +126,11 @@ class _Tumbling(_ClockAssigner):
 
 class _Sliding(_ClockAssigner):
     def __init__(self, size_ms: Duration, slide_ms: Duration, offset_ms: Duration = 0) -> None:
-        self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
-        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._slide_ms)
+        self._size_ms, self._slide_ms = (
+            check_positive_ms("size_ms", size_ms),
+            check_positive_ms("slide_ms", slide_ms),
+        )
+        self._offset_ms = check_offset_ms("offset_ms", offset_ms, self._slide_ms)
         self._made: dict[int, Windows] = {}
 
     @property
@@ -148,7 +151,7 @@ class _Sliding(_ClockAssigner):
 
 class _Session(_ClockAssigner, MergingWindowAssigner):
     def __init__(self, gap_ms: Duration) -> None:
-        self._gap_ms = positive_ms("gap_ms", gap_ms)
+        self._gap_ms = check_positive_ms("gap_ms", gap_ms)
 
     @property
     def gap_ms(self) -> int:
@@ -160,7 +163,7 @@ class _Session(_ClockAssigner, MergingWindowAssigner):
 
 class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
     def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
-        self._gap_ms_of = function_of_one("gap_ms_of", gap_ms_of)
+        self._gap_ms_of = check_function_of_one("gap_ms_of", gap_ms_of)
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         gap_ms: object = self._gap_ms_of(value)
@@ -276,7 +279,7 @@ class CountSlidingWindowAssigner(GlobalWindows):
     """
 
     def __init__(self, size: int, slide: int) -> None:
-        self._size, self._slide = positive_count("size", size), positive_count("slide", slide)
+        self._size, self._slide = check_positive_count("size", size), check_positive_count("slide", slide)
 
     def default_trigger(self) -> Trigger:
         return CountTrigger(self._slide, first=self._size)
@@ -285,7 +288,7 @@ class CountSlidingWindowAssigner(GlobalWindows):
         return CountEvictor(self._size)
 
 
-def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Windows]:
+def make_assign(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Windows]:
     """Return the assigner's method; if the assigner is the user's, with a check of its results."""
     if type(assigner).__module__ == __name__:
         return assigner.assign_windows

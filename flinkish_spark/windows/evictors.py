@@ -10,7 +10,12 @@ from flinkish_spark.core.validation import function_of_two, instance_of
 from flinkish_spark.functions.keyed import TimeContext
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.windows.time_window import TimeWindow, number, positive_count, positive_ms
+from flinkish_spark.windows.time_window import (
+    TimeWindow,
+    check_number,
+    check_positive_count,
+    check_positive_ms,
+)
 
 
 class TimestampedValue(NamedTuple):
@@ -76,7 +81,7 @@ class CountEvictor(_BaseEvictor):
 
     def __init__(self, count: int, when: Evict = Evict.BEFORE) -> None:
         super().__init__(when)
-        self._count = positive_count("count", count)
+        self._count = check_positive_count("count", count)
 
     def _keep(self, elements: Elements) -> Elements:
         return elements[-self._count :]
@@ -95,7 +100,7 @@ class TimeEvictor(_BaseEvictor):
 
     def __init__(self, keep_ms: Duration, when: Evict = Evict.BEFORE) -> None:
         super().__init__(when)
-        self._keep_ms = positive_ms("keep_ms", keep_ms)
+        self._keep_ms = check_positive_ms("keep_ms", keep_ms)
 
     def _keep(self, elements: Elements) -> Elements:
         times = [one.timestamp_ms for one in elements if one.timestamp_ms is not None]
@@ -125,7 +130,7 @@ class DeltaEvictor(_BaseEvictor):
         self, threshold: float, delta: Callable[[Any, Any], float], when: Evict = Evict.BEFORE
     ) -> None:
         super().__init__(when)
-        self._delta, self._threshold = function_of_two("delta", delta), number("threshold", threshold)
+        self._delta, self._threshold = function_of_two("delta", delta), check_number("threshold", threshold)
 
     def _keep(self, elements: Elements) -> Elements:
         last = elements[-1].value

@@ -88,7 +88,7 @@ class WindowBounds(ProcessWindowFunction):
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
         window = context.window
-        return [(*_fields(element), window.start, window.end) for element in elements]
+        return [(*_to_tuple(element), window.start, window.end) for element in elements]
 
 
 class KeyAndWindowBounds(ProcessWindowFunction):
@@ -100,8 +100,8 @@ class KeyAndWindowBounds(ProcessWindowFunction):
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
         window = context.window
-        return [(*_fields(key), *_fields(element), window.start, window.end) for element in elements]
+        return [(*_to_tuple(key), *_to_tuple(element), window.start, window.end) for element in elements]
 
 
-def _fields(value: Any) -> tuple[Any, ...]:
+def _to_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)

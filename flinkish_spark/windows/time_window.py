@@ -15,11 +15,11 @@ from flinkish_spark.protocol.limits import checked_whole
 _T = TypeVar("_T")
 
 
-def positive_ms(name: str, value: Duration) -> int:
-    return positive_count(name, to_ms(name, value), "a number of milliseconds, ")
+def check_positive_ms(name: str, value: Duration) -> int:
+    return check_positive_count(name, to_ms(name, value), "a number of milliseconds, ")
 
 
-def offset_ms(name: str, value: Duration, period_ms: int) -> int:
+def check_offset_ms(name: str, value: Duration, period_ms: int) -> int:
     """Return an offset; raise ConfigError unless it is nearer to 0 than a period is long."""
     value = to_ms(name, value)
     with refused_as_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
@@ -27,20 +27,20 @@ def offset_ms(name: str, value: Duration, period_ms: int) -> int:
     return value
 
 
-def positive_count(name: str, value: int, what: str = "") -> int:
+def check_positive_count(name: str, value: int, what: str = "") -> int:
     with refused_as_config_errors(f"set {name} to {what}1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
     return value
 
 
-def number(name: str, value: float) -> float:
+def check_number(name: str, value: float) -> float:
     """Return a number; raise ConfigError if it is none, or not a number that can be compared."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise unusable(name, value, wanted="a number", what_to_do=f"set {name} to a number, as 0.5")
     return value
 
 
-def function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T]:
+def check_function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T]:
     if not can_take(value, 1):
         raise unusable(name, value, wanted="a function of an element", what_to_do="give one, as a lambda")
     check_function(value, f"what is given as {name}", 1)

@@ -12,7 +12,12 @@ from flinkish_spark.functions.keyed import TimerService
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
-from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive_count, positive_ms
+from flinkish_spark.windows.time_window import (
+    NoEventTime,
+    TimeWindow,
+    check_positive_count,
+    check_positive_ms,
+)
 
 
 class TriggerResult(Choice):
@@ -182,8 +187,8 @@ class CountTrigger(_Calm):
     """
 
     def __init__(self, count: int, first: int | None = None) -> None:
-        self._count = positive_count("count", count)
-        self._first = None if first is None else positive_count("first", first)
+        self._count = check_positive_count("count", count)
+        self._first = None if first is None else check_positive_count("first", first)
         self._seen = ReducingStateDescriptor("count", _Sum(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -275,7 +280,7 @@ class _Continuous(_Calm):
     clock: TimeDomain
 
     def __init__(self, interval_ms: Duration) -> None:
-        self._interval_ms = positive_ms("interval_ms", interval_ms)
+        self._interval_ms = check_positive_ms("interval_ms", interval_ms)
         self._next_ms = ReducingStateDescriptor("next_ms", _Least(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:

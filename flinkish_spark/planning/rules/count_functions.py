@@ -8,16 +8,16 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.planning.logical_plan import (
     Counting,
     LogicalPlan,
+    find_operators_below,
     identify_counted,
-    operators_below,
 )
 from flinkish_spark.planning.stream_graph import (
     Base,
     KeyedNode,
     Path,
     TransformNode,
-    operator_of,
-    upstreams,
+    find_operator,
+    find_upstreams,
 )
 from flinkish_spark.protocol.plan_layout import Chain
 
@@ -51,7 +51,7 @@ class _Walk:
             self.first.setdefault(known_as, (node, chain))
 
     def path(self, path: Path, chain: Chain) -> None:
-        for operator in operators_below(path.base):
+        for operator in find_operators_below(path.base):
             self.meet(operator.uid, operator, chain)
         for step in path.steps:
             self.meet(identify_counted(step), step, chain)
@@ -59,7 +59,7 @@ class _Walk:
         self._number(path)
 
     def _base(self, base: Base, chain: Chain) -> None:
-        operator = operator_of(base)
+        operator = find_operator(base)
         if operator is None or (operator, chain) in self._seen:
             return
         line = self._lines.get(chain.name)
@@ -69,7 +69,7 @@ class _Walk:
             self._operator(one, chain)
 
     def _operator(self, operator: KeyedNode, chain: Chain) -> None:
-        for upstream in upstreams(operator):
+        for upstream in find_upstreams(operator):
             if isinstance(upstream.base, SourceNode):
                 self.meet(operator.uid, operator, chain)
                 self.path(upstream.paths[0], chain)

@@ -23,11 +23,11 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     StreamNode,
     TimedNode,
-    operator_of,
-    operator_scans,
-    operators_upto,
-    paths_to,
-    upstreams,
+    collect_operators,
+    find_operator,
+    find_operator_scans,
+    find_paths,
+    find_upstreams,
 )
 from flinkish_spark.planning.transforms import has_frames_first
 from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
@@ -35,16 +35,16 @@ from flinkish_spark.protocol.plan_layout import Chain, input_names, source_of
 
 def cut_chains(plan: LogicalPlan) -> LogicalPlan:
     """Note the chains whose ends each sink reads."""
-    ends = {sink.uid: chains_to(plan.graph, sink.parent) for sink in plan.graph.sinks}
+    ends = {sink.uid: find_chain_ends(plan.graph, sink.parent) for sink in plan.graph.sinks}
     return replace(plan, ends=ends)
 
 
-def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
+def find_chain_ends(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
     """Return the chains that end with a stream, each with the paths at its end."""
     # All paths from sources to a sink without an operator are one chain. An operator's outputs are ends of
     # the operator's chain, whoever reads them: transforms after it are no part of the plan. The same holds
     # for the outputs of an async operator after a source, if several sinks read them.
-    paths = paths_to(node)
+    paths = find_paths(node)
     plain = tuple(path for path in paths if isinstance(path.base, SourceNode))
     found: list[End] = []
     if plain:
@@ -54,9 +54,9 @@ def chains_to(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
         sources = [path.base.uid for path in plain if isinstance(path.base, SourceNode)]
         found.append(End(Chain(input_names(sources), (), readers), plain, deferred_from))
     for path in paths:
-        operator = operator_of(path.base)
+        operator = find_operator(path.base)
         if operator is not None:
-            found.append(End(chain_of(graph, operator), (path,)))
+            found.append(End(find_chain(graph, operator), (path,)))
     return tuple(found)
 
 
@@ -69,18 +69,18 @@ def _find_deferred(graph: StreamGraph, path: Path) -> tuple[int | None, tuple[Si
     if found is None:
         return None, ()
     sharing = tuple(sink for sink in graph.sinks if _reads(sink, path.base, found.settings))
-    at = _async_step(path, found.settings)
+    at = _find_async_step(path, found.settings)
     if at is None or len({id(sink.parent) for sink in sharing}) < 2:
         return None, ()
     return at, sharing
 
 
 def _reads(sink: SinkNode, base: Base, settings: AsyncSettings) -> bool:
-    first, *more = paths_to(sink.parent)
-    return not more and first.base is base and _async_step(first, settings) is not None
+    first, *more = find_paths(sink.parent)
+    return not more and first.base is base and _find_async_step(first, settings) is not None
 
 
-def _async_step(path: Path, settings: AsyncSettings) -> int | None:
+def _find_async_step(path: Path, settings: AsyncSettings) -> int | None:
     """Return the index of an async operator on a path; None if absent, or if times are assigned after it."""
     functions = (getattr(step, "function", None) for step in path.steps)
     places = (at for at, one in enumerate(functions) if getattr(one, "settings", None) is settings)
@@ -89,48 +89,51 @@ def _async_step(path: Path, settings: AsyncSettings) -> int | None:
     return None if at is None or any(isinstance(step, TimedNode) for step in path.steps[at:]) else at
 
 
-def inputs_of(graph: StreamGraph) -> tuple[str, ...]:
+def find_inputs(graph: StreamGraph) -> tuple[str, ...]:
     """Return the names of all inputs of a job's chains, grouped by source."""
     names = {
-        name for sink in graph.sinks for end in chains_to(graph, sink.parent) for name in end.chain.inputs
+        name
+        for sink in graph.sinks
+        for end in find_chain_ends(graph, sink.parent)
+        for name in end.chain.inputs
     }
     order = [source.uid for source in graph.sources]
     known = {uid: place for place, uid in enumerate(order)}
     return tuple(sorted(names, key=lambda name: (known[source_of(name)], len(name), name)))
 
 
-def chain_of(graph: StreamGraph, operator: KeyedNode) -> Chain:
-    return _chain(ends_with(graph, operator))
+def find_chain(graph: StreamGraph, operator: KeyedNode) -> Chain:
+    return _make_chain(find_chain_operators(graph, operator))
 
 
-def ends_with(graph: StreamGraph, operator: KeyedNode) -> tuple[KeyedNode, ...]:
+def find_chain_operators(graph: StreamGraph, operator: KeyedNode) -> tuple[KeyedNode, ...]:
     """Return the operators that sinks read in the chain of one of them, in the order of the sinks."""
     # An operator that sinks and other operators read is in one chain, so that it runs once. A job keeps the
     # chains that it began with.
-    together = next((ends for ends in _ends(tuple(graph.sinks)) if operator in ends), (operator,))
+    together = next((ends for ends in _group_ends(tuple(graph.sinks)) if operator in ends), (operator,))
     if graph.begun_chains is None:
         return together
     begun = [end.uid for end in together if end.uid in graph.begun_chains]
-    return together if begun == list(_chain(together).consumers) else (operator,)
+    return together if begun == list(_make_chain(together).consumers) else (operator,)
 
 
-def _chain(ends: tuple[KeyedNode, ...]) -> Chain:
-    inputs = input_names([scan.source.uid for scan in operator_scans(*ends)])
-    operators = tuple(node.uid for node in operators_upto(*ends))
+def _make_chain(ends: tuple[KeyedNode, ...]) -> Chain:
+    inputs = input_names([scan.source.uid for scan in find_operator_scans(*ends)])
+    operators = tuple(node.uid for node in collect_operators(*ends))
     return Chain(inputs, operators, operators[-1:])
 
 
 @lru_cache(maxsize=16)
-def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
+def _group_ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
     """Return the operators that sinks read, grouped if they read a common operator or each other."""
-    read = dict.fromkeys(operator_of(path.base) for sink in sinks for path in paths_to(sink.parent))
+    read = dict.fromkeys(find_operator(path.base) for sink in sinks for path in find_paths(sink.parent))
     found: list[tuple[set[KeyedNode], list[KeyedNode]]] = []
     for end in read:
         if end is None:
             continue
-        below, ends = set(operators_upto(end)), [end]
+        below, ends = set(collect_operators(end)), [end]
         for other in [one for one in found if not one[0].isdisjoint(below)]:
-            if _go_in_line(below | other[0]):
+            if _can_form_line(below | other[0]):
                 found.remove(other)
                 below |= other[0]
                 ends = [*other[1], *ends]
@@ -139,9 +142,9 @@ def _ends(sinks: tuple[SinkNode, ...]) -> tuple[tuple[KeyedNode, ...], ...]:
     return tuple(tuple(sorted(ends, key=order.index)) for _, ends in found)
 
 
-def _go_in_line(operators: Iterable[KeyedNode]) -> bool:
+def _can_form_line(operators: Iterable[KeyedNode]) -> bool:
     """Return whether operators can form a line, in which each passes the rows of those before it."""
     # A transform() between two operators that is not first on a path of its own would get all paths' rows.
-    inputs = (input_ for one in operators for upstream in upstreams(one) for input_ in upstream.inputs)
-    between = (input_ for input_ in inputs if operator_of(input_.paths[0].base) is not None)
+    inputs = (input_ for one in operators for upstream in find_upstreams(one) for input_ in upstream.inputs)
+    between = (input_ for input_ in inputs if find_operator(input_.paths[0].base) is not None)
     return all(map(has_frames_first, between))

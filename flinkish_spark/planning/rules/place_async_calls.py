@@ -19,9 +19,9 @@ from flinkish_spark.planning.logical_plan import (
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     Path,
-    operator_of,
-    operators_upto,
-    upstreams,
+    collect_operators,
+    find_operator,
+    find_upstreams,
 )
 from flinkish_spark.protocol.plan_layout import Chain
 
@@ -42,37 +42,37 @@ class _Evaluation:
 def place_async_calls(plan: LogicalPlan) -> LogicalPlan:
     """Note, for each async operator and path, the readers of recorded answers."""
     found: dict[tuple[str, str], list[_Evaluation]] = defaultdict(list)
-    for path, chain, reader, is_planned in _evaluations(plan):
+    for path, chain, reader, is_planned in _find_evaluations(plan):
         for function in find_async_functions(path):
             one = _Evaluation(function, chain, reader, is_planned)
             found[function.settings.kept_as, find_input_name(path)].append(one)
     calls = {
-        known: Asking(_readers(own), len({one.chain for one in own}) > 1) for known, own in found.items()
+        known: Asking(_find_readers(own), len({one.chain for one in own}) > 1) for known, own in found.items()
     }
     return replace(plan, calls=calls)
 
 
-def _evaluations(plan: LogicalPlan) -> Iterator[tuple[Path, Chain, str, bool]]:
+def _find_evaluations(plan: LogicalPlan) -> Iterator[tuple[Path, Chain, str, bool]]:
     planned: dict[Chain, set[KeyedNode]] = {}
     for sink, ends in plan.ends.items():
         for end in ends:
             is_new = end.chain not in planned
             there = planned.setdefault(end.chain, set())
             for path in end.paths:
-                operator = operator_of(path.base)
+                operator = find_operator(path.base)
                 if operator is not None or end.deferred_from is not None:
                     # Each sink runs its own steps on the evaluated micro-batch.
                     yield path, end.chain, sink, False
                 elif is_new:
                     yield path, end.chain, end.chain.name, True
-                operators = () if operator is None else operators_upto(operator)
+                operators = () if operator is None else collect_operators(operator)
                 for node in (one for one in operators if one not in there):
                     there.add(node)
-                    for upstream in upstreams(node):
+                    for upstream in find_upstreams(node):
                         yield from ((other, end.chain, node.uid, True) for other in upstream.paths)
 
 
-def _readers(evaluations: Sequence[_Evaluation]) -> Readers | None:
+def _find_readers(evaluations: Sequence[_Evaluation]) -> Readers | None:
     """Return the readers of recorded answers; None if one caller asks once about each element."""
     # For a sink the function may run more than once: it counts its records, for example.
     is_once = len(evaluations) == 1 and evaluations[0].is_planned

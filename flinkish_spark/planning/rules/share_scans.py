@@ -21,7 +21,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     TransformNode,
 )
-from flinkish_spark.planning.transforms import RecordFunction, frame_function
+from flinkish_spark.planning.transforms import RecordFunction, find_frame_function
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole
 
 
@@ -39,7 +39,7 @@ def _find_shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedSc
         known = id(one.path.base), label, _find_recorded_scan(plan.recorded, one)
         scans.setdefault(known, []).append(one)
     for readers in scans.values():
-        for common, branches in common_steps(plan.graph, [one.path for one in readers]):
+        for common, branches in group_by_common_steps(plan.graph, [one.path for one in readers]):
             yield SharedScan(common, tuple(tuple(readers[at] for at in numbers) for numbers in branches))
 
 
@@ -51,11 +51,11 @@ def _find_recorded_scan(layout: PlanLayout | None, reader: Reader) -> int | None
     return next((at for at in records if (reader.chain.name, reader.name) in layout.inputs_of(at)), None)
 
 
-def common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, list[list[int]]]]:
+def group_by_common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, list[list[int]]]]:
     """Group paths that may share one scan: the steps after the common ones can run in one pass."""
     # Steps that assign event times, and async calls, must be among the common steps.
     known = [tuple(map(id, path.steps)) for path in paths]
-    needed = {own[: _branches_behind(graph, path.steps)] for own, path in zip(known, paths, strict=True)}
+    needed = {own[: _find_branch_start(graph, path.steps)] for own, path in zip(known, paths, strict=True)}
     behind: dict[tuple[int, ...], list[int]] = {}
     for number, own in enumerate(known):
         # With more common steps, if other paths need them.
@@ -72,21 +72,21 @@ def common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, l
     return found
 
 
-def _branches_behind(graph: StreamGraph, steps: Sequence[Step]) -> int:
+def _find_branch_start(graph: StreamGraph, steps: Sequence[Step]) -> int:
     at = len(steps)
-    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is None:
+    while at and _can_run_in_branch(graph, steps[:at]) and find_frame_function(steps[at - 1]) is None:
         at -= 1
-    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is not None:
+    while at and _can_run_in_branch(graph, steps[:at]) and find_frame_function(steps[at - 1]) is not None:
         at -= 1
     return at
 
 
-def _runs_beside(graph: StreamGraph, steps: Sequence[Step]) -> bool:
+def _can_run_in_branch(graph: StreamGraph, steps: Sequence[Step]) -> bool:
     """Return whether the last of these steps can run in one pass with steps of other paths."""
     step = steps[-1]
     if not isinstance(step, TransformNode) or is_set_apart(graph, steps):
         return False
-    if frame_function(step) is not None:
+    if find_frame_function(step) is not None:
         return True
     function: object = step.function
     if not isinstance(function, RecordFunction) or is_async(function):

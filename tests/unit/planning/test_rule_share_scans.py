@@ -6,7 +6,7 @@ from typing import Any
 
 from flinkish_spark import AsyncFunction
 from flinkish_spark.operators.async_wait import AsyncSpec
-from flinkish_spark.planning.async_calls import async_calls
+from flinkish_spark.planning.async_calls import make_async_calls
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import Rebalance
@@ -96,7 +96,7 @@ def test_what_moves_or_has_its_own_tasks_runs_beside_nothing() -> None:
 
 
 def test_calls_to_a_system_outside_run_beside_nothing() -> None:
-    asked = TransformNode(A, async_calls(AsyncSpec(Asked(), 100, 10), "user STRING", "asked"))
+    asked = TransformNode(A, make_async_calls(AsyncSpec(Asked(), 100, 10), "user STRING", "asked"))
     assert len(scans(of(A, asked))) == 2
 
 
