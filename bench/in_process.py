@@ -111,7 +111,7 @@ def sent_of(work):
     if work in SPECS:
         return plan_window_fold(FoldingWindows(SPECS[work], (SUM,)), UID, SCHEMA, ["user"], transport)
     function = FoldingColumns((SUM, AggregateColumn("orders", Fold.COUNT)))
-    aggregation = function.aggregation(SCHEMA, ("user",))
+    aggregation = function.make_aggregation(SCHEMA, ("user",))
     output, kept = find_fields(aggregation), _find_copied_columns(transport)
     fields = tuple(zip(transport.field_names, SCHEMA.names, strict=True))
     combiner = Combiner(aggregation, _name_columns(kept), transport.key_names, fields)
@@ -204,7 +204,7 @@ class Job:
         blocks = {}
         for rows in tasks:
             chunks = (rows.slice(begin, 10_000) for begin in range(0, rows.num_rows, 10_000))
-            for packed in self.packer(chunks):
+            for packed in self.make_packer(chunks):
                 pairs = zip(
                     packed.column(C.ROUTE).to_pylist(), packed.column(C.BLOCK).to_pylist(), strict=True
                 )

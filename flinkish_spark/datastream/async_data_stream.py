@@ -240,5 +240,5 @@ def _add_async_operator(
     instance_of("record_answers", record_answers, bool, what_to_do="say True or False")
     spec = replace(spec, is_recorded=record_answers)
     node = stream._entry.parent if isinstance(stream, KeyedStream) else stream._node
-    known = environment.graph.async_uid(uid, node)
+    known = environment.graph.add_async_uid(uid, node)
     return DataStream(environment, TransformNode(node, make_async_calls(spec, output, known)))

@@ -324,7 +324,7 @@ class OperatorSettings:
             raise GraphError(
                 f"name() got {name!r} ({type(name).__name__})", what_to_do='give it a text: name("parse")'
             )
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is not None:
             settings.name = name
         elif isinstance(self._node, KeyedNode | SourceNode):
@@ -347,7 +347,7 @@ class OperatorSettings:
             checked_name(uid, "uid")
         except ValueError as error:
             raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is not None:
             settings.name = uid
         elif isinstance(self._node, KeyedNode | SourceNode) and self._node.uid != uid:
@@ -355,7 +355,7 @@ class OperatorSettings:
             # A source keeps its uid. Once something reads an operator, the call may be meant for the reader.
             if isinstance(self._node, SourceNode) or graph.is_read(self._node):
                 raise GraphError(
-                    f"uid({uid!r}) was called on {self._what()}",
+                    f"uid({uid!r}) was called on {self._describe_node()}",
                     why="the uid, by which state is found, is given to the call that makes a source or a "
                     "keyed operator",
                     what_to_do=f'give it there: process(..., uid="{uid}")',
@@ -384,14 +384,14 @@ class OperatorSettings:
             The stream comes from something else.
         """
         asked = check_parallelism("set_parallelism", parallelism)
-        settings = self._settings()
+        settings = self._find_settings()
         if isinstance(self._node, KeyedNode):
-            check_is_shuffle_partitions(asked, self._environment._partitions(), self._what())
+            check_is_shuffle_partitions(asked, self._environment._partitions(), self._describe_node())
         elif settings is not None:
             settings.parallelism = asked
         else:
             raise GraphError(
-                f"set_parallelism({asked}) was called on {self._what()}",
+                f"set_parallelism({asked}) was called on {self._describe_node()}",
                 why="it has no parallelism of its own; a source has a task for each partition of its system",
                 what_to_do=f"call rebalance({asked}) after it, or set_parallelism({asked}) right after the "
                 "map(), flat_map(), filter() or process() that it is for",
@@ -414,7 +414,7 @@ class OperatorSettings:
         if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
             if self._environment.graph.is_read(self._node):
                 raise GraphError(
-                    f"{self._what()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
+                    f"{self._describe_node()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
                     why="their number is given to the call that makes an operator, for the life of its state",
                     what_to_do=f"give it there: process(..., max_parallelism={max_parallelism})",
                     uid=self._node.uid,
@@ -444,12 +444,12 @@ class OperatorSettings:
         return self._chain(Chained.NEVER, "disable_chaining")
 
     def _chain(self, chained: Chained, method: str) -> Self:
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is not None:
             self._environment.graph.chained[id(settings)] = chained
         elif not isinstance(self._node, KeyedNode | SourceNode) or chained is Chained.NEVER:
             raise GraphError(
-                f"{method}() was called on {self._what()}",
+                f"{method}() was called on {self._describe_node()}",
                 why="only a function of single records can be given tasks of its own: a source and a keyed "
                 "operator always have new tasks, and functions after them run in these",
                 what_to_do="call it right after map(), flat_map(), filter() or process(); or leave it out",
@@ -484,7 +484,7 @@ class OperatorSettings:
             self._environment.graph.slot_sharing[self._node.uid] = slot_sharing_group
         elif slot_sharing_group != "default":
             raise GraphError(
-                f"slot_sharing_group({slot_sharing_group!r}) was called on {self._what()}",
+                f"slot_sharing_group({slot_sharing_group!r}) was called on {self._describe_node()}",
                 why="only operators with state share tasks; others run in the tasks of their input",
                 what_to_do="leave it out; for tasks of its own call start_new_chain(), for other resources "
                 "set_resources() on a function without a key",
@@ -516,10 +516,10 @@ class OperatorSettings:
         >>> two_cores = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
         >>> scored = orders.map(Score(), output=SCORED).set_resources(two_cores)  # doctest: +SKIP
         """
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is None:
             raise GraphError(
-                f"set_resources() was called on {self._what()}",
+                f"set_resources() was called on {self._describe_node()}",
                 why="only functions of single records can have their own resources; all other tasks have "
                 "those of spark.task.cpus and spark.executor.*",
                 what_to_do="call it right after map(), flat_map(), filter() or process() without a key; or "
@@ -529,14 +529,14 @@ class OperatorSettings:
         settings.resources = instance_of("resources", resources, ResourceProfile, what_to_do=what_to_do)
         return self.disable_chaining()
 
-    def _settings(self) -> TransformSettings | None:
+    def _find_settings(self) -> TransformSettings | None:
         node = next(iter(find_connected_transforms(self._node)), self._node)
         if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
             return node.function.settings
         return None
 
-    def _what(self) -> str:
-        node, settings = self._node, self._settings()
+    def _describe_node(self) -> str:
+        node, settings = self._node, self._find_settings()
         if settings is not None:
             return f"the function '{settings.name}', which has no key"
         match node:
@@ -679,7 +679,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """
         if not others:
             return self
-        nodes = (self._node, *(self._other(other, "union")._node for other in others))
+        nodes = (self._node, *(self._check_other(other, "union")._node for other in others))
         return DataStream(self._environment, UnionNode(nodes))
 
     @overload
@@ -698,7 +698,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
             check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(entry, other)
-        return ConnectedStreams(self, self._other(other, "connect"))
+        return ConnectedStreams(self, self._check_other(other, "connect"))
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
         """Send every record to every partition of the operator that reads it.
@@ -715,7 +715,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """
         return BroadcastStream(self._environment, self._node, broadcast_states(descriptors))
 
-    def _other(self, other: Any, method: str) -> DataStream:
+    def _check_other(self, other: Any, method: str) -> DataStream:
         if not isinstance(other, DataStream):
             raise GraphError(
                 f"{method}() got a {type(other).__name__}",
@@ -894,14 +894,14 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         GraphError
             An operator would run twice in one chain.
         """
-        print_tree(self._job_graph(), self._environment._statistics())
+        print_tree(self._describe_job(), self._environment._statistics())
 
-    def _job_graph(self) -> JobGraph:
+    def _describe_job(self) -> JobGraph:
         environment = self._environment
         return describe_stream(environment.job, environment.graph, self._node, environment._partitions())
 
     def _repr_markdown_(self) -> str:
-        return markdown(self._job_graph())
+        return markdown(self._describe_job())
 
     def to_dataframe(self) -> DataFrame:
         """Return the records as a plain streaming DataFrame, for a query of your own.

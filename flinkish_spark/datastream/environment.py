@@ -834,7 +834,7 @@ class StreamExecutionEnvironment:
             cached_files=self._dependencies.cached_files,
         )
         job_dir = open_job_dir(settings.job_dir)
-        engine = SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir)
+        engine = SparkEngine(self.spark, self.graph.copy_declared(), settings, job_dir)
         if reporting is not None:
             reporting.begin(ReportedJob(self.job, tuple(engine.sources), lambda: engine.planned))
         reported = reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)

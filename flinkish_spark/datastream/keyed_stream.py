@@ -376,7 +376,7 @@ class KeyedStream(KeyedRecords):
             How long a key's element lives; None: for ever.
         """
         uid = resolve_uid(self._environment.graph, uid, "sum", self._entry)
-        return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
+        return self._add_fold(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
 
     def min(
         self,
@@ -389,7 +389,7 @@ class KeyedStream(KeyedRecords):
     ) -> DataStream:
         """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
         uid = resolve_uid(self._environment.graph, uid, "min", self._entry)
-        return self._folding(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
+        return self._add_fold(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
 
     def max(
         self,
@@ -402,7 +402,7 @@ class KeyedStream(KeyedRecords):
     ) -> DataStream:
         """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
         uid = resolve_uid(self._environment.graph, uid, "max", self._entry)
-        return self._folding(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
+        return self._add_fold(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
 
     def min_by(
         self,
@@ -416,7 +416,7 @@ class KeyedStream(KeyedRecords):
     ) -> DataStream:
         """Emit each key's element with the least value of a field; `ties` chooses among equal ones."""
         uid = resolve_uid(self._environment.graph, uid, "min_by", self._entry)
-        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
+        return self._add_fold(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
 
     def max_by(
         self,
@@ -430,7 +430,7 @@ class KeyedStream(KeyedRecords):
     ) -> DataStream:
         """Emit each key's element with the greatest value of a field; `ties` chooses among equal ones."""
         uid = resolve_uid(self._environment.graph, uid, "max_by", self._entry)
-        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
+        return self._add_fold(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
 
     def fold(
         self,
@@ -502,7 +502,7 @@ class KeyedStream(KeyedRecords):
         uid = resolve_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
         return self._add_operator(Normalizing(row_kind, ttl), None, uid, max_parallelism)
 
-    def _folding(
+    def _add_fold(
         self,
         aggregate: ElementAggregate,
         uid: str,
@@ -609,7 +609,7 @@ class KeyedStream(KeyedRecords):
         if isinstance(other, BroadcastStream):
             check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(self._entry, other)
-        return KeyedConnectedStreams(self._environment, self._entry, self._other(other, "connect"))
+        return KeyedConnectedStreams(self._environment, self._entry, self._check_other(other, "connect"))
 
     def join(self, other: KeyedStream) -> JoinedStreams:
         """Join this stream, the left one, with another one that has keys of the same types.
@@ -621,7 +621,7 @@ class KeyedStream(KeyedRecords):
         GraphError
             The other has no keys, or is of another job.
         """
-        return JoinedStreams(self._environment, self._entry, self._other(other, "join"))
+        return JoinedStreams(self._environment, self._entry, self._check_other(other, "join"))
 
     def interval_join(
         self,
@@ -635,7 +635,7 @@ class KeyedStream(KeyedRecords):
         """Join elements whose event times are near; as :meth:`JoinedStreams.interval`."""
         return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid, **more)
 
-    def _other(self, other: Any, method: str) -> KeyedEntry:
+    def _check_other(self, other: Any, method: str) -> KeyedEntry:
         if not isinstance(other, KeyedStream):
             raise GraphError(
                 f"{method}() got a {type(other).__name__}",

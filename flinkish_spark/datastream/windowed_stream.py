@@ -105,7 +105,7 @@ class WindowedStream:
         output
             Fields of the result; by default the elements' fields, or those in the hint of `then.process`.
         """
-        uid = self._uid(uid, "reduce")
+        uid = self._resolve_uid(uid, "reduce")
         computation = ReduceWindow(reduce, then)
         if then is not None and output is None:
             output = infer_output(then.process, f"'{uid}'", is_iterable=True)
@@ -134,7 +134,7 @@ class WindowedStream:
         output
             Fields of the result; by default those in the hint of `get_result`, or of `then.process`.
         """
-        uid = self._uid(uid, "aggregate")
+        uid = self._resolve_uid(uid, "aggregate")
         check_aggregate(aggregate)
         if output is None:
             output = infer_aggregate_output(aggregate, then, f"'{uid}'")
@@ -158,7 +158,7 @@ class WindowedStream:
         output
             Fields of the result; by default what the hint of its `process` says.
         """
-        uid = self._uid(uid, "process")
+        uid = self._resolve_uid(uid, "process")
         computation = ProcessWindow(process)
         if output is None:
             output = infer_output(process.process, f"'{uid}'", is_iterable=True)
@@ -185,14 +185,14 @@ class WindowedStream:
         ConfigError
             There is no column, or something else among them; or these windows cannot be folded.
         """
-        uid = self._uid(uid, "fold")
+        uid = self._resolve_uid(uid, "fold")
         if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
             raise ConfigError(
                 f"fold() of '{uid}' got {columns!r}",
                 what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
             )
         column_windows(self._spec, uid)
-        return self._folding(columns, uid, max_parallelism)
+        return self._add_fold(columns, uid, max_parallelism)
 
     def sum(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the sum of a field under the field's name, between the key's columns and the window's bounds.
@@ -211,18 +211,18 @@ class WindowedStream:
         ConfigError
             When the job is planned: there is no such field, or its type has no sum.
         """
-        uid = self._uid(uid, "sum")
-        return self._folding((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "sum")
+        return self._add_fold((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
 
     def min(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the least of a field under the field's name; see :meth:`sum`."""
-        uid = self._uid(uid, "min")
-        return self._folding((AggregateColumn(field, Fold.MIN, field),), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "min")
+        return self._add_fold((AggregateColumn(field, Fold.MIN, field),), uid, max_parallelism)
 
     def max(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the greatest of a field under the field's name; see :meth:`sum`."""
-        uid = self._uid(uid, "max")
-        return self._folding((AggregateColumn(field, Fold.MAX, field),), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "max")
+        return self._add_fold((AggregateColumn(field, Fold.MAX, field),), uid, max_parallelism)
 
     def min_by(
         self,
@@ -251,8 +251,8 @@ class WindowedStream:
         SchemaError
             When the job is planned: the elements have a field `window_start` or `window_end` themselves.
         """
-        uid = self._uid(uid, "min_by")
-        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "min_by")
+        return self._add_fold(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
 
     def max_by(
         self,
@@ -263,15 +263,15 @@ class WindowedStream:
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit the whole element with the greatest value of a field; see :meth:`min_by`."""
-        uid = self._uid(uid, "max_by")
-        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "max_by")
+        return self._add_fold(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
 
-    def _uid(self, uid: str | None, method: str) -> str:
+    def _resolve_uid(self, uid: str | None, method: str) -> str:
         if uid is not None:
             return uid
         return resolve_uid(self._stream._environment.graph, None, method, self._stream._entry)
 
-    def _folding(
+    def _add_fold(
         self, columns: tuple[AggregateColumn, ...] | ElementChoice, uid: str, max_parallelism: int | None
     ) -> DataStream:
         return self._stream._add_operator(FoldingWindows(self._spec, columns), None, uid, max_parallelism)

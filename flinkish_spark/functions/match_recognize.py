@@ -91,9 +91,9 @@ class MatchRecognize:
             made, kind = expressions.read(_render(clause, own[:-2]))
             measures.append((own[-1].text, made))
             told.add(own[-1].text, kind)
-        rows, skip = self._rows(), self._skip(expressions)
+        rows, skip = self._parse_rows(), self._parse_skip(expressions)
         defined = dict(self._parse_definitions(expressions))
-        return RowSearch(pattern, defined, tuple(measures), rows, *skip, self._window_ms()), told
+        return RowSearch(pattern, defined, tuple(measures), rows, *skip, self._parse_window_ms()), told
 
     def _add_unions(self, expressions: _Expressions) -> None:
         for one in _split_at_commas(text := self.clauses.get("SUBSET", "")):
@@ -101,7 +101,7 @@ class MatchRecognize:
             members = [token for token in rest if token.word not in ("(", ")", ",")]
             if name is None or [token.word for token in equals] != ["="] or not members:
                 _refuse(text, "a union is written U = (A, B)", "correct SUBSET")
-            own = frozenset[str]().union(*(expressions.variable(_fold_name(token)) for token in members))
+            own = frozenset[str]().union(*(expressions.find_variable(_fold_name(token)) for token in members))
             expressions.variables[_fold_name(name)] = own
 
     def _parse_definitions(self, expressions: _Expressions) -> Iterator[tuple[str, E.Expression]]:
@@ -119,7 +119,7 @@ class MatchRecognize:
                 _refuse(text, "a definition sees the rows up to its own", "leave FINAL out")
             yield name, made
 
-    def _rows(self) -> RowsPerMatch:
+    def _parse_rows(self) -> RowsPerMatch:
         clauses = self.clauses
         said = clauses.get("ALL ROWS PER MATCH")
         if said is None:
@@ -135,7 +135,7 @@ class MatchRecognize:
                 said, "it is none of " + ", ".join(one.value for one in RowsPerMatch), "write one of these"
             )
 
-    def _skip(self, expressions: _Expressions) -> tuple[Skip, frozenset[str]]:
+    def _parse_skip(self, expressions: _Expressions) -> tuple[Skip, frozenset[str]]:
         said = self.clauses.get("AFTER MATCH SKIP", "PAST LAST ROW")
         tokens = _tokenize(said)
         words = [one.word for one in tokens]
@@ -145,16 +145,16 @@ class MatchRecognize:
             case ["TO", "NEXT", "ROW"]:
                 return Skip.TO_NEXT, frozenset()
             case ["TO", "FIRST", _]:
-                return Skip.TO_FIRST, expressions.variable(_fold_name(tokens[2]))
+                return Skip.TO_FIRST, expressions.find_variable(_fold_name(tokens[2]))
             case ["TO", "LAST", _]:
-                return Skip.TO_LAST, expressions.variable(_fold_name(tokens[2]))
+                return Skip.TO_LAST, expressions.find_variable(_fold_name(tokens[2]))
             case ["TO", _]:
-                return Skip.TO_LAST, expressions.variable(_fold_name(tokens[1]))
+                return Skip.TO_LAST, expressions.find_variable(_fold_name(tokens[1]))
         _refuse(
             said, "it is no way to skip", "write AFTER MATCH SKIP PAST LAST ROW, TO NEXT ROW or TO LAST A"
         )
 
-    def _window_ms(self) -> int | None:
+    def _parse_window_ms(self) -> int | None:
         said = self.clauses.get("WITHIN")
         if said is None:
             return None
@@ -318,43 +318,43 @@ class _PatternReader:
         self._text, self._tokens, self._at = text, tokens, 0
 
     def read(self) -> RowPattern:
-        found = self._alternatives()
+        found = self._parse_alternatives()
         if self._at < len(self._tokens):
             self._fail()
         return found
 
-    def _alternatives(self) -> RowPattern:
-        options = self._sequences("|")
+    def _parse_alternatives(self) -> RowPattern:
+        options = self._parse_sequences("|")
         return options[0] if len(options) == 1 else OneOf(tuple(options))
 
-    def _sequences(self, between: str) -> list[RowPattern]:
-        found = [self._sequence()]
+    def _parse_sequences(self, between: str) -> list[RowPattern]:
+        found = [self._parse_sequence()]
         while self._takes(between):
-            found.append(self._sequence())
+            found.append(self._parse_sequence())
         return found
 
-    def _sequence(self) -> RowPattern:
+    def _parse_sequence(self) -> RowPattern:
         parts: list[RowPattern] = []
         while self._at < len(self._tokens):
             if self._word in ("|", ")", ",") or self._sees("-", "}"):
                 break
-            parts.append(self._parse_quantifier(self._part()))
+            parts.append(self._parse_quantifier(self._parse_part()))
         return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
 
-    def _part(self) -> RowPattern:
+    def _parse_part(self) -> RowPattern:
         if self._takes("("):
-            inside = self._alternatives()
+            inside = self._parse_alternatives()
             self._expect(")")
             return inside
         if self._takes("{", "-"):
-            inside = self._alternatives()
+            inside = self._parse_alternatives()
             self._expect("-", "}")
             return Excluded(inside)
         for word in ("^", "$"):
             if self._takes(word):
                 return Anchor(word == "^")
         if self._takes("PERMUTE", "("):
-            parts = self._sequences(",")
+            parts = self._parse_sequences(",")
             self._expect(")")
             # Permutations with an earlier part first are preferred.
             return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
@@ -372,8 +372,8 @@ class _PatternReader:
         elif self._takes("?"):
             least, most = 0, 1
         elif not self._sees("{", "-") and self._takes("{"):
-            least = self._number() or 0
-            most = self._number() if self._takes(",") else least
+            least = self._parse_number() or 0
+            most = self._parse_number() if self._takes(",") else least
             self._expect("}")
             if most is not None and most < max(least, 1):
                 _refuse(self._text, "a repetition ends before it begins, or is none", "write {least,most}")
@@ -381,7 +381,7 @@ class _PatternReader:
             return part
         return Repeated(part, least, most, not self._takes("?"))
 
-    def _number(self) -> int | None:
+    def _parse_number(self) -> int | None:
         word = self._word
         return int(word) if word.isdigit() and self._takes(word) else None
 
@@ -475,7 +475,7 @@ class _Expressions:
         self.variables = {name: frozenset([name]) for name in variables}
 
     def read(self, text: str) -> Typed:
-        return self._expression(_parse(text), text)
+        return self._read_tree(_parse(text), text)
 
     def read_named(self, text: str, tokens: Sequence[_Token]) -> Typed:
         """Read an expression over the named events of a Flink pattern; refuse navigation over rows."""
@@ -488,13 +488,13 @@ class _Expressions:
                 _refuse(text, "its aggregate is of no name's events", "write SUM(name.field)")
         return made, kind
 
-    def variable(self, name: str) -> frozenset[str]:
+    def find_variable(self, name: str) -> frozenset[str]:
         if name not in self.variables:
             known = ", ".join(self.variables)
             _refuse(name, "it is no variable of the PATTERN, and no SUBSET", f"use one of {known}")
         return self.variables[name]
 
-    def _expression(self, tree: Any, text: str) -> Typed:
+    def _read_tree(self, tree: Any, text: str) -> Typed:
         name = type(tree).__name__
         more = {part for part, said in tree.args.items() if said} - _PARTS - _MORE_PARTS.get(name, set())
         if more:
@@ -504,44 +504,44 @@ class _Expressions:
             return make(tree, text)
         match name:
             case "Paren":
-                return self._expression(tree.this, text)
+                return self._read_tree(tree.this, text)
             case "Null":
                 return E.Literal(None), T.NullType()
             case "Boolean":
                 return E.Literal(bool(tree.this)), _BOOLEAN
             case "And" | "Or":
-                conditions = self._conditions(tree, text)
+                conditions = self._read_conditions(tree, text)
                 return (E.All(conditions) if name == "And" else E.any_of(conditions)), _BOOLEAN
             case "Not":
-                return E.Negated(self._expression(tree.this, text)[0]), _BOOLEAN
+                return E.Negated(self._read_tree(tree.this, text)[0]), _BOOLEAN
             case "Neg":
                 return self._apply_sign(tree, V.negative_whole, V.negative, text)
             case "Abs":
                 return self._apply_sign(tree, V.absolute_whole, V.absolute, text)
             case "DPipe":
-                texts = tuple(cast(one, _TEXT, text) for one in self._both(tree, text))
+                texts = tuple(cast(one, _TEXT, text) for one in self._read_operands(tree, text))
                 return E.Applied(operator.add, texts), _TEXT
             case "First" | "Last":
                 return self._navigate(name.upper(), [tree.this, tree.args.get("expression")], text)
             case "Count" | "Sum" | "Min" | "Max" | "Avg":
                 return self._aggregate(name.upper(), tree.this, text)
         if name in _COMPARED:
-            return self._compare(name, *self._both(tree, text), text)
+            return self._compare(name, *self._read_operands(tree, text), text)
         if name in _ARITHMETIC:
-            return make_arithmetic(_ARITHMETIC[name], *self._both(tree, text), text)
+            return make_arithmetic(_ARITHMETIC[name], *self._read_operands(tree, text), text)
         if name in _OF_TEXT:
             function, kind = _OF_TEXT[name]
-            return E.Applied(function, (cast(self._expression(tree.this, text), _TEXT, text),)), kind
+            return E.Applied(function, (cast(self._read_tree(tree.this, text), _TEXT, text),)), kind
         _refuse(text, f"{tree.sql(dialect='trino')} is not known here", _KNOWN)
 
-    def _both(self, tree: Any, text: str) -> tuple[Typed, Typed]:
-        return self._expression(tree.this, text), self._expression(tree.expression, text)
+    def _read_operands(self, tree: Any, text: str) -> tuple[Typed, Typed]:
+        return self._read_tree(tree.this, text), self._read_tree(tree.expression, text)
 
     def _read_column(self, tree: Any, text: str) -> Typed:
         place = self._places.get(tree.name.lower())
         if place is None:
             _refuse(text, f"there is no field {tree.name}", f"use one of {', '.join(self._fields.names)}")
-        variables = None if not tree.table else self.variable(_fold_identifier(tree.args["table"]))
+        variables = None if not tree.table else self.find_variable(_fold_identifier(tree.args["table"]))
         return E.Column(place, variables), self._fields[place].dataType
 
     def _read_literal(self, tree: Any, text: str) -> Typed:
@@ -556,35 +556,35 @@ class _Expressions:
             return E.Literal(value), T.DecimalType(digits, scale)
         return E.Literal(int(value)), _INT if abs(value) < 1 << 31 else _LONG
 
-    def _conditions(self, tree: Any, text: str) -> tuple[E.Expression, ...]:
-        both = self._both(tree, text)
+    def _read_conditions(self, tree: Any, text: str) -> tuple[E.Expression, ...]:
+        both = self._read_operands(tree, text)
         for _, kind in both:
             if not isinstance(kind, T.BooleanType | T.NullType):
                 _refuse(text, f"a {kind.simpleString()} is no condition", "compare it with something")
         return tuple(made for made, _ in both)
 
     def _read_is(self, tree: Any, text: str) -> Typed:
-        made = self._expression(tree.this, text)
-        other = self._expression(tree.expression, text)
+        made = self._read_tree(tree.this, text)
+        other = self._read_tree(tree.expression, text)
         if isinstance(other[1], T.NullType):
             return E.IsNull(made[0]), _BOOLEAN
         return E.FirstKnown((self._compare("EQ", made, other, text)[0], E.Literal(False))), _BOOLEAN
 
     def _read_between(self, tree: Any, text: str) -> Typed:
-        made = self._expression(tree.this, text)
-        low, high = (self._expression(tree.args[name], text) for name in ("low", "high"))
+        made = self._read_tree(tree.this, text)
+        low, high = (self._read_tree(tree.args[name], text) for name in ("low", "high"))
         bounds = self._compare("GTE", made, low, text)[0], self._compare("LTE", made, high, text)[0]
         return E.All(bounds), _BOOLEAN
 
     def _read_in(self, tree: Any, text: str) -> Typed:
-        made = self._expression(tree.this, text)
-        options = [self._expression(one, text) for one in tree.expressions]
+        made = self._read_tree(tree.this, text)
+        options = [self._read_tree(one, text) for one in tree.expressions]
         kind = find_common_type((made[1], *(kind for _, kind in options)), text)
         own, *others = (cast(one, kind, text) for one in (made, *options))
         return E.any_of(tuple(E.Applied(V.is_equal, (own, one)) for one in others)), _BOOLEAN
 
     def _read_like(self, tree: Any, text: str, escape: str | None = None) -> Typed:
-        of, pattern = self._expression(tree.this, text), tree.expression
+        of, pattern = self._read_tree(tree.this, text), tree.expression
         if not isinstance(of[1], T.StringType | T.NullType) or not _is_text(pattern):
             _refuse(text, "LIKE compares a text with a pattern that is written out", "write name LIKE 'a%'")
         if escape is None and "\\" in pattern.this:
@@ -606,7 +606,7 @@ class _Expressions:
     def _apply_sign(
         self, tree: Any, of_wholes: Callable[[int, int], int], of_others: Callable[[Any], Any], text: str
     ) -> Typed:
-        made, kind = self._expression(tree.this, text)
+        made, kind = self._read_tree(tree.this, text)
         if not isinstance(kind, T.NumericType):
             _refuse(text, f"a {kind.simpleString()} is no number", "cast it")
         bits = _BITS.get(type(kind))
@@ -616,30 +616,30 @@ class _Expressions:
         return E.Applied(function, (made,)), kind
 
     def _read_coalesce(self, tree: Any, text: str) -> Typed:
-        parts = [self._expression(one, text) for one in (tree.this, *tree.expressions)]
+        parts = [self._read_tree(one, text) for one in (tree.this, *tree.expressions)]
         kind = find_common_type([own for _, own in parts], text)
         return E.FirstKnown(tuple(cast(one, kind, text) for one in parts)), kind
 
     def _read_case(self, tree: Any, text: str) -> Typed:
         given = tree.args.get("this")
-        whole = None if given is None else self._expression(given, text)
+        whole = None if given is None else self._read_tree(given, text)
         conditions, values = [], []
         for one in tree.args["ifs"]:
-            condition = self._expression(one.this, text)
+            condition = self._read_tree(one.this, text)
             if whole is not None:
                 condition = self._compare("EQ", whole, condition, text)
             elif not isinstance(condition[1], T.BooleanType | T.NullType):
                 _refuse(text, f"a {condition[1].simpleString()} is no condition", "compare it with something")
             conditions.append(condition[0])
-            values.append(self._expression(one.args["true"], text))
+            values.append(self._read_tree(one.args["true"], text))
         default = tree.args.get("default")
-        values.append((E.Literal(None), T.NullType()) if default is None else self._expression(default, text))
+        values.append((E.Literal(None), T.NullType()) if default is None else self._read_tree(default, text))
         kind = find_common_type([own for _, own in values], text)
         *chosen, otherwise = (cast(one, kind, text) for one in values)
         return E.Chosen(tuple(zip(conditions, chosen, strict=True)), otherwise), kind
 
     def _read_cast(self, tree: Any, text: str) -> Typed:
-        wanted, made = tree.to.this.name, self._expression(tree.this, text)
+        wanted, made = tree.to.this.name, self._read_tree(tree.this, text)
         if tree.to.expressions and wanted != "DECIMAL":
             _refuse(text, "a cast does not cut texts here", f"cast to {wanted}, without a length")
         if wanted == "DECIMAL":
@@ -656,11 +656,11 @@ class _Expressions:
         prefix, joined, rest = name.partition(_JOINED)
         if joined and prefix in ("FINAL", "RUNNING"):
             of = _parse(f"{rest}({', '.join(one.sql(dialect='trino') for one in given)})")
-            made, kind = self._expression(of, text)
+            made, kind = self._read_tree(of, text)
             return (E.Final(made) if prefix == "FINAL" else made), kind
         match name:
             case "CLASSIFIER":
-                variables = None if not given else self.variable(_fold_identifier(given[0].this))
+                variables = None if not given else self.find_variable(_fold_identifier(given[0].this))
                 return E.Classifier(variables), _TEXT
             case "MATCH_NUMBER":
                 return E.MatchNumber(), _LONG
@@ -670,13 +670,15 @@ class _Expressions:
 
     def _navigate(self, name: str, given: Sequence[Any], text: str) -> Typed:
         of, number = given[0], (given[1] if len(given) > 1 else None)
-        offset = (1 if name in ("PREV", "NEXT") else 0) if number is None else self._offset(number, text)
+        offset = (
+            (1 if name in ("PREV", "NEXT") else 0) if number is None else self._parse_offset(number, text)
+        )
         if name in ("PREV", "NEXT") and type(of).__name__ in ("First", "Last"):
-            inner, kind = self._expression(of, text)
+            inner, kind = self._read_tree(of, text)
             assert isinstance(inner, E.Navigated)
             rows = -offset if name == "PREV" else offset
             return E.Navigated(inner.of, inner.variables, inner.from_first, inner.offset, rows), kind
-        made, kind = self._expression(of, text)
+        made, kind = self._read_tree(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column | E.Classifier)}
         if len(named) > 1 or any(
             one.looks_around and not isinstance(one, E.Classifier) for one in made.all_parts()
@@ -689,7 +691,7 @@ class _Expressions:
             return E.Navigated(made, variables, rows=-offset if name == "PREV" else offset), kind
         return E.Navigated(made, variables, from_first=name == "FIRST", offset=offset), kind
 
-    def _offset(self, tree: Any, text: str) -> int:
+    def _parse_offset(self, tree: Any, text: str) -> int:
         if type(tree).__name__ != "Literal" or tree.is_string or not tree.this.isdigit():
             _refuse(text, "an offset is a whole number", "write one, as PREV(A.value, 2)")
         return int(tree.this)
@@ -697,9 +699,9 @@ class _Expressions:
     def _aggregate(self, name: str, of: Any, text: str) -> Typed:
         kind = type(of).__name__
         if kind == "Star" or (kind == "Column" and type(of.this).__name__ == "Star"):
-            variables = None if kind == "Star" else self.variable(_fold_identifier(of.args["table"]))
+            variables = None if kind == "Star" else self.find_variable(_fold_identifier(of.args["table"]))
             return E.Aggregated(None, variables), _LONG
-        made, own = self._expression(of, text)
+        made, own = self._read_tree(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column)}
         if len(named) > 1 or any(one.looks_around for one in made.all_parts()):
             _refuse(text, "an aggregate is of the rows of one variable", "name one variable, or a SUBSET")

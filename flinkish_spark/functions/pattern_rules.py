@@ -198,7 +198,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         """Return the state to store for a rule; None if the rule is a repetition."""
         if value.id is None or value.version is None:
             raise PatternError("a rule has no id, or no version", what_to_do="give it both")
-        search = None if value.rule is None else self._search(value.rule)
+        search = None if value.rule is None else self._find_search(value.rule)
         if before is None:
             return value.version, value.version, value.rule
         version, since, rule = before
@@ -215,10 +215,10 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         # The program may have changed, and no longer know what the old rule named.
         with contextlib.suppress(PatternError):
             if search is not None and rule is not None:
-                goes_on = self._search(rule).automaton.fingerprint == search.automaton.fingerprint
+                goes_on = self._find_search(rule).automaton.fingerprint == search.automaton.fingerprint
         return value.version, since if goes_on else value.version, value.rule
 
-    def _search(self, rule: str) -> _Search:
+    def _find_search(self, rule: str) -> _Search:
         """Return the compiled search of a rule; its conditions are opened once per copy of the function."""
         found = self._searches.get(rule)
         if found is None:
@@ -293,7 +293,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             version, since, rule = rules[name]
             if rule is not None:
                 context = _RuleContext(ctx, name, version)
-                runs.append(_Run(self._search_of(name, rule), context, self._function, self._limit, since))
+                runs.append(
+                    _Run(self._require_search(name, rule), context, self._function, self._limit, since)
+                )
         live = {run.context.name: run for run in runs}
         for name, stored in list(self._open.items()):
             own = live.get(name)
@@ -304,9 +306,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             run.enter(self._open, self._row.names, self._gather, self._spread)
         return runs
 
-    def _search_of(self, name: str, rule: str) -> _Search:
+    def _require_search(self, name: str, rule: str) -> _Search:
         try:
-            return self._search(rule)
+            return self._find_search(rule)
         except PatternError as error:
             raise PatternError(
                 f"the rule '{name}' was taken over once, and cannot be searched for any more",
@@ -332,14 +334,14 @@ class _Search:
         return self.matcher.known[tuple(answers)]
 
     def open(self, facts: _ConditionFacts) -> None:
-        for owner in self._owners():
+        for owner in self._find_owners():
             owner.open(facts)
 
     def close(self) -> None:
-        for owner in self._owners():
+        for owner in self._find_owners():
             owner.close()
 
-    def _owners(self) -> list[Any]:
+    def _find_owners(self) -> list[Any]:
         leaves = self.automaton.leaves
         owners = [leaf.owner for leaf in leaves if isinstance(leaf, LookingBack)]
         return [owner for owner in owners if hasattr(owner, "open") and hasattr(owner, "close")]

@@ -280,7 +280,7 @@ class ChannelGenerators:
     def on_event(self, channel: int, event: Any, timestamp_ms: int) -> None:
         generator = self._generators.get(channel)
         if generator is None:
-            generator = self._new(channel)
+            generator = self._make_generator(channel)
         try:
             watermark_ms = generator.on_event(event, timestamp_ms)
             if watermark_ms is not None:
@@ -302,7 +302,7 @@ class ChannelGenerators:
             raise self._make_failure("on_periodic()", error) from error
         return dict(self._greatest_ms)
 
-    def _new(self, channel: int) -> WatermarkGenerator:
+    def _make_generator(self, channel: int) -> WatermarkGenerator:
         try:
             made: object = self._factory()
             check_methods(made, WatermarkGenerator, f"the {type(made).__name__}")

@@ -193,12 +193,12 @@ class SqliteTable(LookupTable):
         for begin in range(0, len(keys), step):
             asked = keys[begin : begin + step]
             query = self._query.format(values=", ".join([self._values] * len(asked)))
-            parameters = [part for at, key in enumerate(asked) for part in (at, *self._parts(key))]
+            parameters = [part for at, key in enumerate(asked) for part in (at, *self._split_key(key))]
             try:
                 rows = self._connection.execute(query, parameters)
             except (sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
                 # SQLite cannot take the key's type; other errors are the database's, and may be transient.
-                kinds = sorted({type(part).__name__ for key in asked for part in self._parts(key)})
+                kinds = sorted({type(part).__name__ for key in asked for part in self._split_key(key)})
                 raise ConfigError(
                     f"the lookup table '{self._table}' cannot be asked for keys of the types "
                     f"{', '.join(kinds)}",
@@ -213,7 +213,7 @@ class SqliteTable(LookupTable):
         if self._connection is not None:
             self._connection.close()
 
-    def _parts(self, key: Any) -> tuple[Any, ...]:
+    def _split_key(self, key: Any) -> tuple[Any, ...]:
         if self._width == 1:
             return (key,)
         if not isinstance(key, tuple | list) or len(key) != self._width:

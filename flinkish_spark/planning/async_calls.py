@@ -84,7 +84,7 @@ class AsyncTransform(RowTransform):
         self.settings.sides[name] = output
         return replace(self, side=name, output=output)
 
-    def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
+    def _make_row_worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         assert self.output is not None
         settings, place = self.settings, self.place
         uid, answers = settings.uid, None

@@ -37,7 +37,7 @@ class Beginning:
         begins = self._find_chain(chain)
         return "" if begins is None else _digest([dict(begins.positions), dict(begins.states)])
 
-    def label_of_input(self, chain: Chain, name: str) -> str:
+    def find_input_label(self, chain: Chain, name: str) -> str:
         begins = self._find_chain(chain)
         return "" if begins is None or name not in begins.positions else _digest(begins.positions[name])
 

@@ -285,7 +285,7 @@ def apply_frame_prefix(uid: str, upstream: Upstream, stream: TaggedStream) -> tu
 
 
 def _apply_steps(uid: str, steps: Sequence[Step], stream: TaggedStream) -> TaggedStream:
-    made = TaggedStream(stream.alone(), stream.schema, stream.channels)
+    made = TaggedStream(stream.select_own_rows(), stream.schema, stream.channels)
     functions: list[Any] = []
     for step in steps:
         assert isinstance(step, TransformNode), "refused where it was declared"
@@ -367,7 +367,7 @@ class RecordStream:
             return self.fields
         return T.StructType([f for f in self.frame.schema if not f.name.startswith(PREFIX)])
 
-    def records_only(self) -> RecordStream:
+    def keep_records(self) -> RecordStream:
         """Return the stream without the event times of dropped records."""
         if not self.has_kept_times:
             return self
@@ -410,7 +410,7 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
 
 
 def _apply_record_function(stream: RecordStream, function: RecordFunction) -> RecordStream:
-    stream = stream if stream.is_timed else stream.records_only()
+    stream = stream if stream.is_timed else stream.keep_records()
     kept = function.keep_times() if stream.is_timed else function
     if not stream.is_marked:
         return replace(stream, frame=kept(stream.frame), has_kept_times=stream.is_timed)
@@ -426,7 +426,7 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
     """Apply a DataFrame function that does more than look at single rows."""
     if stream.is_marked:
         raise ControlRowError
-    stream = stream.records_only()
+    stream = stream.keep_records()
     records = apply_transform(stream.frame, function)
     lost = {C.TIME, C.MARK} & (set(stream.frame.columns) - set(records.columns))
     if lost:
@@ -445,7 +445,7 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
 
 def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
     """Assign each record an event time in milliseconds, from a column, an expression or a function."""
-    stream = replace(stream.records_only(), is_timed=True)
+    stream = replace(stream.keep_records(), is_timed=True)
     frame, assigner = stream.frame, strategy.timestamps
     plain = frame.drop(C.MARK) if C.MARK in frame.columns else frame
     if isinstance(assigner, Column):

@@ -107,10 +107,10 @@ class Windows:
         result = ddl_of(self._result(schemas[0]))
         return window_operator(self.spec, self.computation, element_type, result)
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         return add_retraction_field(self.spec, self._result(schemas[0]))
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         tag = self.spec.late_output
         return [] if tag is None else [(tag, schemas[0])]
 
@@ -152,7 +152,7 @@ class ChangelogFactory(_TtlFactory):
         super().__post_init__()
         instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
-    def kind_at(self, schema: T.StructType) -> int:
+    def find_kind_position(self, schema: T.StructType) -> int:
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():
             raise SchemaError(
                 f"the changelog has no STRING field '{self.row_kind}' for the row kind",
@@ -168,7 +168,7 @@ class ChangelogAggregating(ChangelogFactory):
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         assert self.aggregate is not None
-        at = self.kind_at(schemas[0])
+        at = self.find_kind_position(schemas[0])
         return ChangelogAggregateOperator(at, self.aggregate, self.accumulator_type, self.ttl)
 
 
@@ -182,9 +182,9 @@ class ChangelogFolding(ChangelogFactory):
         names = schemas[0].names
         keys = [names.index(key) for key in self._own_keys(schemas[0])]
         folds = [(fold, None if at is None else names.index(at)) for fold, _, at in self._folds(schemas[0])]
-        return ChangelogFoldOperator(self.kind_at(schemas[0]), keys, folds, self.ttl)
+        return ChangelogFoldOperator(self.find_kind_position(schemas[0]), keys, folds, self.ttl)
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         own = [T.StructField(key, schemas[0][key].dataType) for key in self._own_keys(schemas[0])]
         named = zip(self.columns, self._folds(schemas[0]), strict=True)
         made = [T.StructField(column.name, kind) for column, (_, kind, _) in named]
@@ -205,7 +205,7 @@ class Normalizing(ChangelogFactory):
     """Makes a full changelog (with -U rows) from upserts."""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        return NormalizeOperator(self.kind_at(schemas[0]), schemas[0], self.ttl)
+        return NormalizeOperator(self.find_kind_position(schemas[0]), schemas[0], self.ttl)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class FoldingColumns(_ColumnFactory):
     columns: ElementAggregate | tuple[AggregateColumn, ...]
     ttl: StateTtl | None = None
 
-    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         if not isinstance(self.columns, tuple):
             return element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
@@ -251,7 +251,7 @@ class ReducingColumns(_ColumnFactory):
         reducer("reduce", self.reduce)
         super().__post_init__()
 
-    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         return ReducedRows(self.reduce, ddl_of(schema))
 
 
@@ -263,7 +263,7 @@ class AggregatingColumns(_ColumnFactory):
     accumulator_type: StateType
     ttl: StateTtl | None = None
 
-    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         return AggregatedRows(self.aggregate, ddl_of(schema), self.accumulator_type)
 
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
@@ -282,13 +282,13 @@ class FoldingWindows:
     def needs_event_time(self) -> bool:
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
-    def aggregation(self, schema: T.StructType) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType) -> ColumnAggregation:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
             return element_aggregation(self.columns, ddl)
         return Columns(self.columns, ddl)
 
-    def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
+    def find_key_positions(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
         if isinstance(self.columns, ElementChoice):
             return ()
         return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
@@ -296,10 +296,10 @@ class FoldingWindows:
     def make_column_fold(
         self, windows: ColumnWindows, schema: T.StructType, keys: Sequence[object]
     ) -> WindowFold:
-        rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.aggregation(schema))
+        rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.make_aggregation(schema))
         late_output = self.spec.late_output
         reader = read_partials if late_output is None else read_elements
-        return WindowFold(rules, self.key_places(schema, keys), reader, late_output)
+        return WindowFold(rules, self.find_key_positions(schema, keys), reader, late_output)
 
     def make_element_operator(
         self, schema: T.StructType, keys: Sequence[object], result: T.StructType
@@ -309,7 +309,9 @@ class FoldingWindows:
             computation = chosen_element(self.columns, ddl)
         else:
             (column,) = self.columns
-            computation = folded_field(column, ddl, KeysAndWindow(self.key_places(schema, keys), len(keys)))
+            computation = folded_field(
+                column, ddl, KeysAndWindow(self.find_key_positions(schema, keys), len(keys))
+            )
         return window_operator(self.spec, computation, ddl, ddl_of(result))
 
 
@@ -354,7 +356,7 @@ class Patterns:
             search = replace(search, function=MeasuredMatches(function.text, function.lost, told))
         return PatternOperator(search, ElementType(ddl_of(events)), at)
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         function = self.search.function
         assert isinstance(function, MeasuredMatches)
         return self._measures(self._events(schemas[0]), function)[1]
@@ -365,7 +367,7 @@ class Patterns:
         names = dict.fromkeys(name for one in self.search.patterns for name in one.automaton.names)
         return parse_measures(function.text, events, names)
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         tag = self.search.late_output
         return [] if tag is None else [(tag, self._events(schemas[0]))]
 
@@ -387,21 +389,21 @@ class RowPatterns:
         order = self.said.order
         at = None if order is None else _find_time_position(fields, order)
         return RowPatternOperator(
-            search, ElementType(ddl_of(fields)), at, self._key_places(fields), self.late_output
+            search, ElementType(ddl_of(fields)), at, self._find_key_positions(fields), self.late_output
         )
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         fields = schemas[0]
         search, measures = self.said.search(fields)
         own = fields.fields
         if search.rows is RowsPerMatch.ONE_ROW:
-            own = [fields[place] for place in self._key_places(fields)]
+            own = [fields[place] for place in self._find_key_positions(fields)]
         return T.StructType([*(T.StructField(one.name, one.dataType) for one in own), *measures])
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         return [] if self.late_output is None else [(self.late_output, schemas[0])]
 
-    def _key_places(self, fields: T.StructType) -> list[int]:
+    def _find_key_positions(self, fields: T.StructType) -> list[int]:
         names = [name.lower() for name in fields.names]
         return [names.index(key.lower()) for key in self.keys if key.lower() in names]
 
@@ -444,12 +446,12 @@ class Joining:
             return TemporalJoinOperator(join)
         return WindowCoGroupOperator(join)
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         join = self.join
         tags = (join.late_output,) if isinstance(join, TemporalJoin) else (join.left_late, join.right_late)
         return [(tag, schema) for tag, schema in zip(tags, schemas, strict=False) if tag is not None]
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         if isinstance(self.join, WindowCoGroup) or self.join.function is not None:
             raise InternalError("the output of a join with a function is declared with it")
         return join_fields(*schemas)

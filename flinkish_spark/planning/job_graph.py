@@ -72,14 +72,14 @@ _OF_STATE = {
 def describe_job(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
     """Describe the operators that Spark runs for a program: those from which a path leads to a sink."""
     logical = optimize(graph) if planned is None else planned.logical
-    return JobGraph(job, tuple(_Reading(logical, tasks, planned).operators()))
+    return JobGraph(job, tuple(_Reading(logical, tasks, planned).describe_operators()))
 
 
 def name_operators(graph: StreamGraph, tasks: int) -> None:
     """Set each function's id in the job graph; a function with several outputs has the id of the first."""
     known: set[int] = set()
     reading = _Reading(optimize(graph), tasks)
-    for _ in reading.operators():
+    for _ in reading.describe_operators():
         pass
     for node, own in reading.ids.items():
         settings = _find_settings(node)
@@ -90,8 +90,8 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
 
 def describe_stream(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
     """Describe the operators from which a path leads to a stream."""
-    alone = graph.ending_with(node)
-    return JobGraph(job, tuple(_Reading(optimize(alone), tasks).operators_in_front_of(alone.sinks[0])))
+    alone = graph.end_at(node)
+    return JobGraph(job, tuple(_Reading(optimize(alone), tasks).describe_upstream(alone.sinks[0])))
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ class _Reading:
         self._edges: dict[_Node, dict[tuple[_Node, int, str], JobEdge]] = {}
         self.ids: dict[_Node, str] = {}
         self._parallelism: dict[_Node, int | None] = {}
-        self._read()
+        self._read_plan()
 
-    def operators(self) -> Iterator[JobOperator]:
+    def describe_operators(self) -> Iterator[JobOperator]:
         yield from self._make_all(self._graph.sinks)
         yield from self._find_dead_letter_sinks()
 
-    def operators_in_front_of(self, sink: SinkNode) -> Iterable[JobOperator]:
+    def describe_upstream(self, sink: SinkNode) -> Iterable[JobOperator]:
         return self._make_all(front for front, *_ in self._edges[sink])
 
     def _make_all(self, nodes: Iterable[_Node]) -> Iterable[JobOperator]:
@@ -146,12 +146,12 @@ class _Reading:
         return made.values()
 
     # -- the plan as the planner makes it; each part counts as often as it occurs there ----------------
-    def _read(self) -> None:
+    def _read_plan(self) -> None:
         seen: dict[Chain, set[KeyedNode]] = {}
         shared = {
             operator: passages
             for group in self._plan.groups
-            for operator, passages in self._passages_of_group(group).items()
+            for operator, passages in self._find_passages(group).items()
         }
         for sink in self._graph.sinks:
             self._runs[sink] += 1
@@ -173,7 +173,7 @@ class _Reading:
         for source in self._graph.sources:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
-    def _passages_of_group(self, group: TaskGroup) -> Mapping[KeyedNode, list[_Passage]]:
+    def _find_passages(self, group: TaskGroup) -> Mapping[KeyedNode, list[_Passage]]:
         """Return the paths into operators that share tasks; count each shared scan once."""
         found: dict[KeyedNode, dict[str, _Passage]] = {operator: {} for operator, _ in group.members}
         for scan in group.scans:
@@ -311,8 +311,8 @@ class _Reading:
         edges = [replace(edge, source=self.ids[front]) for (front, *_), edge in arriving.items()]
         if len(edges) > 1 and not isinstance(node, KeyedNode):
             edges = [replace(one, why=Why.STREAMS_MEET) if one.why.is_chained else one for one in edges]
-        self.ids[node] = self._id_of(node, edges)
-        self._parallelism[node] = self._tasks_of(node, arriving)
+        self.ids[node] = self._make_id(node, edges)
+        self._parallelism[node] = self._count_tasks(node, arriving)
         made[node] = self._describe(node, tuple(edges))
 
     def _describe(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
@@ -351,7 +351,7 @@ class _Reading:
         own = self.ids[node]
         return JobOperator(own, uid, name, does, kind, runs_in, keys, tasks, groups, runs, edges, shares)
 
-    def _id_of(self, node: _Node, edges: Sequence[JobEdge]) -> str:
+    def _make_id(self, node: _Node, edges: Sequence[JobEdge]) -> str:
         """Return an id that depends on the program only, so it is the same in every process."""
         if isinstance(node, SourceNode | KeyedNode | SinkNode):
             return _digest(["uid", node.uid])
@@ -364,7 +364,7 @@ class _Reading:
             number += 1
         return found
 
-    def _tasks_of(self, node: _Node, arriving: Mapping[tuple[_Node, int, str], JobEdge]) -> int | None:
+    def _count_tasks(self, node: _Node, arriving: Mapping[tuple[_Node, int, str], JobEdge]) -> int | None:
         if isinstance(node, KeyedNode):
             return self._tasks
         settings = _find_settings(node)

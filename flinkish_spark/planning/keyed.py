@@ -149,7 +149,7 @@ class _Operator:
         )
         return rows.unionByName(named_scan(states, ScanRole.SEED, self.parts.node.uid))
 
-    def packer(self, number: int, given: KeyedInput, sent: SentColumns) -> BlockPacker:
+    def make_packer(self, number: int, given: KeyedInput, sent: SentColumns) -> BlockPacker:
         uid, counts_as, combine = self.parts.node.uid, self.parts.counts_as, None
         if sent.folded is not None and sent.folded.combiner is not None:
             own = f"{counts_as}/input {number}" if counts_as else ""
@@ -170,7 +170,7 @@ class _Operator:
             calls=calls,
         )
 
-    def control_routes(self) -> Column:
+    def make_control_routes(self) -> Column:
         """Return the routes of a control row: a barrier goes everywhere, a call to its key group."""
         kind, routing = F.col(C.KIND), self.routing
         is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.parts.number)
@@ -204,7 +204,7 @@ def _route_rows(operators: Sequence[_Operator]) -> DataFrame:
     if apart:
         # All source inputs share the control source's barrier rows; add them once.
         targets = [
-            (one.control_routes(), [share.number for share in apart if share.operator is one])
+            (one.make_control_routes(), [share.number for share in apart if share.operator is one])
             for one in dict.fromkeys(share.operator for share in apart)
         ]
         frames.append(named_scan(_route_control_rows(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
@@ -275,7 +275,7 @@ class _Share:
         )
 
     def deal_blocks(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
-        packer = self.operator.packer(self.number, self.given, self.sent)
+        packer = self.operator.make_packer(self.number, self.given, self.sent)
         names, routes = self.names, self.record_routes
         columns = (routes.hash_name, *names.values(), *marks)
         return DealtBlocks(routes.route_name, columns, (C.KEY_HASH, *names, *marks), packer, takes)
@@ -507,7 +507,7 @@ def _find_main_output(
     if node.output is not None:
         return node.output
     if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
-        found = node.function.output(*schemas)
+        found = node.function.find_output(*schemas)
         # Names of the inputs' fields are known only now.
         check_field_names(found, f"the output of '{node.uid}'", RENAME)
         return found
@@ -547,7 +547,7 @@ def _make_operator(
     if function.needs_event_time and not has_times:
         raise no_event_times(node.uid)
     if isinstance(function, Windows | Joining | Patterns | RowPatterns):
-        for tag, schema in function.late_outputs(*schemas):
+        for tag, schema in function.find_late_outputs(*schemas):
             # Two tags of one name may be declared: one for each side of a join.
             for declared in (tag, *(one for one in read if one.name == tag.name)):
                 check_late_output(declared, schema, node.uid, types_may_differ=True)

@@ -53,5 +53,5 @@ def optimize(
 def plan_of_stream(graph: StreamGraph, node: StreamNode) -> LogicalPlan:
     """Return the logical plan of one stream outside of a job: nothing in it is shared or marked."""
     # No chain has begun, so each operator read is a chain of its own, which is planned apart.
-    alone = replace(graph.ending_with(node), begun_chains=frozenset())
+    alone = replace(graph.end_at(node), begun_chains=frozenset())
     return count_functions(pass_streams(cut_chains(LogicalPlan(alone))))

@@ -166,21 +166,23 @@ class Planner:
             self._control = load_control(self._spark, self._place.control_path).select(*C.CONTROL)
         return self._control
 
-    def _begin(self, logical: LogicalPlan) -> None:
+    def _start(self, logical: LogicalPlan) -> None:
         self._logical, self._graph = logical, logical.graph
         self._calls = AsyncCalls(logical.calls, self._async_place)
         self._reporters = [one.uid for one in find_reporters(logical.graph)]
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
         check_tasks_between(graph, self._partitions)
-        self._begin(optimize(graph, self._beginning, self._recorded))
+        self._start(optimize(graph, self._beginning, self._recorded))
         for group in self._logical.groups:
             self._plan_group(group)
         sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
         union = self._unite_ends({part.stream for sink in sinks for part in sink.parts if part.has_async})
         deferred = self._plan_deferred_pass(sinks)
-        time = plan_times(self._logical, lambda path, chain, name: self.stream(path, chain, (name,)))
-        bundlings = {uid: self._bundling(shape.max_parallelism) for uid, shape in self._operators.items()}
+        time = plan_times(self._logical, lambda path, chain, name: self.plan_stream(path, chain, (name,)))
+        bundlings = {
+            uid: self._make_bundling(shape.max_parallelism) for uid, shape in self._operators.items()
+        }
         return PlannedJob(
             union,
             tuple(sinks),
@@ -197,19 +199,19 @@ class Planner:
 
     def records(self, graph: StreamGraph, node: StreamNode) -> DataFrame:
         """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
-        self._begin(plan_of_stream(graph, node))
+        self._start(plan_of_stream(graph, node))
         frames = []
         for end in self._logical.all_ends:
             rest = list(end.chain.inputs)
             for path in end.paths:
                 own = tuple(rest.pop(0) for _ in find_scans(path.base))
-                frames.append(_select_records(self.stream(path, end.chain, own)))
+                frames.append(_select_records(self.plan_stream(path, end.chain, own)))
         return reduce(DataFrame.unionByName, frames)
 
     def _plan_sinks(self) -> Iterator[PlannedSink]:
         for node in self._graph.sinks:
             ends = self._logical.ends[node.uid]
-            parts = [self._part(self._plan_end(end, node.uid), end.chain) for end in ends]
+            parts = [self._make_part(self._plan_end(end, node.uid), end.chain) for end in ends]
             schema = parts[0][1]
             for _, other in parts[1:]:
                 check_same_fields(schema, other, f"the sink '{node.uid}'")
@@ -224,7 +226,7 @@ class Planner:
                 moved = self._beginning.position_source(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._place, peers):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
-                    part, schema = self._part(self._add_barriers([letters], chain), chain)
+                    part, schema = self._make_part(self._add_barriers([letters], chain), chain)
                     yield PlannedSink(side.uid, side.sink, schema, (part,), len(self._reporters))
 
     def _unite_ends(self, asked: set[int]) -> DataFrame:
@@ -235,10 +237,10 @@ class Planner:
             if index != shown[0]:
                 continue
             beside = [C.SEQUENCE] if asked.intersection(shown) else []
-            frames.append(named_chain(tag(stream, index, beside, self._streams_of(shown)), chain))
+            frames.append(named_chain(tag(stream, index, beside, self._find_streams(shown)), chain))
         return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
 
-    def _streams_of(self, shown: Sequence[int]) -> list[int]:
+    def _find_streams(self, shown: Sequence[int]) -> list[int]:
         """Return the stream of each output, if several operators share one frame."""
         ends = list(self._ends.items())
         chain, stream = ends[shown[0]]
@@ -258,7 +260,7 @@ class Planner:
         if made is None or any(other.by_workers is not first.by_workers for _, other in others):
             return None
         given, worker = made
-        streams, by_side = list(self._ends.values()), self._streams_of(range(len(self._ends)))
+        streams, by_side = list(self._ends.values()), self._find_streams(range(len(self._ends)))
         workers = {sink.uid: make_sink_workers(sink, streams, by_side) for sink in sinks}
         of_sinks = {uid: own for uid, own in workers.items() if own is not None}
         size = len(cloudpickle.dumps((worker, of_sinks)))  # type: ignore[no-untyped-call]
@@ -267,7 +269,7 @@ class Planner:
         named = named_scan(given, ScanRole.RECORDS, first.source) if first.source else given
         return DeferredPass(named_chain(named, chain), worker, of_sinks)
 
-    def _part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
+    def _make_part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
         frame = self._ends.setdefault(chain, replace(tagged, transforms=())).frame
         fields, places = tuple(tagged.schema.names), find_fields(tagged)
         own = tagged.outputs[tagged.side] if tagged.outputs else fields
@@ -286,12 +288,12 @@ class Planner:
         """Return the end of a chain: an operator's output, or the records of all paths from sources."""
         chain = end.chain
         if find_operator(end.paths[0].base) is not None:
-            planned = self.stream(end.paths[0], chain, chain.inputs)
+            planned = self.plan_stream(end.paths[0], chain, chain.inputs)
             assert isinstance(planned, TaggedStream)
             return planned
         streams = []
         for path, name in zip(end.paths, chain.inputs, strict=True):
-            stream = self.stream(path.upto(end.deferred_from), chain, (name,))
+            stream = self.plan_stream(path.cut_to(end.deferred_from), chain, (name,))
             assert isinstance(stream, RecordStream)
             streams.append(stream)
         for other in streams[1:]:
@@ -311,7 +313,7 @@ class Planner:
     def _add_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
         """Return records of sources with control rows, in the form of an operator's output."""
         by_workers = streams[0].frame
-        streams = [stream.records_only() for stream in streams]
+        streams = [stream.keep_records() for stream in streams]
         first = streams[0]
         fields = [F.col(quoted(name)) for name in first.schema.names]
         if first.is_marked:
@@ -333,46 +335,46 @@ class Planner:
         return self._add_markers(TaggedStream(frame, first.schema, first.channels), chain)
 
     def _add_markers(self, stream: TaggedStream, chain: Chain) -> TaggedStream:
-        markers = self._markers(chain.inputs)
+        markers = self._make_markers(chain.inputs)
         if markers is None:
             return stream
         # Markers come last: Spark writes a file for a DataFrame's first partition even without a record.
-        united = stream.frame.unionByName(markers.alone(), allowMissingColumns=True)
+        united = stream.frame.unionByName(markers.make_rows(), allowMissingColumns=True)
         return replace(stream, frame=united, by_workers=None)
 
-    def _markers(self, inputs: Iterable[str]) -> SourceMarkers | None:
+    def _make_markers(self, inputs: Iterable[str]) -> SourceMarkers | None:
         numbers = tuple(map(self._reporters.index, inputs)) if self._marks_latency else ()
         return SourceMarkers(self._spark, numbers) if numbers else None
 
     # -- streams ------------------------------------------------------------------------------------------
 
-    def stream(
+    def plan_stream(
         self, path: Path, chain: Chain, names: tuple[str, ...], *, may_be_marked: bool = True
     ) -> PlannedStream:
         """Return a stream of the plan; a source's control rows are among its records where they may be."""
         if may_be_marked and self._logical.marks_records:
             try:
-                return self._stream(path, chain, names, marked=True)
+                return self._plan_once(path, chain, names, marked=True)
             except ControlRowError:
                 # Splitting a marked source into records and control rows would read it twice.
                 pass
-        return self._stream(path, chain, names, marked=False)
+        return self._plan_once(path, chain, names, marked=False)
 
     def _read_by(
         self, entries: Sequence[KeyedEntry], path: Path, chain: Chain, names: tuple[str, ...]
     ) -> PlannedStream:
         """Return a source's stream as operators read it: keys that call Python must not see control rows."""
-        stream = self.stream(path, chain, names)
+        stream = self.plan_stream(path, chain, names)
         keys = [key for entry in entries for key in entry.keys if isinstance(key, Column)]
         is_marked = isinstance(stream, RecordStream) and stream.is_marked
         if is_marked and any(calls_python(stream.frame, key) for key in keys):
-            return self.stream(path, chain, names, may_be_marked=False)
+            return self.plan_stream(path, chain, names, may_be_marked=False)
         return stream
 
-    def _stream(self, path: Path, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
+    def _plan_once(self, path: Path, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         steps = tuple(map(id, path.steps))
         if isinstance(path.base, SourceNode) and self._logical.may_share:
-            label = self._beginning.label_of_input(chain, *names)
+            label = self._beginning.find_input_label(chain, *names)
         else:
             label = self._beginning.label(chain)
         counts = self._logical.counting.find_counts(path, chain)
@@ -384,12 +386,12 @@ class Planner:
     def _plan_path(self, path: Path, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         if not path.steps:
             return self._plan_base(path.base, chain, names, marked=marked)
-        parent = self._stream(path.upto(-1), chain, names, marked=marked)
+        parent = self._plan_once(path.cut_to(-1), chain, names, marked=marked)
         if is_set_apart(self._graph, path.steps):
             parent = _apply_transform(parent, Rebalance(None))
         step = path.steps[-1]
         if isinstance(step, TransformNode):
-            made = _apply_transform(parent, self._function(step, path, chain, names, parent))
+            made = _apply_transform(parent, self._prepare_function(step, path, chain, names, parent))
             is_of_source = isinstance(made, RecordStream) and find_frame_function(step) is not None
             if is_of_source and C.is_made_by_workers(made.frame):
                 self._in_arrow.add(step)
@@ -397,7 +399,7 @@ class Planner:
         assert isinstance(parent, RecordStream), "refused where it was declared"
         return assign_times(parent, step.strategy)
 
-    def _function(
+    def _prepare_function(
         self, step: TransformNode, path: Path, chain: Chain, names: tuple[str, ...], parent: PlannedStream
     ) -> Any:
         self._check_resources(step)
@@ -435,9 +437,9 @@ class Planner:
                 self._lines[chain.name] = self._plan_line(chain)
             return self._lines[chain.name][id(base)]
         if isinstance(base, SideNode):
-            main = self.stream(Path(base.parent), chain, names)
+            main = self.plan_stream(Path(base.parent), chain, names)
             assert isinstance(main, TaggedStream)
-            number = 1 + self._graph.sides_of(base.parent).index(base)
+            number = 1 + self._graph.find_sides(base.parent).index(base)
             return replace(main, schema=base.output, side=main.side + number)
         return self._plan_keyed(base, chain, names)
 
@@ -467,7 +469,7 @@ class Planner:
                 given.append(self._plan_source_input(counted, upstream, chain, own))
             else:
                 given += self._plan_operator_inputs(counted, upstream, chain, own)
-        return self._operators_of([self._parts(node, chain, given)])[0]
+        return self._plan_operators([self._make_parts(node, chain, given)])[0]
 
     def _plan_source_input(
         self, node: KeyedNode, upstream: Upstream, chain: Chain, names: tuple[str, ...]
@@ -482,7 +484,7 @@ class Planner:
         upstream = Upstream(self._prepare_inputs(upstream, chain))
         streams = []
         for one in upstream.inputs:
-            stream = self.stream(Path(one.base), chain, names)
+            stream = self.plan_stream(Path(one.base), chain, names)
             assert isinstance(stream, TaggedStream)
             streams.append(stream)
         streams[0], upstream = apply_frame_prefix(node.uid, upstream, streams[0])
@@ -497,12 +499,12 @@ class Planner:
             for one in counted.inputs
         )
 
-    def _operators_of(self, operators: Sequence[KeyedParts]) -> list[TaggedStream]:
+    def _plan_operators(self, operators: Sequence[KeyedParts]) -> list[TaggedStream]:
         made = plan_operators(operators)
         self._operators |= {one.node.uid: shape for one, (_, shape) in zip(operators, made, strict=True)}
         return [stream for stream, _ in made]
 
-    def _parts(
+    def _make_parts(
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
     ) -> KeyedParts:
         # Elements of an entry come before elements of the next entry, whatever their upstream.
@@ -512,16 +514,16 @@ class Planner:
             inputs=tuple(given),
             passing=tuple(passing),
             number=self._reporters.index(node.uid),
-            bundling=self._bundling(node.max_parallelism),
-            sides=self._graph.sides_of(node),
+            bundling=self._make_bundling(node.max_parallelism),
+            sides=self._graph.find_sides(node),
             seed=self._beginning.state_of(self._spark, node.uid, chain),
-            markers=self._markers(one.source for one in given if one.source is not None),
+            markers=self._make_markers(one.source for one in given if one.source is not None),
             name=self._graph.names.get(node.uid, ""),
             counts_as=self._logical.counting.find_counter_id(node, chain),
             chain=chain.name,
         )
 
-    def _bundling(self, max_parallelism: int) -> Bundling:
+    def _make_bundling(self, max_parallelism: int) -> Bundling:
         return Bundling(max_parallelism, self._partitions, self._bundles_per_partition)
 
     def _plan_shared_inputs(
@@ -562,9 +564,9 @@ class Planner:
             passing = {id(base): line[id(base)] for base in known.passing}
             shared = self._plan_shared_inputs(counted, inputs, streams, tuple(passing.values()))
             own = [*given, *shared[: len(inputs)]]
-            (planned,) = self._operators_of([self._parts(one, chain, own, shared[len(inputs) :])])
+            (planned,) = self._plan_operators([self._make_parts(one, chain, own, shared[len(inputs) :])])
             made = {id(one): planned.schema}
-            made |= {id(side): side.output for side in self._graph.sides_of(one)}
+            made |= {id(side): side.output for side in self._graph.find_sides(one)}
             made |= {base: stream.schema for base, stream in passing.items()}
             line = {
                 base: replace(planned, schema=schema, side=number)
@@ -580,11 +582,11 @@ class Planner:
                 one = replace(made, entry=reader.entry, distribution=distribution)
                 inputs[reader.place].append((reader.number, one))
         parts = [
-            self._parts(operator, chain, [one for _, one in sorted(own, key=lambda known: known[0])])
+            self._make_parts(operator, chain, [one for _, one in sorted(own, key=lambda known: known[0])])
             for (operator, chain), own in zip(group.members, inputs, strict=True)
         ]
         self._shared |= zip(
-            (chain.name for _, chain in group.members), self._operators_of(parts), strict=True
+            (chain.name for _, chain in group.members), self._plan_operators(parts), strict=True
         )
 
     def _read_scan(self, scan: SharedScan) -> Iterator[tuple[Reader, KeyedInput]]:
@@ -593,11 +595,13 @@ class Planner:
             yield from self._read_alike(scan.branches[0])
             return
         first = scan.branches[0][0]
-        stream = self.stream(first.path.upto(scan.common), first.chain, (first.name,), may_be_marked=False)
+        stream = self.plan_stream(
+            first.path.cut_to(scan.common), first.chain, (first.name,), may_be_marked=False
+        )
         assert isinstance(stream, RecordStream)
         branches: list[tuple[tuple[Reader, ...], Branch]] = []
         for readers in scan.branches:
-            found = self._branch(stream, readers, scan.common)
+            found = self._make_branch(stream, readers, scan.common)
             if isinstance(found, Branch):
                 branches.append((readers, found))
             else:
@@ -609,24 +613,24 @@ class Planner:
                 given = make_branch_input(stream, rows, own, self._reporters, reader.name)
                 yield reader, replace(given, schema=schema)
 
-    def _branch(self, stream: RecordStream, readers: Sequence[Reader], common: int) -> Branch | Spoiler:
+    def _make_branch(self, stream: RecordStream, readers: Sequence[Reader], common: int) -> Branch | Spoiler:
         """Return the branch after the common steps, or the function for which it needs its own scan."""
         first, functions = readers[0], list[Transform]()
         for at, step in enumerate(first.path.steps[common:], start=common + 1):
             assert isinstance(step, TransformNode)
             names = (first.name,)
-            functions.append(self._function(step, first.path.upto(at), first.chain, names, stream))
-        return Branch.of(stream, functions, self._keys(readers))
+            functions.append(self._prepare_function(step, first.path.cut_to(at), first.chain, names, stream))
+        return Branch.of(stream, functions, self._mark_keys(readers))
 
-    def _entry(self, reader: Reader) -> KeyedEntry:
+    def _mark_entry(self, reader: Reader) -> KeyedEntry:
         of = f"feed {reader.number}"
         return self._logical.counting.mark_entry(reader.operator, reader.entry, reader.chain, of)
 
-    def _keys(self, readers: Sequence[Reader]) -> list[tuple[str, Sequence[Key]]]:
-        return [(one.operator.uid, self._entry(one).keys) for one in readers]
+    def _mark_keys(self, readers: Sequence[Reader]) -> list[tuple[str, Sequence[Key]]]:
+        return [(one.operator.uid, self._mark_entry(one).keys) for one in readers]
 
     def _read_alike(self, readers: Sequence[Reader]) -> Iterator[tuple[Reader, KeyedInput]]:
-        entries, first = [self._entry(one) for one in readers], readers[0]
+        entries, first = [self._mark_entry(one) for one in readers], readers[0]
         stream = self._read_by(entries, first.path, first.chain, (first.name,))
         assert isinstance(stream, RecordStream)
         of_expression = [has_expression(entry) for entry in entries]
@@ -636,7 +640,7 @@ class Planner:
             together = [(kind, [one for own, one in known if own is kind]) for kind in (False, True)]
         for by_expression, own in together:
             frames = find_frames(stream, by_expression=by_expression)
-            with_keys, found = compute_keys(frames[0], self._keys(own), stream.origins)
+            with_keys, found = compute_keys(frames[0], self._mark_keys(own), stream.origins)
             for reader, keys in zip(own, found, strict=True):
                 frames_with_keys = (with_keys, *frames[1:])
                 yield reader, make_source_input(stream, frames_with_keys, keys, self._reporters, reader.name)
@@ -648,8 +652,8 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
 
 def _select_records(stream: PlannedStream) -> DataFrame:
     if isinstance(stream, RecordStream):
-        return stream.records_only().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
-    frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
+        return stream.keep_records().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
+    frame = stream.select_own_rows().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
         frame = apply_transform(frame, function)
     return frame

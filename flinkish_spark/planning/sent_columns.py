@@ -87,13 +87,13 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
     else:
         find_functions_between(node.uid, stream.transforms)
         for key in entry.keys:
-            if isinstance(key, Column) and calls_python(stream.alone(), key):
+            if isinstance(key, Column) and calls_python(stream.select_own_rows(), key):
                 raise GraphError(
                     f"the key of operator '{node.uid}' is an expression that calls a function in Python",
                     why="after an operator Spark would also call it for barriers, which have no fields",
                     what_to_do="give key_by() the function itself, and key=; or compute a column before it",
                 )
-        frame, (keys,) = compute_keys(stream.alone(), [(node.uid, entry.keys)], Origins())
+        frame, (keys,) = compute_keys(stream.select_own_rows(), [(node.uid, entry.keys)], Origins())
         made = KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     return replace(made, entry=at, distribution=entry.distribution)
 
@@ -101,7 +101,7 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
 def find_frames(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
     """Return records and barriers of a source, in one frame if they are marked."""
     # A user's expression must not see rows without fields, such as rows with an event time only.
-    stream = stream.records_only() if by_expression else stream
+    stream = stream.keep_records() if by_expression else stream
     return (stream.frame,) if stream.is_marked else (stream.frame, stream.barriers())
 
 
@@ -209,7 +209,7 @@ def _plan_fold(
     function: ColumnFolding, declared: T.StructType | None, given: KeyedInput, transport: Transport
 ) -> SentColumns:
     names = tuple(key for key in given.keys if isinstance(key, str))
-    aggregation = function.aggregation(given.schema, names)
+    aggregation = function.make_aggregation(given.schema, names)
     partials = find_fields(aggregation)
     output = partials if declared is None else declared
     kept = _find_copied_columns(transport)
@@ -227,8 +227,11 @@ def plan_window_fold(
     # Rows are sent if late ones go to a side output, and if windows are computed element by element.
     if function.needs_event_time and C.TIME not in transport.schema.names:
         raise no_event_times(uid)
-    folds = tuple(find_fields(function.aggregation(schema)))
-    own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
+    folds = tuple(find_fields(function.make_aggregation(schema)))
+    own = [
+        T.StructField(str(keys[at]), transport.key_types[at])
+        for at in function.find_key_positions(schema, keys)
+    ]
     result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
     output = add_retraction_field(function.spec, result)
     check_field_names(output, f"the output of '{uid}'", RENAME)

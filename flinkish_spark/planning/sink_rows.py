@@ -150,7 +150,7 @@ class SinkPart:
     def with_control(self) -> Selection:
         """Control columns, then the fields, as the transforms leave them if they run in one pass."""
         if self.one_pass is None:
-            return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
+            return Selection([*map(F.col, C.SINK_CONTROL), *self._select_own_fields()])
         # Columns need their names here: a map is hashed as JSON, which contains the name.
         last = self.one_pass[-1]
         named = [(own.alias(field.name), field.dataType) for own, field in last.fields]
@@ -172,9 +172,9 @@ class SinkPart:
 
     @cached_property
     def records_only(self) -> Selection:
-        return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._own_fields()])
+        return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._select_own_fields()])
 
-    def _own_fields(self) -> list[Column]:
+    def _select_own_fields(self) -> list[Column]:
         return [F.col(quoted(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
 
 
@@ -354,7 +354,7 @@ class TaggedStream:
         has_times = C.TIME in self.frame.columns and (not self.outputs or self.timed[self.side])
         return [C.TIME] if has_times else []
 
-    def alone(self) -> DataFrame:
+    def select_own_rows(self) -> DataFrame:
         if not self.outputs:
             return self.frame
         columns = [

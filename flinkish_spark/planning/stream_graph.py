@@ -107,7 +107,7 @@ class Path:
     base: Base
     steps: tuple[Step, ...] = ()
 
-    def upto(self, steps: int | None) -> Path:
+    def cut_to(self, steps: int | None) -> Path:
         """Return the path through its first steps; None for all."""
         return Path(self.base, self.steps[:steps])
 
@@ -200,7 +200,7 @@ class StreamGraph:
             )
         return uid
 
-    def async_uid(self, uid: str | None, parent: StreamNode) -> str:
+    def add_async_uid(self, uid: str | None, parent: StreamNode) -> str:
         given = self.derive_uid("async", [parent]) if uid is None else uid
         self.async_uids.append(self.check_uid(given))
         return given
@@ -216,12 +216,12 @@ class StreamGraph:
                 return uid
             number += 1
 
-    def as_declared(self) -> StreamGraph:
+    def copy_declared(self) -> StreamGraph:
         """Return a copy of the graph, without nodes that are declared later."""
         parts = {each.name: copy.copy(getattr(self, each.name)) for each in fields(self)}
         return StreamGraph(**parts)
 
-    def ending_with(self, node: StreamNode) -> StreamGraph:
+    def end_at(self, node: StreamNode) -> StreamGraph:
         """Return the graph of one stream, with a placeholder for a sink at its end."""
         nothing: Any = None
         return replace(self, sinks=[SinkNode("", node, nothing)])
@@ -246,11 +246,11 @@ class StreamGraph:
                 by_uid[uid] = by_uid.pop(node.uid)
         node.uid = uid
 
-    def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
+    def find_sides(self, node: KeyedNode) -> tuple[SideNode, ...]:
         return tuple(side for side in self.sides if side.parent is node)
 
     def side(self, node: KeyedNode, tag: OutputTag, output: T.StructType) -> SideNode:
-        for known in self.sides_of(node):
+        for known in self.find_sides(node):
             if known.tag.name == tag.name:
                 if known.output != output:
                     raise _two_declarations(f"'{node.uid}'", known.tag, tag, uid=node.uid)

@@ -178,16 +178,16 @@ class SourceMarkers:
         subtask = F.col("id") % len(routes)
         route = F.get(_make_array(routes), subtask.cast("int"))
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
-        rows = self._rows(len(routes))
-        return rows.select(route.alias(C.ROUTE), *self._control(len(routes), subtask), no_block)
+        rows = self._make_marker_rows(len(routes))
+        return rows.select(route.alias(C.ROUTE), *self._make_control_columns(len(routes), subtask), no_block)
 
-    def alone(self) -> DataFrame:
-        return self._rows(1).select(*self._control(1, F.lit(0)))
+    def make_rows(self) -> DataFrame:
+        return self._make_marker_rows(1).select(*self._make_control_columns(1, F.lit(0)))
 
-    def _rows(self, subtasks: int) -> DataFrame:
+    def _make_marker_rows(self, subtasks: int) -> DataFrame:
         return self.spark.range(0, len(self.sources) * subtasks, 1, 1)
 
-    def _control(self, subtasks: int, subtask: Column) -> list[Column]:
+    def _make_control_columns(self, subtasks: int, subtask: Column) -> list[Column]:
         places = _make_array([place_of(source, 0) for source in self.sources])
         place = F.get(places, F.floor(F.col("id") / subtasks).cast("int")) + subtask
         return [

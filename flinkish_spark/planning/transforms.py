@@ -114,9 +114,9 @@ class RowTransform(RecordFunction):
             parallelism=settings.parallelism,
             operator=settings.operator,
         )
-        return self._worker(function, given)
+        return self._make_row_worker(function, given)
 
-    def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
+    def _make_row_worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         if self.output is None:
             return FilterRows(function), given
         expand = ExpandRows(function, self.output, find_control_fields(given))
@@ -131,7 +131,7 @@ class ProcessTransform(RowTransform):
     def select_side_output(self, name: str, output: T.StructType) -> ProcessTransform:
         return replace(self, side=name, output=output)
 
-    def _worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
+    def _make_row_worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         assert self.output is not None
         rows = ProcessRows(function, self.output, find_control_fields(given), self.side)
         return rows, rows.columns

@@ -349,7 +349,7 @@ class ProgramHarness:
         self._operators: list[ProgramOperator] = []
         for node in graph.operators:
             name = graph.names.get(node.uid, "")
-            made = ProgramOperator(node, graph.sides_of(node), frames, parallelism, name)
+            made = ProgramOperator(node, graph.find_sides(node), frames, parallelism, name)
             self._operators.append(made)
             frames |= made.frames
         self._main = _ways(stream._node, frames)

@@ -83,7 +83,7 @@ class _EventTime(WindowAssigner):
         return EventTimeTrigger()
 
     @staticmethod
-    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+    def _choose_time(timestamp_ms: int | None, processing_time_ms: int) -> int:
         if timestamp_ms is None:
             raise NoEventTime
         return timestamp_ms
@@ -96,14 +96,14 @@ class _ProcessingTime(WindowAssigner):
         return ProcessingTimeTrigger()
 
     @staticmethod
-    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+    def _choose_time(timestamp_ms: int | None, processing_time_ms: int) -> int:
         return processing_time_ms
 
 
 class _ClockAssigner(WindowAssigner):
     @staticmethod
     @abstractmethod
-    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+    def _choose_time(timestamp_ms: int | None, processing_time_ms: int) -> int:
         """Return the time by which an element is assigned."""
 
 
@@ -118,7 +118,7 @@ class _Tumbling(_ClockAssigner):
         return self._size_ms, self._size_ms, self._offset_ms
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
-        time_ms = self._time(timestamp_ms, processing_time_ms)
+        time_ms = self._choose_time(timestamp_ms, processing_time_ms)
         start_ms = time_ms - (time_ms - self._offset_ms) % self._size_ms
         made = self._made.get(start_ms)
         return made or _remember(self._made, start_ms, (window_at(start_ms, self._size_ms),))
@@ -139,7 +139,7 @@ class _Sliding(_ClockAssigner):
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         """Return all windows around an element's time, the latest first."""
-        time_ms = self._time(timestamp_ms, processing_time_ms)
+        time_ms = self._choose_time(timestamp_ms, processing_time_ms)
         last_ms = time_ms - (time_ms - self._offset_ms) % self._slide_ms
         # How many there are may depend on the time itself; the first and the number say all.
         starts = range(last_ms, time_ms - self._size_ms, -self._slide_ms)
@@ -158,7 +158,7 @@ class _Session(_ClockAssigner, MergingWindowAssigner):
         return self._gap_ms
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
-        return (window_at(self._time(timestamp_ms, processing_time_ms), self._gap_ms),)
+        return (window_at(self._choose_time(timestamp_ms, processing_time_ms), self._gap_ms),)
 
 
 class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
@@ -171,7 +171,7 @@ class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
             raise ValueError(
                 f"an element's session gap must be a positive number of milliseconds, not {gap_ms!r}"
             )
-        return (window_at(self._time(timestamp_ms, processing_time_ms), gap_ms),)
+        return (window_at(self._choose_time(timestamp_ms, processing_time_ms), gap_ms),)
 
 
 class TumblingEventTimeWindows(_EventTime, _Tumbling):

@@ -30,10 +30,10 @@ def count_functions(plan: LogicalPlan) -> LogicalPlan:
             walk.meet(reader.operator.uid, reader.operator, reader.chain)
         for scan in group.scans:
             for branch in scan.branches:
-                walk.path(branch[0].path, branch[0].chain)
+                walk.walk_path(branch[0].path, branch[0].chain)
     for end in plan.all_ends:
         for path in end.paths:
-            walk.path(path, end.chain)
+            walk.walk_path(path, end.chain)
     return replace(plan, counting=Counting(walk.first, walk.steps))
 
 
@@ -50,15 +50,15 @@ class _Walk:
         if known_as is not None:
             self.first.setdefault(known_as, (node, chain))
 
-    def path(self, path: Path, chain: Chain) -> None:
+    def walk_path(self, path: Path, chain: Chain) -> None:
         for operator in find_operators_below(path.base):
             self.meet(operator.uid, operator, chain)
         for step in path.steps:
             self.meet(identify_counted(step), step, chain)
-        self._base(path.base, chain)
-        self._number(path)
+        self._walk_base(path.base, chain)
+        self._number_steps(path)
 
-    def _base(self, base: Base, chain: Chain) -> None:
+    def _walk_base(self, base: Base, chain: Chain) -> None:
         operator = find_operator(base)
         if operator is None or (operator, chain) in self._seen:
             return
@@ -66,23 +66,23 @@ class _Walk:
         operators = (operator,) if line is None else tuple(one.operator for one in line)
         self._seen |= {(one, chain) for one in operators}
         for one in operators:
-            self._operator(one, chain)
+            self._walk_operator(one, chain)
 
-    def _operator(self, operator: KeyedNode, chain: Chain) -> None:
+    def _walk_operator(self, operator: KeyedNode, chain: Chain) -> None:
         for upstream in find_upstreams(operator):
             if isinstance(upstream.base, SourceNode):
                 self.meet(operator.uid, operator, chain)
-                self.path(upstream.paths[0], chain)
+                self.walk_path(upstream.paths[0], chain)
                 continue
             for path in upstream.paths:
-                self._number(path)
+                self._number_steps(path)
                 for step in path.steps:
                     self.meet(identify_counted(step), step, chain)
             for one in upstream.inputs:
-                self._base(one.base, chain)
+                self._walk_base(one.base, chain)
         self.meet(operator.uid, operator, chain)
 
-    def _number(self, path: Path) -> None:
+    def _number_steps(self, path: Path) -> None:
         # A final step that assigns times has no number: only functions need one.
         last = max((at for at, step in enumerate(path.steps) if isinstance(step, TransformNode)), default=-1)
         for step in path.steps[: last + 1]:

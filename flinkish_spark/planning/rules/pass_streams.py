@@ -50,4 +50,4 @@ def _find_line(
         read = of_sinks | {id(path.base) for upstream in behind for path in upstream.paths}
         passing = tuple(base for base in made if id(base) in read)
         yield LineOperator(operator, names.get(operator, {}), passing)
-        made = [operator, *graph.sides_of(operator), *passing]
+        made = [operator, *graph.find_sides(operator), *passing]

@@ -35,7 +35,7 @@ def _find_shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedSc
     # Readers share a scan if they begin at the same positions; in a live log, if they share it there.
     scans: dict[object, list[Reader]] = {}
     for one in group.readers:
-        label = plan.beginning.label_of_input(one.chain, one.name)
+        label = plan.beginning.find_input_label(one.chain, one.name)
         known = id(one.path.base), label, _find_recorded_scan(plan.recorded, one)
         scans.setdefault(known, []).append(one)
     for readers in scans.values():

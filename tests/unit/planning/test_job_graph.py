@@ -332,7 +332,7 @@ def test_scans_are_those_of_the_plan_where_chains_begin_at_different_places() ->
     """They went by the streams alone, and said one."""
 
     class Begun(Beginning):
-        def label_of_input(self, chain: Chain, name: str) -> str:
+        def find_input_label(self, chain: Chain, name: str) -> str:
             return chain.name
 
     env = environment()

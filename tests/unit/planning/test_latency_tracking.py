@@ -162,9 +162,9 @@ def test_markers_carry_the_numbers_of_the_sources_that_meet() -> None:
         keyed.sink_to(MemorySink("plan"), uid=f"out-{stream._node.uid}")
     marked, unmarked = (planner_of(env.graph, marks_latency=marks) for marks in (True, False))
     assert [one.uid for one in find_reporters(env.graph)] == ["of-one", "of-two", "one", "two"]
-    assert marked._markers(["two", "one"]) == SourceMarkers(SESSION, (3, 2))
-    assert marked._markers([]) is None, "behind other operators they come with the rows"
-    assert unmarked._markers(["two", "one"]) is None
+    assert marked._make_markers(["two", "one"]) == SourceMarkers(SESSION, (3, 2))
+    assert marked._make_markers([]) is None, "behind other operators they come with the rows"
+    assert unmarked._make_markers(["two", "one"]) is None
     stream = TaggedStream(object(), object(), frozenset({0}))  # type: ignore[arg-type]
     assert unmarked._add_markers(stream, Chain(("two",), (), ("out",))) is stream
 

@@ -118,7 +118,7 @@ def fields_of_node(stream: DataStream) -> str:
     """Return what the operator that made a stream is known to emit."""
     node: Any = stream._node
     assert isinstance(node, KeyedNode)
-    found: Any = node.output if node.output is not None else node.function.output(T.StructType())
+    found: Any = node.output if node.output is not None else node.function.find_output(T.StructType())
     return str(found.simpleString())
 
 

@@ -36,7 +36,7 @@ class Asked(AsyncFunction):
 class Begun(Beginning):
     """The chain of the operator 1 begins elsewhere."""
 
-    def label_of_input(self, chain: Chain, name: str) -> str:
+    def find_input_label(self, chain: Chain, name: str) -> str:
         return "later" if chain.name == "1" else ""
 
 

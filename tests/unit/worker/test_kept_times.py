@@ -30,7 +30,7 @@ def batch(*rows: tuple[Any, ...]) -> pa.RecordBatch:
 
 
 def worker_of(transform: Any, given: T.StructType = GIVEN) -> KeepsTimes:
-    return KeepsTimes(*transform._worker(transform.function, given))
+    return KeepsTimes(*transform._make_row_worker(transform.function, given))
 
 
 def rows_of(found: Any) -> list[tuple[Any, ...]]:
