@@ -413,8 +413,9 @@ class OperatorSettings:
         check_max_parallelism(max_parallelism)
         if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
             if self._environment.graph.is_read(self._node):
+                groups = self._node.max_parallelism
                 raise GraphError(
-                    f"{self._describe_node()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
+                    f"{self._describe_node()} has {groups} key groups, not {max_parallelism}",
                     why="their number is given to the call that makes an operator, for the life of its state",
                     what_to_do=f"give it there: process(..., max_parallelism={max_parallelism})",
                     uid=self._node.uid,

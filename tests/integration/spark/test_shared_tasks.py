@@ -311,7 +311,7 @@ def test_a_log_goes_on_as_it_began(spark: Any, tmp_path: Path, monkeypatch: Any)
 def test_a_log_with_a_scan_for_each_branch_goes_on(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """Until a savepoint begins another log."""
 
-    def select_own_rows(graph: Any, paths: Any) -> Any:
+    def alone(graph: Any, paths: Any) -> Any:
         return [(len(path.steps), [[number]]) for number, path in enumerate(paths)]
 
     programs = (by_field, large, large_windows, by_frame_and_function, joined)
