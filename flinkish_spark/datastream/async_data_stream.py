@@ -62,25 +62,25 @@ class AsyncDataStream:
         Parameters
         ----------
         stream
-            Of a keyed one the elements are taken as they come; the result has no key, as in Flink.
+            Elements of a keyed stream are taken as they come; the result has no key, as in Flink.
         async_function
             An instance of a subclass of :class:`~flinkish_spark.AsyncFunction`.
         timeout_ms
             How long all calls for an element may take together, with retries and the waits between them.
         capacity
-            The most elements that are on their way at once, in each worker.
+            The most elements with open calls at once, in each worker.
         output
             Fields of the rows; by default what the hint of `async_invoke` says.
         uid
-            By which recorded answers are found again, and what errors and statistics call the operator; by
-            default it follows from the place in the program.
+            Stable name by which recorded answers are found, and which errors and statistics show; by default
+            it is derived from the place in the program.
         record_answers
-            Whether an answer is written down before anything uses it, until its checkpoint is confirmed. A
-            repeated task, a micro-batch that runs again and a replay read it then, and do not see another
-            one; a crash costs the calls that were on their way. So the function need not answer the same
-            twice. Where several sinks or ways read the operator, answers are always recorded.
+            Whether to store each answer before it is used, until its checkpoint is confirmed. A repeated
+            task, a micro-batch that runs again and a replay then read the stored answer; a crash repeats only
+            the open calls. So the function need not be deterministic. If several sinks or paths read the
+            operator, answers are always recorded.
         limits
-            How often the system outside is called.
+            Limits of the rate of calls.
 
         Raises
         ------
@@ -118,12 +118,12 @@ class AsyncDataStream:
         record_answers: bool = False,
         limits: CallLimits = NO_LIMITS,
     ) -> DataStream:
-        """Do the same as :meth:`ordered_wait`, and call again as a strategy says.
+        """Do the same as :meth:`ordered_wait`, and retry calls by a strategy.
 
         Parameters
         ----------
         retry_strategy
-            When a call is made again, and how long to wait before. In PyFlink it stands in front of the
+            When a call is repeated, and how long to wait before. In PyFlink this argument comes before the
             capacity.
         """
         check_is_async(async_function, AsyncFunction, "async_invoke")
@@ -154,10 +154,10 @@ class AsyncDataStream:
         batch_size
             The most elements of a call.
         batch_timeout_ms
-            How long a call waits for further elements, in Flink. Here the elements of a micro-batch are all
-            there, so a call that is not full is the last one, and waits for nobody.
+            How long a call waits for further elements, in Flink. Here all elements of a micro-batch are
+            there, so a call that is not full is the last one, and never waits.
         capacity
-            The most elements that are on their way at once, not calls.
+            The most elements with open calls at once (elements, not calls).
         """
         spec = _batch_spec(
             async_batch_function,
@@ -170,7 +170,7 @@ class AsyncDataStream:
         )
         return _add_async_operator(stream, spec, output, uid, record_answers)
 
-    # A micro-batch has its results when all of them are there, so their order costs nothing.
+    # A micro-batch waits for all of its results, so keeping their order costs nothing.
     unordered_wait = ordered_wait
     unordered_wait_with_retry = ordered_wait_with_retry
     unordered_wait_batch = ordered_wait_batch

@@ -38,13 +38,12 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
     """A function that looks for row patterns whose texts come from a broadcast stream, by event time.
 
     An element of that stream has a `name` and a `text`: the clauses of MATCH_RECOGNIZE without PARTITION BY
-    and ORDER BY, one row per match. It is searched for from the next rows on. A text of a name that is known
-    takes the place of the old one, and goes on with the rows with which a match of that might still have
-    begun. Without a text, the pattern of that name is gone. A text that cannot be goes to
-    :data:`REFUSED_PATTERNS`, and what was there under its name stays.
+    and ORDER BY, one row per match. It applies from the next rows on. A text replaces the text of the same
+    name, and continues with the rows with which a match of the old one might still begin. A null text removes
+    the pattern of that name. An invalid text goes to :data:`REFUSED_PATTERNS`, and the old pattern stays.
 
-    All partitions change in the same micro-batch, before its rows; so a checkpoint lies before the change or
-    behind it.
+    All partitions change in the same micro-batch, before its rows; so a checkpoint is either before or after
+    the change.
 
     Parameters
     ----------

@@ -64,8 +64,8 @@ class ProcessContext(UnkeyedContext, Protocol):
     def current_watermark(self) -> int:
         """Return the least watermark of the job's operators; `MIN_WATERMARK_MS` before the first.
 
-        A function without state is no operator of the plan and has none of its own. It is never further
-        than that of an operator behind it.
+        A function without state is no operator of the plan and has no watermark of its own. The returned one
+        is never ahead of the watermark of a later operator.
         """
 
 

@@ -267,9 +267,9 @@ class GlobalWindows(WindowAssigner):
 
 
 class CountSlidingWindowAssigner(GlobalWindows):
-    """Windows of `size` elements of a key, each `slide` behind the last; those of PyFlink's `count_window`.
+    """Windows of `size` elements of a key, each `slide` elements after the last; as PyFlink's `count_window`.
 
-    The first comes out when there are `size` elements. `KeyedStream.count_window(size, slide)` is Java's: it
+    The first fires when there are `size` elements. `KeyedStream.count_window(size, slide)` is Java's: it
     fires at each `slide` elements from the first on, with fewer than `size` at the beginning.
 
     Raises
