@@ -316,7 +316,7 @@ class StreamExecutionEnvironment:
         Parameters
         ----------
         values
-            Tuples, dicts or Rows; single values if the schema has one field. They must not change between starts.
+            Tuples, dicts or Rows; single values for a schema with one field. The same at every start.
         schema
             ``"user STRING, amount LONG"``, or a StructType.
         """
