@@ -1,4 +1,4 @@
-"""Calls to systems outside that a program awaits: functions, when they are called again, and how often."""
+"""Async functions that call external systems, with retry strategies and limits of rates."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CURRENT_CALL: ContextVar[AsyncCall | None] = ContextVar("CURRENT_CALL", default=
 
 
 def current_call() -> AsyncCall:
-    """Return what is known of the call that runs; for use in `async_invoke` and `async_invoke_batch`.
+    """Return the running call; for use in `async_invoke` and `async_invoke_batch`.
 
     Raises
     ------
@@ -89,10 +89,9 @@ def current_call() -> AsyncCall:
 class _Answering(RichFunction):
     """The common base of both kinds of async functions.
 
-    `open` and `close` may be `async def`, for clients that want a running event loop. They are called once
-    for each Python worker, not once for each task: a client and its connections are used by all micro-batches
-    that the worker has part in. `close` is called when the function has failed, or the worker ends in good
-    order; nothing may depend on it.
+    `open` and `close` may be `async def`, for clients that need a running event loop. They are called once
+    per Python worker, not once per task: all micro-batches in a worker use the same client and connections.
+    `close` is called when the function has failed, or the worker ends regularly; nothing may depend on it.
     """
 
 
@@ -103,9 +102,9 @@ class AsyncFunction(_Answering, ABC):
     opened in each Python worker. All calls of a worker share one event loop, so whatever blocks
     (`time.sleep`, a client without `await`) holds up all of them.
 
-    A call may be made again: a retry, a repeated task, a crash. What the callee does must bear that, or go by
-    :func:`current_call`'s idempotency key. Without `record_answers=True` the answer has to be the same each
-    time, as for any other function.
+    A call may be repeated by a retry, a repeated task or after a crash. The called system must tolerate that,
+    or use :func:`current_call`'s idempotency key. Without `record_answers=True` the answer must be the same
+    each time, as for any other function.
 
     Examples
     --------
@@ -118,10 +117,10 @@ class AsyncFunction(_Answering, ABC):
 
     @abstractmethod
     async def async_invoke(self, value: Any) -> Iterable[Any] | None:
-        """Return the rows that come of an element, as a list; None and an empty list are no row.
+        """Return the rows for an element, as a list; None and an empty list mean no row.
 
-        Each is a tuple, named tuple, Row, dict or dataclass, or a :class:`ToSide` for a side output. What it
-        raises is retried if the strategy says so, and then given to :meth:`on_error`.
+        Each is a tuple, named tuple, Row, dict or dataclass, or a :class:`ToSide` for a side output. If it
+        raises, it is called again by the retry strategy; the last error goes to :meth:`on_error`.
         """
 
     def timeout(self, value: Any) -> Iterable[Any] | None:
@@ -154,10 +153,10 @@ class AsyncBatchFunction(_Answering, ABC):
 
     @abstractmethod
     async def async_invoke_batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return one row for each element, in their order; None where nothing comes of one.
+        """Return one row for each element, in order; None for an element without a row.
 
-        A row is as in :meth:`AsyncFunction.async_invoke`. Another number of rows than of elements is an
-        error: nobody could tell whose is missing.
+        A row is as in :meth:`AsyncFunction.async_invoke`. A number of rows other than the number of elements
+        is an error, since rows could not be assigned to elements.
         """
 
     def timeout_batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -195,7 +194,7 @@ def check_is_async(function: object, kind: type, method: str) -> None:
     check_methods(function, kind, f"the {type(function).__name__}", may_await=("open", "close"))
 
 
-#: Whether what a call has returned, or raised, asks for another one.
+#: A predicate: does a call's result or error need another call?
 ResultPredicate = Callable[[Any], bool]
 ExceptionPredicate = Callable[[Exception], bool]
 
@@ -221,25 +220,25 @@ class async_retry_predicates:  # noqa: N801 -- PyFlink has a module of this name
 
 @dataclass(frozen=True)
 class AsyncRetryStrategy:
-    """When a call is made again, and how long to wait before; made by the class methods.
+    """A strategy of when to repeat a call, and how long to wait before; made by the class methods.
 
-    Semantics are Flink's: of an element whose call failed, `max_attempts` further ones are made at most, all
-    within its `timeout_ms`. Beyond Flink's, an error that says how long to wait is obeyed: one with an
-    attribute `retry_after_ms`, or the error of an HTTP client whose response has a header Retry-After.
+    As in Flink, at most `max_attempts` further calls are made for an element whose call failed, all within
+    its `timeout_ms`. Beyond Flink, the wait may come from the error: from its attribute `retry_after_ms`, or
+    from a header Retry-After of an HTTP client's response.
 
     Parameters
     ----------
     max_attempts
-        How often a call is made again; 0 for never.
+        How often a call is repeated; 0 for never.
     first_delay_ms, longest_delay_ms, multiplier
-        Of the waits between calls: each is the one before, multiplied, up to the longest.
+        Waits between calls: each is the previous one, multiplied, up to the longest.
     result_predicate
-        Says of a result whether it asks for another call; None: none does.
+        Whether a result needs another call; None: no result does.
     exception_predicate
-        The same of an exception; None: none does, as in Flink. Without either predicate every exception does.
+        Whether an exception does; None: none does, as in Flink. Without either predicate every one does.
     jitter
-        By which part of itself a wait is made longer or shorter by chance, from 0 to 1, so that calls which
-        failed together do not come back together.
+        Random change of a wait, as a fraction of it from 0 to 1, so that calls that failed together are not
+        repeated together.
 
     Examples
     --------
@@ -270,7 +269,7 @@ class AsyncRetryStrategy:
 
     @classmethod
     def no_retry(cls) -> AsyncRetryStrategy:
-        """Make each call once."""
+        """Return a strategy without retries."""
         return cls(0)
 
     @classmethod
@@ -283,7 +282,7 @@ class AsyncRetryStrategy:
         *,
         jitter: float = 0.0,
     ) -> AsyncRetryStrategy:
-        """Wait as long before each call that is made again."""
+        """Return a strategy that waits equally long before each further call."""
         wait_ms = to_ms("backoff_time_millis", backoff_time_millis)
         return cls(max_attempts, wait_ms, wait_ms, 1.0, result_predicate, exception_predicate, jitter)
 
@@ -299,7 +298,7 @@ class AsyncRetryStrategy:
         *,
         jitter: float = 0.0,
     ) -> AsyncRetryStrategy:
-        """Wait longer each time: `initial_delay` ms, multiplied, up to `max_retry_delay` ms."""
+        """Return a strategy of growing waits: `initial_delay` ms, multiplied, up to `max_retry_delay` ms."""
         return cls(
             max_attempts,
             initial_delay,
@@ -311,7 +310,7 @@ class AsyncRetryStrategy:
         )
 
     def wants_another(self, attempt: int, result: Any, error: Exception | None) -> bool:
-        """Return whether a call is made again.
+        """Return whether to repeat a call.
 
         Parameters
         ----------
@@ -330,7 +329,7 @@ class AsyncRetryStrategy:
         """Return how long to wait after a call, by its number from 1 and the error that it raised."""
         asked_ms = None if error is None else retry_after_ms(error)
         if asked_ms is not None:
-            # Nobody is to come earlier than asked, so that chance makes it longer only.
+            # A requested wait may only be made longer, never shorter.
             spread = 0.0 if chance is None else chance.random() * self.jitter
             return round(asked_ms * (1 + spread))
         # A float would overflow with many attempts.
@@ -349,7 +348,7 @@ NO_RETRY_STRATEGY = AsyncRetryStrategy.no_retry()
 
 
 def retry_after_ms(error: Exception) -> int | None:
-    """Return what an error's `retry_after_ms`, or a Retry-After of it or its response, asks to wait."""
+    """Return the wait that an error, or its response, asks for by `retry_after_ms` or Retry-After."""
     said = getattr(error, "retry_after_ms", None)
     if isinstance(said, int | float) and 0 <= said <= MOST_MS:
         return int(said)
@@ -373,18 +372,18 @@ def _header_ms(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class CircuitBreaker:
-    """Makes no calls for a while to a system that fails.
+    """A circuit breaker, which stops calls to a failing system for a while.
 
-    Behind so many failed calls in a row a worker makes none for a while, then one to try. If that fails, too,
-    it waits as long again. Elements wait, and none is lost: the micro-batch takes longer. The wait is no part
+    After `failures` failed calls in a row a worker waits `reset_ms`, then makes one call. If it fails too,
+    the worker waits again. Elements wait and none is lost: the micro-batch takes longer. The wait is not part
     of an element's `timeout_ms`.
 
     Parameters
     ----------
     failures
-        In a row; a call that takes too long is one.
+        Number of failed calls in a row; a time-out is a failure.
     reset_ms
-        How long no call is made.
+        How long calls are stopped.
 
     Raises
     ------
@@ -404,18 +403,18 @@ class CircuitBreaker:
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How often a system outside is called, beside `capacity`.
+    """Limits of the rate of calls to an external system, beside `capacity`.
 
     Parameters
     ----------
     per_worker_per_s
-        Calls that a Python worker begins in a second, evenly spread; retries count. None: as many as it can.
+        The most calls per second of a Python worker, evenly spread; retries count. None: no limit.
     per_job_per_s
-        The same for the whole job. Each worker has an equal share of it, as if all cores that the session
-        has when the query starts were at work. So it is not exceeded unless executors are added later, and
-        not reached where fewer tasks run.
+        The most calls per second of the whole job. Each worker has an equal share, based on the number of
+        cores of the session when the query starts. So the limit holds unless executors are added later, and
+        is not reached if fewer tasks run.
     circuit_breaker
-        None: a system that fails is called on.
+        None: a failing system is still called.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from flinkish_spark.windows.time_window import check_function_of_one, check_posi
 
 
 class LookupTable(ABC):
-    """A table outside that is asked for the rows of keys.
+    """An external table in which rows are looked up by key.
 
     An object travels to the workers, and is opened there; connections are made in `open`.
 
@@ -30,20 +30,20 @@ class LookupTable(ABC):
     """
 
     def open(self) -> None:
-        """Make what cannot travel; called once per copy."""
+        """Make connections, which cannot be serialised; called once per copy."""
 
     @abstractmethod
     def lookup(self, keys: Sequence[Any]) -> Mapping[Any, Sequence[Any]]:
-        """Return the rows of keys, of which there are none twice; one without rows may be left out.
+        """Return the rows of distinct keys; keys without rows may be left out.
 
-        Rows are tuples, or say the names of their fields: dicts, dataclasses, Rows. Of one field the value
-        itself will do. A join with a function gives it the rows as they are.
+        Rows are tuples, or have field names: dicts, dataclasses, Rows. A row with one field may be the value
+        itself. A join function gets the rows unchanged.
 
         An exception ends the micro-batch, which is run again after the restart.
         """
 
     def close(self) -> None:
-        """Give back what `open` made."""
+        """Release resources of `open`."""
 
 
 @dataclass(frozen=True)
@@ -74,27 +74,27 @@ class LookupCache:
 
 @dataclass(frozen=True)
 class LookupJoin(JoinOfPairs):
-    """Joins each element with the rows that a table has for it at that time.
+    """A join of each element with the current rows of an external table.
 
-    The table is outside: if a micro-batch is run again after a crash, it may have changed, and the result
-    with it. Results of micro-batches that count are decided once, like all others.
+    The table may change before a micro-batch is run again after a crash, and the results with it. Results of
+    committed micro-batches stay as they are.
 
     Parameters
     ----------
     left_type, right_type
         DDL of the elements, and of the table's rows: fields, or one type.
     key_of
-        From an element to the key to ask for; None, or a tuple with a None, has no rows.
+        From an element to the key to look up; None, or a tuple with a None, has no rows.
     table
         The table.
     join_type
-        INNER, or LEFT: then elements without rows come out with None.
+        INNER, or LEFT, which emits elements without rows with None.
     function
         Makes rows of a pair; None: the output is the fields of both.
     cache
         Cache of answers; None: each batch of a micro-batch looks its keys up again.
     keys_per_call
-        At most; the keys of a micro-batch are asked for together.
+        The most keys in one call; the keys of a micro-batch are looked up together.
 
     Raises
     ------
@@ -133,7 +133,7 @@ _PARAMETERS = 900
 
 
 class SqliteTable(LookupTable):
-    """Rows of a table or view, by some of its columns.
+    """A lookup table that is a table or view of SQLite.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class SqliteTable(LookupTable):
     Raises
     ------
     ConfigError
-        There is no key column or no column, or a name cannot be one; in a job: a key is none of the table's.
+        There is no key column or no column, or a name is invalid; in a job: a key does not fit the table.
     """
 
     def __init__(

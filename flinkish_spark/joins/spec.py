@@ -40,14 +40,14 @@ class JoinContext(Protocol):
         """Return the right element's event time; None as for the left one."""
 
     def timestamp(self) -> int | None:
-        """Return the event time of what is emitted."""
+        """Return the event time of the emitted rows."""
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row, with the time of the result, to a side output."""
 
 
 class ProcessJoinFunction(RichFunction, ABC):
-    """Makes rows of a pair.
+    """A join function, which makes rows of a pair.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class ProcessJoinFunction(RichFunction, ABC):
         Parameters
         ----------
         left, right
-            The elements; None for the one that is missing in an outer join.
+            The elements; None for a missing one in an outer join.
         """
 
 
@@ -92,7 +92,7 @@ class Concatenate(ProcessJoinFunction):
 
 
 class JoinOfPairs:
-    """A join that makes something of pairs."""
+    """A join whose function gets pairs."""
 
     left_type: str
     right_type: str
@@ -101,7 +101,7 @@ class JoinOfPairs:
 
     @property
     def actual_function(self) -> ProcessJoinFunction:
-        """The function, or the one that puts the fields of both together."""
+        """The function, or by default one that emits the fields of both."""
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
 
     def _check_pairs(self) -> None:
@@ -113,7 +113,7 @@ class JoinOfPairs:
 
 
 class CoGroupFunction(ABC):
-    """Makes rows of all elements of a key and window, of both inputs; either may have none.
+    """A function that makes rows of all elements of both inputs in a key's window; one input may have none.
 
     Examples
     --------
@@ -129,10 +129,10 @@ class CoGroupFunction(ABC):
     def co_group(
         self, key: Any, context: WindowContext, lefts: Sequence[Any], rights: Sequence[Any]
     ) -> Iterable[Any] | None:
-        """Return the rows of a window, whenever it fires; `yield` emits."""
+        """Return the rows of a window each time it fires; `yield` emits."""
 
     def clear(self, context: WindowContext) -> None:
-        """Clear what was kept for a window that is cleaned up."""
+        """Clear state of a window at its cleanup."""
 
     def close(self) -> None:
         """Give back what `open` made."""
@@ -175,7 +175,7 @@ class Bound(Choice):
 # Checks of the arguments of joins.
 
 
-#: Bounds and times beyond this would leave 64 bits when they are added to a time.
+#: Larger bounds, added to a time, could exceed 64 bits.
 _MOST_MS = MAX_WATERMARK_MS // 2
 
 
@@ -218,18 +218,18 @@ class IntervalJoin(JoinOfPairs):
     lower_ms, upper_ms
         How much later than the left element the right one may be, at least and at most; may be negative.
     lower, upper
-        Whether the bounds themselves count.
+        Whether each bound belongs to the interval.
     join_type
-        Which elements come out without a partner.
+        Which sides emit elements without a partner.
     function
-        What is made of a pair; None: the fields of both.
+        Makes rows of a pair; None: the output is the fields of both.
     left_late, right_late
         Side output of elements whose time is before the watermark; None: they are dropped and counted.
 
     Raises
     ------
     ConfigError
-        Something is of another type, or no time lies between the bounds.
+        An argument has a wrong type, or the interval is empty.
 
     Examples
     --------
@@ -267,32 +267,32 @@ class IntervalJoin(JoinOfPairs):
 
     @property
     def least_ms(self) -> int:
-        """The least difference of times that joins."""
+        """The least difference of times of a pair."""
         return self.lower_ms + (self.lower is Bound.EXCLUSIVE)
 
     @property
     def greatest_ms(self) -> int:
-        """The greatest difference of times that joins."""
+        """The greatest difference of times of a pair."""
         return self.upper_ms - (self.upper is Bound.EXCLUSIVE)
 
 
 @dataclass(frozen=True)
 class TemporalJoin(JoinOfPairs):
-    """Joins each left element with the right one of its key that was the newest at its event time.
+    """A join of each left element with its key's newest right element at the event time of the left one.
 
-    A right element is a version, valid from its event time up to that of the next. Left elements wait until
-    the watermark has reached their time; so it does not matter which of the two comes first.
+    A right element is a version, valid from its event time up to the time of the next one. Left elements wait
+    until the watermark has reached their time, so the order of arrival does not matter.
 
     Parameters
     ----------
     left_type, right_type
         DDL of the elements: fields, or one type.
     join_type
-        INNER, or LEFT: then left elements for which there is no version come out with None.
+        INNER, or LEFT, which emits left elements without a version with None.
     function
         Makes rows of a pair, with the time of the left element; None: the output is the fields of both.
     is_deletion
-        Tells right elements that end a version without beginning a new one; None: there are none.
+        Recognises right elements that end a version without beginning a new one; None: there are none.
     version_ttl
         How long the versions of a key live after the last one came, by processing time; None: the newest
         one stays for ever.
@@ -344,24 +344,24 @@ def _check_function(function: object, kind: type) -> None:
 
 @dataclass(frozen=True)
 class WindowCoGroup:
-    """Gives a function the elements of both inputs that are in one window of one key.
+    """A co-group: a function gets all elements of both inputs in a key's window.
 
     Parameters
     ----------
     left_type, right_type
         DDL of the elements: fields, or one type.
     windows
-        Which windows, and when they fire. Where an assigner, trigger or evictor of yours looks at elements,
-        it gets a :class:`~flinkish_spark.operators.joins.TaggedElement`: `side` and `value`.
+        The windows, and when they fire. A custom assigner, trigger or evictor gets elements as
+        :class:`~flinkish_spark.operators.joins.TaggedElement`, with `side` and `value`.
     function
         Makes rows of a window.
     left_late, right_late
-        Where elements go that came too late for all their windows; None: they are dropped and counted.
+        Side output of elements that are too late for all their windows; None: they are dropped and counted.
 
     Raises
     ------
     ConfigError
-        Something is of another type, or `windows` has a `late_output`.
+        An argument has a wrong type, or `windows` has a `late_output`.
     """
 
     left_type: str
@@ -380,14 +380,14 @@ class WindowCoGroup:
 
 @dataclass(frozen=True)
 class WindowJoin(JoinOfPairs):
-    """Joins each element with all of the other input that are in the same window of the same key.
+    """A join of each element with all elements of the other input in the same window of the same key.
 
     Parameters
     ----------
     left_type, right_type, windows, left_late, right_late
         As of a :class:`WindowCoGroup`.
     join_type
-        Which elements come out without a partner.
+        Which sides emit elements without a partner.
     function
         Makes rows of a pair, with the time of the window's results; None: the output is the fields of both.
 

@@ -1,4 +1,4 @@
-"""Which windows an element belongs to."""
+"""Window assigners, which choose the windows of each element."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from flinkish_spark.windows.triggers import (
     Trigger,
 )
 
-#: Windows that an assigner does not make again, at most.
+#: The most windows that an assigner caches.
 _REMEMBERED = 1024
 
 
@@ -36,23 +36,23 @@ Windows = Sequence[TimeWindow]
 
 
 class WindowAssigner(ABC):
-    """Says which windows an element belongs to. Own ones keep nothing of an element in their attributes.
+    """An assigner of windows to elements. A custom one must keep nothing of an element in its attributes.
 
-    `clock` is what its windows' ends are compared with: it says when state is cleaned up and what is late.
+    `clock` is the time with which its windows' ends are compared: for the cleanup of state and for lateness.
     """
 
     clock: TimeDomain
 
     @abstractmethod
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
-        """Return an element's windows; none drops it."""
+        """Return an element's windows; with none it is dropped."""
 
     @abstractmethod
     def default_trigger(self) -> Trigger:
-        """Return the trigger of windows for which none is given."""
+        """Return the default trigger."""
 
     def default_evictor(self) -> Evictor | None:
-        """Return the evictor of windows for which none is given."""
+        """Return the default evictor."""
         return None
 
 
@@ -60,10 +60,10 @@ class MergingWindowAssigner(WindowAssigner):
     """An assigner whose windows may merge: each element begins with its own window."""
 
     def merge_windows(self, windows: Iterable[TimeWindow]) -> Iterable[tuple[TimeWindow, Windows]]:
-        """Return which of a key's windows become which: the new one, and two or more that it replaces.
+        """Return merges of a key's windows: each new window, with the two or more windows that it replaces.
 
-        Called with all windows of a key whenever there is a new one. This one merges those that overlap
-        or touch; whoever overrides it must name windows in the order of their starts.
+        Called with all windows of a key whenever a window is added. This implementation merges windows that
+        overlap or touch; an override must name windows in the order of their starts.
         """
         merged: list[tuple[TimeWindow, list[TimeWindow]]] = []
         for window in sorted(set(windows)):
@@ -104,7 +104,7 @@ class _ClockAssigner(WindowAssigner):
     @staticmethod
     @abstractmethod
     def _choose_time(timestamp_ms: int | None, processing_time_ms: int) -> int:
-        """Return the time by which an element is assigned."""
+        """Return the time that decides the element's windows."""
 
 
 class _Tumbling(_ClockAssigner):
@@ -141,7 +141,7 @@ class _Sliding(_ClockAssigner):
         """Return all windows around an element's time, the latest first."""
         time_ms = self._choose_time(timestamp_ms, processing_time_ms)
         last_ms = time_ms - (time_ms - self._offset_ms) % self._slide_ms
-        # How many there are may depend on the time itself; the first and the number say all.
+        # The number of windows may depend on the time; the first start and the number identify them.
         starts = range(last_ms, time_ms - self._size_ms, -self._slide_ms)
         made = self._made.get(last_ms)
         if made is not None and len(made) == len(starts):
@@ -175,7 +175,7 @@ class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
 
 
 class TumblingEventTimeWindows(_EventTime, _Tumbling):
-    """Windows one after the other, by event time.
+    """Tumbling windows by event time.
 
     Parameters
     ----------
@@ -197,11 +197,11 @@ class TumblingEventTimeWindows(_EventTime, _Tumbling):
 
 
 class TumblingProcessingTimeWindows(_ProcessingTime, _Tumbling):
-    """Windows one after the other, by processing time; see :class:`TumblingEventTimeWindows`."""
+    """Tumbling windows by processing time; see :class:`TumblingEventTimeWindows`."""
 
 
 class SlidingEventTimeWindows(_EventTime, _Sliding):
-    """Windows that begin every `slide_ms` and overlap if they are longer, by event time.
+    """Sliding windows by event time: one begins every `slide_ms`; longer ones overlap.
 
     Parameters
     ----------
@@ -223,11 +223,11 @@ class SlidingEventTimeWindows(_EventTime, _Sliding):
 
 
 class SlidingProcessingTimeWindows(_ProcessingTime, _Sliding):
-    """Windows that begin every `slide_ms`, by processing time; see :class:`SlidingEventTimeWindows`."""
+    """Sliding windows by processing time; see :class:`SlidingEventTimeWindows`."""
 
 
 class EventTimeSessionWindows(_EventTime, _Session):
-    """Windows that last while no pause between a key's elements is longer than `gap_ms`, by event time.
+    """Sessions by event time, which end when a key has no element for longer than `gap_ms`.
 
     Raises
     ------
@@ -255,7 +255,7 @@ class DynamicProcessingTimeSessionWindows(_ProcessingTime, _DynamicSession):
 
 
 class GlobalWindows(WindowAssigner):
-    """One window per key for everything. It never ends: give it a trigger, or nothing comes out."""
+    """One window per key for all elements. It never ends: without a trigger it emits nothing."""
 
     clock = TimeDomain.PROCESSING_TIME
 
@@ -310,7 +310,7 @@ def make_assign(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Wi
 
 
 def _remember(made: dict[int, Windows], at_ms: int, windows: Windows) -> Windows:
-    """Keep windows for the next element: most come to windows that others came to just before."""
+    """Cache windows by time, since most elements belong to windows of recent elements."""
     if len(made) >= _REMEMBERED:
         made.clear()
     made[at_ms] = windows

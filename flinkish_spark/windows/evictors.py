@@ -1,4 +1,4 @@
-"""Which of a window's elements are thrown away before or after its function sees them."""
+"""Evictors, which remove elements of a window before or after its function runs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class TimestampedValue(NamedTuple):
 
 
 class EvictorContext(TimeContext, Protocol):
-    """Given to evictors."""
+    """The context of an evictor."""
 
 
 Elements = Sequence[TimestampedValue]
 
 
 class Evictor:
-    """Throws elements of a window away when it fires; what is thrown away does not come back.
+    """An evictor, which removes elements of a window for good when it fires.
 
-    A window with an evictor keeps all its elements, also for reduce and aggregate. If nothing is left
+    A window with an evictor stores all its elements, also for reduce and aggregate. If no element is left
     before the function, the function is not called.
     """
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        """Return the elements that the function is to see, in their order of arrival."""
+        """Return the elements for the function, in their order of arrival."""
         return elements
 
     def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
@@ -49,7 +49,7 @@ class Evictor:
 
 
 class Evict(Choice):
-    """When the evictors here do it."""
+    """When an evictor removes elements: before or after the window function."""
 
     BEFORE = "BEFORE"
     AFTER = "AFTER"
@@ -71,7 +71,7 @@ class _BaseEvictor(Evictor):
 
 
 class CountEvictor(_BaseEvictor):
-    """Keeps the last `count` elements.
+    """An evictor that keeps the last `count` elements.
 
     Raises
     ------
@@ -88,7 +88,7 @@ class CountEvictor(_BaseEvictor):
 
 
 class TimeEvictor(_BaseEvictor):
-    """Keeps elements that are less than `keep_ms` older than the newest one, by event time.
+    """An evictor that keeps elements less than `keep_ms` older than the newest one, by event time.
 
     Elements without a timestamp all stay.
 
@@ -111,12 +111,12 @@ class TimeEvictor(_BaseEvictor):
 
 
 class DeltaEvictor(_BaseEvictor):
-    """Keeps elements that differ from the last one by less than a threshold.
+    """An evictor that keeps elements that differ from the last one by less than a threshold.
 
     Parameters
     ----------
     threshold
-        An element goes if its difference is this or more.
+        An element with this difference or more is removed.
     delta
         From an element and the last one to their difference.
 
