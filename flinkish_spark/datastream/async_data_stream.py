@@ -70,7 +70,7 @@ class AsyncDataStream:
         capacity
             The most elements with open calls at once, in each worker.
         output
-            Fields of the rows; by default what the hint of `async_invoke` says.
+            Fields of the rows; by default those in the type hint of `async_invoke`.
         uid
             Stable name by which recorded answers are found, and which errors and statistics show; by default
             it is derived from the place in the program.

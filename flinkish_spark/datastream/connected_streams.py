@@ -1,4 +1,4 @@
-"""Two streams that one function reads: connected streams, and broadcast ones."""
+"""Connected streams and broadcast streams: one function reads two streams."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ class ConnectedStreams:
     def key_by(
         self, first: ConnectedKey, second: ConnectedKey, *, key: StateType | None = None
     ) -> KeyedConnectedStreams:
-        """Partition both by key, so that equal keys meet.
+        """Partition both streams by key, so that equal keys share state.
 
         Parameters
         ----------
         first, second
-            The key of each: a column's name, a column expression, or a tuple of these; or a function of a
+            The key of each: a column name, a column expression, or a tuple of these; or a function of a
             record. They have the same types.
         key
-            Type of what functions return; by default what their hints say. See :meth:`DataStream.key_by`.
+            Type of the functions' results; by default their type hints. See :meth:`DataStream.key_by`.
         """
-        # Only functions need it; if there is none, it is refused as key_by refuses it.
+        # Only functions need it; without a function key_by refuses it.
         is_of_function = is_key_function(first) or is_key_function(second)
         left, right = (
             stream.key_by(*_key(given), key=None if is_of_function and not is_key_function(given) else key)
@@ -86,9 +86,9 @@ class ConnectedStreams:
         first, second
             A :class:`~flinkish_spark.CoMapFunction` alone; or for each stream a function of one record.
         output
-            Fields of the rows of both; by default what the hint of each function says, or that of the other.
+            Fields of the rows of both; by default those in the type hint of each function, or of the other.
         name
-            What errors call it.
+            Name of the function in errors.
         """
         return self._transform_each("map", first, second, output, name)
 
@@ -122,11 +122,11 @@ class ConnectedStreams:
         Parameters
         ----------
         function
-            Has a method for each stream; there is a copy of it for each.
+            A function with a method for each stream; each stream has a copy of it.
         output
-            Fields of the main output; by default what the hint of `process_element1` says.
+            Fields of the main output; by default those in the type hint of `process_element1`.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------
@@ -157,16 +157,16 @@ class KeyedConnectedStreams:
     ) -> DataStream:
         """Process the elements of both streams, one after the other for each key.
 
-        Within a micro-batch the elements of the first stream come before those of the second; nothing is
-        promised about the order between the two.
+        Within a micro-batch the elements of the first stream come before elements of the second; this order
+        is no guarantee.
 
         Parameters
         ----------
         function
             Serialised here, once.
         output
-            Fields of the emitted rows; by default what the hint of `process_element1` says, or else
-            that of `process_element2` or `on_timer`.
+            Fields of the emitted rows; by default those in the type hint of `process_element1`, or else of
+            `process_element2` or `on_timer`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -207,7 +207,7 @@ class KeyedConnectedStreams:
             A :class:`~flinkish_spark.CoMapFunction` alone, whose methods share their states; or for each
             stream a :class:`~flinkish_spark.MapFunction` or a function of one record. Serialised here.
         output
-            Fields of the rows; by default what the hint of the first says, or else that of the second.
+            Fields of the rows; by default those in the type hint of the first, or else of the second.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -285,7 +285,7 @@ class BroadcastStream:
 
 
 class BroadcastConnectedStream:
-    """A stream and a broadcast one that one function reads."""
+    """A stream connected with a broadcast stream; one function reads both."""
 
     def __init__(self, entry: KeyedEntry, other: BroadcastStream) -> None:
         self._entry, self._other = entry, other
@@ -308,7 +308,7 @@ class BroadcastConnectedStream:
         function
             A KeyedBroadcastProcessFunction if the stream is keyed, else a BroadcastProcessFunction.
         output
-            Fields of the emitted rows; by default what the hint of `process_element` says.
+            Fields of the emitted rows; by default those in the type hint of `process_element`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 

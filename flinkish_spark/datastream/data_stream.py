@@ -111,9 +111,9 @@ class SingleRecords(ABC):
             From a record, a named tuple, to a row: tuple, named tuple, Row, dict or dataclass; or a
             :class:`~flinkish_spark.MapFunction`. Without state, and the same for the same record.
         output
-            Fields of the rows, as DDL or StructType; by default what the function's hint says.
+            Fields of the rows, as DDL or StructType; by default those in the function's type hint.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------
@@ -161,9 +161,9 @@ class SingleRecords(ABC):
         function
             Runs once for each of its outputs that is read.
         output
-            Fields of the main output; by default what the hint of `process_element` says.
+            Fields of the main output; by default those in the type hint of `process_element`.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------
@@ -639,7 +639,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             is a key like any other.
         key
             Type of the function's result: ``"STRING"``, or ``"user STRING, product LONG"`` for a tuple.
-            By default what its hint says: a type, a tuple of types, a named tuple or a dataclass.
+            By default its return type hint: a type, a tuple of types, a named tuple or a dataclass.
 
         Raises
         ------
@@ -740,7 +740,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         function
             Serialised here, once.
         output
-            Fields of the emitted rows; by default what the hint of `process_element` says.
+            Fields of the emitted rows; by default those in the type hint of `process_element`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -800,7 +800,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         keys_per_call
             The most keys in one call.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------

@@ -47,9 +47,9 @@ class IntervalSettings(TypedDict, total=False):
 class JoinedStreams:
     """Two streams that are keyed by the same types, the left one and the right one.
 
-    Without a function the fields of both come out, those of the right one as ``right_<name>`` where the left
-    one has a field of that name. With a function say its `output`, or give its method a hint. `uid` and
-    `max_parallelism` are as of :meth:`KeyedStream.process`. See docs/joins.md.
+    Without a function the output is the fields of both; a right field is called ``right_<name>`` if the left
+    stream has a field of that name. With a function give its `output`, or a type hint to its method. `uid`
+    and `max_parallelism` are as for :meth:`KeyedStream.process`. See docs/joins.md.
     """
 
     def __init__(self, environment: StreamExecutionEnvironment, left: KeyedEntry, right: KeyedEntry) -> None:
@@ -77,9 +77,9 @@ class JoinedStreams:
         lower_ms, upper_ms
             How much later than the left element the right one may be; may be negative.
         lower, upper
-            Whether the bounds themselves count.
+            Whether each bound belongs to the interval.
         join_type
-            Which elements come out without a partner.
+            Which sides emit elements without a partner.
         function
             Makes rows of a pair.
         left_late, right_late
@@ -88,7 +88,7 @@ class JoinedStreams:
         Raises
         ------
         ConfigError, GraphError, SchemaError, UserFunctionError
-            Something cannot be used; said before anything starts.
+            An argument is invalid; raised before anything starts.
         """
         uid = resolve_uid(self._environment.graph, uid, "interval", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
@@ -118,7 +118,7 @@ class JoinedStreams:
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Join each element with all of the other stream that are in the same window; see :meth:`interval`.
+        """Join each element with all elements of the other stream in the same window; see :meth:`interval`.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class JoinedStreams:
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Give a function the elements of both streams that are in one window; see :meth:`window`."""
+        """Call a function with all elements of both streams in a window; see :meth:`window`."""
         uid = resolve_uid(self._environment.graph, uid, "co_group", *self._entries)
         check_methods(function, CoGroupFunction, f"'{uid}'")
         join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), function, left_late, right_late)
@@ -161,12 +161,12 @@ class JoinedStreams:
         late_output: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Join each left element with the right one that was the newest at its event time.
+        """Join each left element with the newest right element at its event time.
 
         Parameters
         ----------
         is_deletion
-            Tells right elements that end a version without beginning a new one; None: there are none.
+            Recognises right elements that end a version without beginning a new one; None: there are none.
         version_ttl
             How long versions live after the last one came; None: the newest stays for ever.
         late_output

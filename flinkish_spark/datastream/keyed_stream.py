@@ -112,7 +112,7 @@ class KeyedRecords(ABC):
             A :class:`~flinkish_spark.MapFunction`, whose `open` is given what that of a
             :class:`~flinkish_spark.KeyedProcessFunction` is; or a function of one record. Serialised here.
         output
-            Fields of the rows; by default what the function's hint says.
+            Fields of the rows; by default those in the function's type hint.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`. States live as long as their descriptors say.
 
@@ -142,7 +142,7 @@ class KeyedRecords(ABC):
         ----------
         function
             A :class:`~flinkish_spark.FlatMapFunction`, or a function of one record; returns or yields rows,
-            or returns None. A hint like ``Iterator[Word]`` says the fields.
+            or returns None. A type hint like ``Iterator[Word]`` defines the fields.
         output, uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
 
@@ -240,8 +240,8 @@ class KeyedStream(KeyedRecords):
         function
             Serialised here, once; must not hold a session, a lock or a connection.
         output
-            Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default what
-            the hint of `process_element` says, or else that of `on_timer`: ``Iterator[Total]``, for example.
+            Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default those
+            in the type hint of `process_element`, or else of `on_timer`: ``Iterator[Total]``, for example.
         uid
             Stable name of this operator, by which its state is found. If left out, it is derived from the
             place in the program, with a warning; see docs/job-graph.md.
@@ -318,7 +318,7 @@ class KeyedStream(KeyedRecords):
         accumulator
             Type of the accumulator, as of a state.
         output
-            Fields of the result; by default what the hint of `get_result` says.
+            Fields of the result; by default those in the type hint of `get_result`.
         emit
             For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl

@@ -29,7 +29,7 @@ Comparator = Callable[[Any, Any], int]
 
 
 class CEP:
-    """Looks for patterns in streams, as Flink's library of that name does; see docs/cep.md."""
+    """An entry point for patterns in streams, as Flink's library CEP; see docs/cep.md."""
 
     @staticmethod
     def pattern(
@@ -40,9 +40,9 @@ class CEP:
         Parameters
         ----------
         stream
-            By event time, unless :meth:`PatternStream.in_processing_time` says otherwise.
+            The events, in event time unless :meth:`PatternStream.in_processing_time` is called.
         comparator
-            Orders events of one time; by default they are taken as they came.
+            Orders events of the same time; by default their order of arrival.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class CEP:
         patterns: Mapping[str, Pattern],
         comparator: Comparator | None = None,
     ) -> PatternStream:
-        """Look for several patterns in one pass; `pattern_name()` of the context says which was found.
+        """Look for several patterns in one pass; the context's `pattern_name()` returns the one found.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class PatternStream:
         function
             Serialised here, once, together with the patterns' conditions.
         output
-            Fields of the emitted rows; by default what the hint of `process_match` says.
+            Fields of the emitted rows; by default those in the type hint of `process_match`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -189,7 +189,7 @@ class PatternStream:
             A side output, and a function that makes a row for it from a partial match and the time when its
             window ended.
         output, uid, max_parallelism
-            As of :meth:`process`; by default what the hint of `select` says.
+            As of :meth:`process`; by default those in the type hint of `select`.
         """
         uid = resolve_uid(self._stream._environment.graph, uid, "select", self._stream._entry)
         if isinstance(select, str):

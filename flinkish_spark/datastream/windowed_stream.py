@@ -156,7 +156,7 @@ class WindowedStream:
         process
             The function.
         output
-            Fields of the result; by default what the hint of its `process` says.
+            Fields of the result; by default those in the type hint of its `process`.
         """
         uid = self._resolve_uid(uid, "process")
         computation = ProcessWindow(process)

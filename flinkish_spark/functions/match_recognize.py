@@ -31,7 +31,7 @@ from flinkish_spark.cep.stages import Skip
 from flinkish_spark.core.errors import ConfigError, PatternError
 from flinkish_spark.core.extras import how_to_install
 
-#: How clauses begin, in the order in which they may stand.
+#: The first words of the clauses, in their required order.
 _CLAUSES: tuple[tuple[str, ...], ...] = (
     ("PARTITION", "BY"),
     ("ORDER", "BY"),
@@ -196,7 +196,7 @@ def parse_condition(text: str, fields: T.StructType) -> E.Expression:
 
 
 def parse_comparison(text: str, fields: T.StructType, names: Iterable[str]) -> E.Expression:
-    """Return a condition of an event with these fields that may name events taken before."""
+    """Return a condition of an event with these fields, which may refer to earlier events of the match."""
     made, kind = _make_named_expressions(fields, names).read_named(text, _tokenize(text))
     if kind != _BOOLEAN:
         _refuse(text, f"it is a {kind.simpleString()}", "give a condition")
@@ -418,10 +418,10 @@ _INT, _LONG, _DOUBLE, _TEXT, _BOOLEAN = (
     T.StringType(),
     T.BooleanType(),
 )
-#: Bits of whole numbers, and how many digits a decimal has in their place.
+#: By integer type: its bits, and the digits of an equivalent decimal.
 _BITS: dict[type, int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
 _DIGITS: dict[type, int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-#: By operator the function, whether its operands change places, and whether it holds where that does not.
+#: By operator: the function, whether to swap its operands, and whether to negate its result.
 _COMPARED: dict[str, tuple[Callable[[Any, Any], bool], bool, bool]] = {
     "EQ": (V.is_equal, False, False),
     "NEQ": (V.is_equal, False, True),
@@ -588,7 +588,7 @@ class _Expressions:
         if not isinstance(of[1], T.StringType | T.NullType) or not _is_text(pattern):
             _refuse(text, "LIKE compares a text with a pattern that is written out", "write name LIKE 'a%'")
         if escape is None and "\\" in pattern.this:
-            # Spark takes it for the escape; the SQL standard for a letter.
+            # For Spark a backslash is an escape, for the SQL standard a plain character.
             _refuse(text, "a backslash in LIKE is not the same in every SQL", "name the escape: ESCAPE '!'")
         try:
             like = re.compile(V.like_expression(pattern.this, escape), re.DOTALL)
@@ -767,7 +767,7 @@ def _fold_identifier(tree: Any) -> str:
 
 
 def find_common_type(kinds: Iterable[T.DataType], text: str) -> T.DataType:
-    """Return the type that values of several types are compared, or told, as."""
+    """Return the common type of several types, for comparisons and results."""
     found: T.DataType = T.NullType()
     for kind in kinds:
         found = _widen(found, kind, text)
@@ -789,12 +789,12 @@ def _widen(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
         return _DOUBLE
     scale = max(first.scale, second.scale)
     whole = max(first.precision - first.scale, second.precision - second.scale)
-    # Where both do not fit, digits before the point are kept.
+    # If the digits do not fit, those before the point are kept.
     return T.DecimalType(min(whole + scale, 38), scale if whole + scale <= 38 else max(38 - whole, 0))
 
 
 def _to_decimal_type(kind: T.DataType) -> T.DecimalType | None:
-    """Return the decimal type that holds all values of an exact type; None for another one."""
+    """Return the decimal type that holds all values of an exact type; None for other types."""
     if isinstance(kind, T.DecimalType):
         return kind
     digits = _DIGITS.get(type(kind))
@@ -823,7 +823,7 @@ def make_arithmetic(name: str, one: Typed, other: Typed, text: str) -> Typed:
 
 
 def _to_decimal_operand(given: Typed) -> T.DecimalType:
-    """Return the decimal type of an operand; that of a whole number that is written out has its digits."""
+    """Return the decimal type of an operand; a literal whole number has as many digits as written."""
     made, kind = given
     if isinstance(made, E.Literal) and type(made.given) is int:
         return T.DecimalType(max(len(str(abs(made.given))), 1), 0)
@@ -877,7 +877,7 @@ def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
 
 
 def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[Any]], Any] | None, T.DataType]:
-    """Return what makes an aggregate of values, None for a count, and its type."""
+    """Return the function of an aggregate (None for a count), and the result's type."""
     if name == "COUNT":
         return None, _LONG
     if name in ("MIN", "MAX"):

@@ -1,4 +1,4 @@
-"""Patterns that come and go while a job runs: rules with a version are the elements of a broadcast stream."""
+"""Patterns that change while a job runs: a broadcast stream brings rules with versions."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescri
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
 from flinkish_spark.types.rows import ElementType
 
-#: Rules by id: what `broadcast()` of the stream of rules is called with. `since` is the version from which on
-#: partial matches go on; of a rule that is gone its version is left, without a text.
+#: Rules by id: the descriptor for `broadcast()` of the stream of rules. Partial matches since version `since`
+#: continue; a removed rule keeps its version, without a text.
 PATTERN_RULES = MapStateDescriptor("pattern_rules", "STRING", "version LONG, since LONG, rule STRING")
-#: Where rules go that cannot be searched for.
+#: Side output of invalid rules.
 REFUSED_RULES = OutputTag("refused_rules", "id STRING, version LONG, rule STRING, why STRING")
 _OPEN = "open"
 _CHAIN, _MATCH = ("stage", "event", "before"), ("state", "chain", "is_held")
@@ -139,7 +139,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             if known is not None and not isinstance(known, Mapping):
                 raise ConfigError(f"{name} is {known!r}", what_to_do='give them by name: {"rising": rising}')
             for called, one in (known or {}).items():
-                # A class makes an object of what the rule says.
+                # A class makes an object of the rule's arguments.
                 if callable(one) and not isinstance(one, type):
                     check_function(one, f"{called!r} of {name}", None)
         fields = parse_ddl(elements)
@@ -240,7 +240,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
 
     # -- events -----------------------------------------------------------------------------------------
     def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> None:
-        """Let an event wait for the watermark, unless it is late."""
+        """Store an event until the watermark reaches it, unless it is late."""
         time_ms, timers = ctx.timestamp(), ctx.timer_service()
         if time_ms is None or time_ms == MIN_WATERMARK_MS:
             raise PatternError(
@@ -320,7 +320,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
 
 @dataclass(frozen=True)
 class _Search:
-    """A rule, compiled; for all keys."""
+    """A compiled rule, for all keys."""
 
     automaton: Automaton
     matcher: Matcher
@@ -471,7 +471,7 @@ class _ConditionFacts(SubtaskFacts):
 
 
 def _give_up(name: str, since: int, ctx: KeyedBroadcastContext, key: Any, states: Any) -> None:
-    """Take away a key's partial matches of a rule that have begun before a version of it."""
+    """Remove a key's partial matches of a rule that began before a version of it."""
     stored = states.get(name)
     if stored is not None and stored.version < since:
         _count_given_up(stored, ctx)
@@ -493,5 +493,5 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
 
 
 def _find_operator(context: Any) -> Any:
-    # As operators know it: functions of users count nothing, and their rows have the time of the element.
+    # The operator's own context: a user's context cannot count, and gives rows the time of the element.
     return context
