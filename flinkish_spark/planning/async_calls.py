@@ -19,7 +19,7 @@ from flinkish_spark.functions.async_io import AsyncBatchFunction
 from flinkish_spark.operators.async_wait import AsyncSpec, AsyncStatistics
 from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recording, Stream
 from flinkish_spark.planning.declare import check_can_be_sent
-from flinkish_spark.planning.logical_plan import Asking
+from flinkish_spark.planning.logical_plan import AsyncReaders
 from flinkish_spark.planning.stream_graph import Path, SideNode, TransformNode, find_operator, find_uid
 from flinkish_spark.planning.transforms import (
     RowTransform,
@@ -139,13 +139,13 @@ def is_async(function: object) -> bool:
 
 
 #: For elements that no sink reads.
-_NOBODY = Asking(None, False)
+_NOBODY = AsyncReaders(None, False)
 
 
 class AsyncCalls:
     """The async operators of a plan, as they run on its paths."""
 
-    def __init__(self, asking: Mapping[tuple[str, str], Asking], place: AsyncPlace) -> None:
+    def __init__(self, asking: Mapping[tuple[str, str], AsyncReaders], place: AsyncPlace) -> None:
         self._place, self._asking = place, asking
         #: The recordings by folder, in the order of planning.
         self.recordings: dict[str, Recording] = {}

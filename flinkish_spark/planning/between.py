@@ -31,9 +31,9 @@ from flinkish_spark.planning.stream_graph import (
 )
 from flinkish_spark.planning.times import find_time_column, make_time_column
 from flinkish_spark.planning.transforms import (
+    NonRowTransform,
     RecordFunction,
     RowByRow,
-    Spoiler,
     Transform,
     WorkerPass,
     apply_transform,
@@ -174,7 +174,7 @@ def share_inputs(
         frames, rest = _split_leading_frames(input_)
         if frames:
             schema, read = read_functions(frame.sparkSession, frames, schema, columns)
-            if isinstance(read, Spoiler):
+            if isinstance(read, NonRowTransform):
                 raise _not_row_by_row(node.uid, read)
             check_field_names(schema, "the result of a transform")
             place = f"{PREFIX}way{number}_place"
@@ -300,14 +300,14 @@ def _apply_steps(uid: str, steps: Sequence[Step], stream: TaggedStream) -> Tagge
 def _apply_frame_functions(uid: str, stream: TaggedStream, functions: Sequence[Transform]) -> TaggedStream:
     frame = stream.frame
     schema, found = read_functions(frame.sparkSession, functions, stream.schema, stream.schema.names)
-    if isinstance(found, Spoiler):
+    if isinstance(found, NonRowTransform):
         raise _not_row_by_row(uid, found)
     check_field_names(schema, "the result of a transform")
     control = [field.name for field in _find_control_columns(stream)]
     return replace(stream, frame=found.apply(frame).select(*control, *found.named_fields), schema=schema)
 
 
-def _not_row_by_row(uid: str, found: Spoiler) -> GraphError:
+def _not_row_by_row(uid: str, found: NonRowTransform) -> GraphError:
     return GraphError(
         f"the transform() {quote_name(found.function)} stands between the keyed operator '{uid}' and "
         f"an earlier one, and does more than look at single rows: it contains {found.what}",
@@ -391,7 +391,7 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
     names = stream.schema.names
     fields = stream.frame.select(*[F.col(quoted(name)) for name in names])
     _, found = read_functions_over(fields, [function], names)
-    if isinstance(found, Spoiler):
+    if isinstance(found, NonRowTransform):
         return _apply_frame_function(stream, function)
     check_field_names(found.schema, "the result of a transform")
     # A dropped record with an event time leaves that time.
@@ -499,7 +499,7 @@ class Branch:
         stream: RecordStream,
         functions: Sequence[Transform],
         readers: Sequence[tuple[str, Sequence[Key]]],
-    ) -> Branch | Spoiler:
+    ) -> Branch | NonRowTransform:
         given: Sequence[object] = functions
         records = tuple(one for one in given if isinstance(one, RecordFunction))
         frames = functions[: len(functions) - len(records)]
@@ -507,7 +507,7 @@ class Branch:
             return cls(None, records, tuple(readers))
         fields = stream.frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
         _, read = read_functions_over(fields, frames, _name_columns(stream))
-        if isinstance(read, Spoiler):
+        if isinstance(read, NonRowTransform):
             return read
         check_field_names(read.schema, "the result of a transform")
         return cls(read, records, tuple(readers))

@@ -72,13 +72,13 @@ _OF_STATE = {
 def describe_job(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
     """Describe the operators that Spark runs for a program: those from which a path leads to a sink."""
     logical = optimize(graph) if planned is None else planned.logical
-    return JobGraph(job, tuple(_Reading(logical, tasks, planned).describe_operators()))
+    return JobGraph(job, tuple(_JobGraphBuilder(logical, tasks, planned).describe_operators()))
 
 
 def name_operators(graph: StreamGraph, tasks: int) -> None:
     """Set each function's id in the job graph; a function with several outputs has the id of the first."""
     known: set[int] = set()
-    reading = _Reading(optimize(graph), tasks)
+    reading = _JobGraphBuilder(optimize(graph), tasks)
     for _ in reading.describe_operators():
         pass
     for node, own in reading.ids.items():
@@ -91,7 +91,7 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
 def describe_stream(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
     """Describe the operators from which a path leads to a stream."""
     alone = graph.end_at(node)
-    return JobGraph(job, tuple(_Reading(optimize(alone), tasks).describe_upstream(alone.sinks[0])))
+    return JobGraph(job, tuple(_JobGraphBuilder(optimize(alone), tasks).describe_upstream(alone.sinks[0])))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Passage:
         return not (self.is_behind_state and isinstance(self.end, KeyedNode))
 
 
-class _Reading:
+class _JobGraphBuilder:
     def __init__(self, plan: LogicalPlan, tasks: int, planned: PlannedJob | None = None) -> None:
         self._plan, self._graph, self._tasks, self._planned = plan, plan.graph, tasks, planned
         self._runs: Counter[_Node] = Counter()

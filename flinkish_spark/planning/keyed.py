@@ -190,13 +190,13 @@ def _route_rows(operators: Sequence[_Operator]) -> DataFrame:
     A packed record goes to its key group's route, and a barrier to every partition of the operators.
     """
     shares = [
-        _Share(place, number, one, given, sent)
+        _InputShare(place, number, one, given, sent)
         for place, one in enumerate(operators)
         for number, (given, sent) in enumerate(
             zip((*one.parts.inputs, *one.parts.passing), one.sent, strict=True)
         )
     ]
-    together: dict[int, list[_Share]] = {}
+    together: dict[int, list[_InputShare]] = {}
     for share in shares:
         together.setdefault(id(share.frame), []).append(share)
     frames = [_pack_inputs(own, is_alone=len(operators) == 1) for own in together.values()]
@@ -212,7 +212,7 @@ def _route_rows(operators: Sequence[_Operator]) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class _Share:
+class _InputShare:
     """One input of operators that share a frame; columns computed for it are named by its place."""
 
     #: The operator's place in its task group.
@@ -288,7 +288,7 @@ def _is_own(rows: SharedRows) -> Column:
     return found & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in rows.frame.columns else found
 
 
-def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
+def _pack_inputs(shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
     """Return the blocks of inputs that share a frame, and the frame's control rows."""
     # A record may be for several inputs, with a different route for each; so routes are columns.
     frame, first = shares[0].frame, shares[0].place
@@ -314,7 +314,7 @@ def _pack_inputs(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
     return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
-def _label_scan(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
+def _label_scan(frame: DataFrame, shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
     """Label the scan in a frame with the source's name and the chains of all readers."""
     named = [(one.operator.parts.chain, one.given.source) for one in shares]
     inputs = [(chain, name) for chain, name in named if name is not None]

@@ -27,7 +27,7 @@ from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
 
 
 @dataclass(frozen=True, eq=False)
-class End:
+class ChainEnd:
     """The end of a chain, as a sink reads it."""
 
     chain: Chain
@@ -86,7 +86,7 @@ class LineOperator:
 
 
 @dataclass(frozen=True)
-class Asking:
+class AsyncReaders:
     """The callers of an async operator about the elements of one path."""
 
     #: Readers of recorded answers; None if one caller asks once about each element.
@@ -195,7 +195,7 @@ class LogicalPlan:
     #: Layout of the live log, which must not change; None for a new log.
     recorded: PlanLayout | None = None
     #: By the uid of the sink (cut_chains).
-    ends: Mapping[str, tuple[End, ...]] = field(default_factory=dict)
+    ends: Mapping[str, tuple[ChainEnd, ...]] = field(default_factory=dict)
     #: True if the source's control rows may be among its records (mark_records).
     marks_records: bool = False
     #: (share_tasks, share_scans)
@@ -203,7 +203,7 @@ class LogicalPlan:
     #: By chain: its operators, if they form a line (pass_streams).
     lines: Mapping[str, tuple[LineOperator, ...]] = field(default_factory=dict)
     #: By async operator and path (place_async_calls).
-    calls: Mapping[tuple[str, str], Asking] = field(default_factory=dict)
+    calls: Mapping[tuple[str, str], AsyncReaders] = field(default_factory=dict)
     #: Where each function adds to accumulators (count_functions).
     counting: Counting = field(default_factory=lambda: Counting({}, {}))
 
@@ -213,6 +213,6 @@ class LogicalPlan:
         return self.recorded is None or bool(self.recorded.shared) or bool(self.recorded.together)
 
     @property
-    def all_ends(self) -> Sequence[End]:
+    def all_ends(self) -> Sequence[ChainEnd]:
         """The ends that sinks read, grouped by sink."""
         return [end for ends in self.ends.values() for end in ends]

@@ -34,7 +34,7 @@ from flinkish_spark.planning.between import (
 )
 from flinkish_spark.planning.declare import check_same_fields, compute_keys
 from flinkish_spark.planning.keyed import KeyedParts, plan_operators
-from flinkish_spark.planning.logical_plan import End, LogicalPlan, Reader, SharedScan, TaskGroup
+from flinkish_spark.planning.logical_plan import ChainEnd, LogicalPlan, Reader, SharedScan, TaskGroup
 from flinkish_spark.planning.optimizer import optimize, plan_of_stream
 from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, shuffle_partitions
 from flinkish_spark.planning.rules.set_apart import is_set_apart
@@ -77,8 +77,8 @@ from flinkish_spark.planning.stream_graph import (
 from flinkish_spark.planning.times import SourceMarkers, find_reporters, plan_times
 from flinkish_spark.planning.transforms import (
     LookupTransform,
+    NonRowTransform,
     RowTransform,
-    Spoiler,
     Transform,
     apply_transform,
     find_frame_function,
@@ -284,7 +284,7 @@ class Planner:
         check_field_names(schema, "the result of a transform")
         return replace(part, one_pass=one_pass), schema
 
-    def _plan_end(self, end: End, sink: str) -> TaggedStream:
+    def _plan_end(self, end: ChainEnd, sink: str) -> TaggedStream:
         """Return the end of a chain: an operator's output, or the records of all paths from sources."""
         chain = end.chain
         if find_operator(end.paths[0].base) is not None:
@@ -613,7 +613,9 @@ class Planner:
                 given = make_branch_input(stream, rows, own, self._reporters, reader.name)
                 yield reader, replace(given, schema=schema)
 
-    def _make_branch(self, stream: RecordStream, readers: Sequence[Reader], common: int) -> Branch | Spoiler:
+    def _make_branch(
+        self, stream: RecordStream, readers: Sequence[Reader], common: int
+    ) -> Branch | NonRowTransform:
         """Return the branch after the common steps, or the function for which it needs its own scan."""
         first, functions = readers[0], list[Transform]()
         for at, step in enumerate(first.path.steps[common:], start=common + 1):

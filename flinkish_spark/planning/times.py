@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.suggestions import they_have
-from flinkish_spark.planning.logical_plan import End, LogicalPlan
+from flinkish_spark.planning.logical_plan import ChainEnd, LogicalPlan
 from flinkish_spark.planning.rules.cut_chains import find_chain_operators, find_inputs
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
@@ -139,7 +139,7 @@ def find_reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
     return reporters_of([node.uid for node in graph.operators], find_inputs(graph))
 
 
-def _find_entries(graph: StreamGraph, end: End) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
+def _find_entries(graph: StreamGraph, end: ChainEnd) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
     """Yield each path from a source to its first operator or sink, with its input and all later operators."""
     names = end.chain.inputs
     rest = list(names)

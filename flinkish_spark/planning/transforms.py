@@ -358,7 +358,7 @@ _MADE = f"{PREFIX}made_"
 
 
 @dataclass(frozen=True)
-class Spoiler:
+class NonRowTransform:
     """The first function that does more than look at single rows, and a description of what it does."""
 
     function: Transform
@@ -479,13 +479,13 @@ class RowByRow(ReadRows):
 
 def read_functions(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, names: Sequence[str]
-) -> tuple[T.StructType, RowByRow | Spoiler]:
+) -> tuple[T.StructType, RowByRow | NonRowTransform]:
     return read_functions_over(spark.createDataFrame([], schema), functions, names)
 
 
 def read_functions_over(
     given: DataFrame, functions: Sequence[Transform], names: Sequence[str]
-) -> tuple[T.StructType, RowByRow | Spoiler]:
+) -> tuple[T.StructType, RowByRow | NonRowTransform]:
     made = [given]
     for function in functions:
         made.append(apply_transform(made[-1], function))
@@ -495,7 +495,7 @@ def read_functions_over(
     for function, behind in zip(functions, made[1:], strict=True):
         upto = row_plan(given, behind, tuple(names), _MADE)
         if isinstance(upto, NotRowByRow):
-            return fields, Spoiler(function, upto.what)
+            return fields, NonRowTransform(function, upto.what)
     raise AssertionError("one of the functions does more than look at single rows")
 
 

@@ -12,7 +12,7 @@ from flinkish_spark.planning.async_calls import (
     find_async_functions,
 )
 from flinkish_spark.planning.logical_plan import (
-    End,
+    ChainEnd,
     LogicalPlan,
 )
 from flinkish_spark.planning.stream_graph import (
@@ -39,24 +39,24 @@ def cut_chains(plan: LogicalPlan) -> LogicalPlan:
     return replace(plan, ends=ends)
 
 
-def find_chain_ends(graph: StreamGraph, node: StreamNode) -> tuple[End, ...]:
+def find_chain_ends(graph: StreamGraph, node: StreamNode) -> tuple[ChainEnd, ...]:
     """Return the chains that end with a stream, each with the paths at its end."""
     # All paths from sources to a sink without an operator are one chain. An operator's outputs are ends of
     # the operator's chain, whoever reads them: transforms after it are no part of the plan. The same holds
     # for the outputs of an async operator after a source, if several sinks read them.
     paths = find_paths(node)
     plain = tuple(path for path in paths if isinstance(path.base, SourceNode))
-    found: list[End] = []
+    found: list[ChainEnd] = []
     if plain:
         deferred_from, sharing = _find_deferred(graph, plain[0]) if len(plain) == 1 else (None, ())
         together = sharing if len(paths) == 1 else ()
         readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node or sink in together)
         sources = [path.base.uid for path in plain if isinstance(path.base, SourceNode)]
-        found.append(End(Chain(input_names(sources), (), readers), plain, deferred_from))
+        found.append(ChainEnd(Chain(input_names(sources), (), readers), plain, deferred_from))
     for path in paths:
         operator = find_operator(path.base)
         if operator is not None:
-            found.append(End(find_chain(graph, operator), (path,)))
+            found.append(ChainEnd(find_chain(graph, operator), (path,)))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from flinkish_spark.planning.async_calls import (
     find_input_name,
 )
 from flinkish_spark.planning.logical_plan import (
-    Asking,
+    AsyncReaders,
     LogicalPlan,
 )
 from flinkish_spark.planning.stream_graph import (
@@ -47,7 +47,8 @@ def place_async_calls(plan: LogicalPlan) -> LogicalPlan:
             one = _Evaluation(function, chain, reader, is_planned)
             found[function.settings.kept_as, find_input_name(path)].append(one)
     calls = {
-        known: Asking(_find_readers(own), len({one.chain for one in own}) > 1) for known, own in found.items()
+        known: AsyncReaders(_find_readers(own), len({one.chain for one in own}) > 1)
+        for known, own in found.items()
     }
     return replace(plan, calls=calls)
 
