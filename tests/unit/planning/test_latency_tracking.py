@@ -171,7 +171,7 @@ def test_markers_carry_the_numbers_of_the_sources_that_meet() -> None:
 
 def planner_of(graph: StreamGraph, *, marks_latency: bool) -> Planner:
     planner = Planner(SESSION, NO_JOB, 4, marks_latency=marks_latency)
-    planner._begin(optimize(graph))
+    planner._start(optimize(graph))
     return planner
 
 

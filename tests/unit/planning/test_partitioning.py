@@ -223,5 +223,5 @@ def test_in_front_of_a_keyed_operator_behind_another_one_nothing_moves_records()
     node = KeyedNode("again", (entry,), function, None, 128)
     assert make_keyed_input(node, 0, tagged, ()).frames == (frame,) and not frame.asked
     mapped = TaggedStream(frame, frame.schema, frozenset({0}), transforms=(Rebalance(3), lambda one: one))
-    with pytest.raises(GraphError, match=r"'again' follows a transform\(\)"):
+    with pytest.raises(GraphError, match=r"transform\(\) stands between the keyed operator 'again'"):
         make_keyed_input(node, 0, mapped, ())
