@@ -39,15 +39,22 @@ from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
-from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, fields_of
-from flinkish_spark.planning.sent_columns import Folded, Transport, _combined, _kept, _names, folding_windows
+from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, find_fields
+from flinkish_spark.planning.sent_columns import (
+    FoldPlan,
+    Transport,
+    _find_copied_columns,
+    _name_columns,
+    _send_partials,
+    plan_window_fold,
+)
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker, in_order, to_block
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.windows import EventTimeSessionWindows, SlidingEventTimeWindows, WithKeyAndWindow
+from flinkish_spark.windows import EventTimeSessionWindows, KeyAndWindowBounds, SlidingEventTimeWindows
 from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
 from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.combiner import Combiner
@@ -102,14 +109,14 @@ def sent_of(work):
     """Return what travels into a fold."""
     transport = transport_of(work)
     if work in SPECS:
-        return folding_windows(FoldingWindows(SPECS[work], (SUM,)), UID, SCHEMA, ["user"], transport)
+        return plan_window_fold(FoldingWindows(SPECS[work], (SUM,)), UID, SCHEMA, ["user"], transport)
     function = FoldingColumns((SUM, AggregateColumn("orders", Fold.COUNT)))
-    aggregation = function.aggregation(SCHEMA, ("user",))
-    output, kept = fields_of(aggregation), _kept(transport)
+    aggregation = function.make_aggregation(SCHEMA, ("user",))
+    output, kept = find_fields(aggregation), _find_copied_columns(transport)
     fields = tuple(zip(transport.field_names, SCHEMA.names, strict=True))
-    combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
-    folded = Folded(MergePartials(aggregation, None), tuple(output.names), output, combiner)
-    return _combined(transport, kept, tuple(output), folded)
+    combiner = Combiner(aggregation, _name_columns(kept), transport.key_names, fields)
+    folded = FoldPlan(MergePartials(aggregation, None), tuple(output.names), output, combiner)
+    return _send_partials(transport, kept, tuple(output), folded)
 
 
 def runner_of(work, engine):
@@ -121,7 +128,7 @@ def runner_of(work, engine):
         return ColumnsRunner(folded.operator, UID, GROUPS, shape), transport, folded.combiner
     transport = transport_of(work)
     if work in SPECS:
-        computation = AggregateWindow(Amounts(), "LONG", WithKeyAndWindow())
+        computation = AggregateWindow(Amounts(), "LONG", KeyAndWindowBounds())
         own = Windows(SPECS[work], computation, parse_ddl(WINDOWED)).create(SCHEMA)
         output = WINDOWED
     elif engine == "vectorised":
@@ -197,7 +204,7 @@ class Job:
         blocks = {}
         for rows in tasks:
             chunks = (rows.slice(begin, 10_000) for begin in range(0, rows.num_rows, 10_000))
-            for packed in self.packer(chunks):
+            for packed in self.make_packer(chunks):
                 pairs = zip(
                     packed.column(C.ROUTE).to_pylist(), packed.column(C.BLOCK).to_pylist(), strict=True
                 )

@@ -51,8 +51,8 @@ from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.windows import (
     WINDOW_BOUNDS,
     EventTimeSessionWindows,
+    KeyAndWindowBounds,
     SlidingEventTimeWindows,
-    WithKeyAndWindow,
 )
 
 #: What a workload needs of a record: all engines parse this and nothing more.
@@ -152,7 +152,7 @@ def _stream(users, work, engine):
             found = windows.fold(AggregateColumn("total", Fold.SUM, "amount"), uid="work")
         else:
             found = windows.aggregate(
-                Amounts(), WithKeyAndWindow(), accumulator="LONG", output=WINDOWED, uid="work"
+                Amounts(), KeyAndWindowBounds(), accumulator="LONG", output=WINDOWED, uid="work"
             )
         return found.transform(_as_others_write_it)
     if engine == "fold":

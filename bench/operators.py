@@ -50,7 +50,7 @@ def _is_kept(rest, order):
 
 
 def job(args, spark):
-    from bench.keyed import WINDOWED, Amounts, WithKeyAndWindow
+    from bench.keyed import WINDOWED, Amounts, KeyAndWindowBounds
     from flinkish_spark import (
         CheckpointConfig,
         Json,
@@ -103,7 +103,7 @@ def job(args, spark):
         if kind < 3:
             rows = by_user.window(windows[kind]).aggregate(
                 Amounts(),
-                WithKeyAndWindow(),
+                KeyAndWindowBounds(),
                 accumulator="LONG",
                 output=WINDOWED,
                 uid=f"operator{number}",

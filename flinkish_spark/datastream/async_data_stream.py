@@ -1,4 +1,4 @@
-"""Calls to systems outside as a user writes them: `AsyncDataStream.ordered_wait(stream, function, 1_000)`."""
+"""Asynchronous calls to external systems: `AsyncDataStream.ordered_wait(stream, function, 1_000)`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from flinkish_spark.functions.async_io import (
     check_is_async,
 )
 from flinkish_spark.operators.async_wait import AsyncSpec
-from flinkish_spark.planning.async_calls import async_calls
+from flinkish_spark.planning.async_calls import make_async_calls
 from flinkish_spark.planning.stream_graph import TransformNode
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import check_whole
 
 
 class AsyncDataStream:
-    """Streams of what async functions make of the elements of others; names as in PyFlink.
+    """Factory of streams that call async functions for elements; names as in PyFlink.
 
-    A worker has up to `capacity` calls on their way at once; further elements wait. Nothing is pending when
-    a micro-batch ends, so no checkpoint completes over a call. For the same reason to keep the order of the
-    elements costs nothing: `unordered_wait`, `unordered_wait_with_retry` and `unordered_wait_batch` do what
-    their ordered namesakes do, and whoever comes from PyFlink finds both.
+    A worker has up to `capacity` open calls at once; further elements wait. No call is open at the end of a
+    micro-batch, so no checkpoint completes over a call. For the same reason keeping the order of elements
+    costs nothing: `unordered_wait`, `unordered_wait_with_retry` and `unordered_wait_batch` do the same as
+    their ordered namesakes; they exist as in PyFlink.
 
     Examples
     --------
@@ -62,25 +62,25 @@ class AsyncDataStream:
         Parameters
         ----------
         stream
-            Of a keyed one the elements are taken as they come; the result has no key, as in Flink.
+            Elements of a keyed stream are taken as they come; the result has no key, as in Flink.
         async_function
             An instance of a subclass of :class:`~flinkish_spark.AsyncFunction`.
         timeout_ms
             How long all calls for an element may take together, with retries and the waits between them.
         capacity
-            The most elements that are on their way at once, in each worker.
+            The most elements with open calls at once, in each worker.
         output
-            Fields of the rows; by default what the hint of `async_invoke` says.
+            Fields of the rows; by default those in the type hint of `async_invoke`.
         uid
-            By which recorded answers are found again, and what errors and statistics call the operator; by
-            default it follows from the place in the program.
+            Stable name by which recorded answers are found, and which errors and statistics show; by default
+            it is derived from the place in the program.
         record_answers
-            Whether an answer is written down before anything uses it, until its checkpoint is confirmed. A
-            repeated task, a micro-batch that runs again and a replay read it then, and do not see another
-            one; a crash costs the calls that were on their way. So the function need not answer the same
-            twice. Where several sinks or ways read the operator, answers are always recorded.
+            Whether to store each answer before it is used, until its checkpoint is confirmed. A repeated
+            task, a micro-batch that runs again and a replay then read the stored answer; a crash repeats only
+            the open calls. So the function need not be deterministic. If several sinks or paths read the
+            operator, answers are always recorded.
         limits
-            How often the system outside is called.
+            Limits of the rate of calls.
 
         Raises
         ------
@@ -118,17 +118,17 @@ class AsyncDataStream:
         record_answers: bool = False,
         limits: CallLimits = NO_LIMITS,
     ) -> DataStream:
-        """Do the same as :meth:`ordered_wait`, and call again as a strategy says.
+        """Do the same as :meth:`ordered_wait`, and retry calls by a strategy.
 
         Parameters
         ----------
         retry_strategy
-            When a call is made again, and how long to wait before. In PyFlink it stands in front of the
+            When a call is repeated, and how long to wait before. In PyFlink this argument comes before the
             capacity.
         """
         check_is_async(async_function, AsyncFunction, "async_invoke")
         spec = _spec(async_function, timeout_ms, capacity, retry_strategy, limits)
-        return _behind(stream, spec, output, uid, record_answers)
+        return _add_async_operator(stream, spec, output, uid, record_answers)
 
     @staticmethod
     def ordered_wait_batch(
@@ -154,10 +154,10 @@ class AsyncDataStream:
         batch_size
             The most elements of a call.
         batch_timeout_ms
-            How long a call waits for further elements, in Flink. Here the elements of a micro-batch are all
-            there, so a call that is not full is the last one, and waits for nobody.
+            How long a call waits for further elements, in Flink. Here all elements of a micro-batch are
+            there, so a call that is not full is the last one, and never waits.
         capacity
-            The most elements that are on their way at once, not calls.
+            The most elements with open calls at once (elements, not calls).
         """
         spec = _batch_spec(
             async_batch_function,
@@ -168,9 +168,9 @@ class AsyncDataStream:
             retry_strategy,
             limits,
         )
-        return _behind(stream, spec, output, uid, record_answers)
+        return _add_async_operator(stream, spec, output, uid, record_answers)
 
-    # A micro-batch has its results when all of them are there, so their order costs nothing.
+    # A micro-batch waits for all of its results, so keeping their order costs nothing.
     unordered_wait = ordered_wait
     unordered_wait_with_retry = ordered_wait_with_retry
     unordered_wait_batch = ordered_wait_batch
@@ -186,7 +186,7 @@ def _spec(
     if isinstance(capacity, AsyncRetryStrategy):
         raise ConfigError(
             "the capacity is a retry strategy",
-            why="in PyFlink the strategy stands in front of the capacity, here behind it",
+            why="in PyFlink the strategy comes before the capacity, here after it",
             what_to_do="say capacity=... and retry_strategy=...",
         )
     timeout_ms = to_ms("timeout_ms", timeout_ms)
@@ -222,7 +222,7 @@ def _batch_spec(
     return replace(_spec(function, timeout_ms, capacity, retry, limits), batch_size=batch_size)
 
 
-def _behind(
+def _add_async_operator(
     stream: DataStream | KeyedStream,
     spec: AsyncSpec,
     output: OutputType | None,
@@ -234,11 +234,11 @@ def _behind(
             "stream",
             stream,
             wanted="a DataStream or a KeyedStream",
-            what_to_do="give it the stream whose elements are asked about",
+            what_to_do="give it the stream with the elements to call the function with",
         )
     environment = stream._environment
     instance_of("record_answers", record_answers, bool, what_to_do="say True or False")
     spec = replace(spec, is_recorded=record_answers)
     node = stream._entry.parent if isinstance(stream, KeyedStream) else stream._node
-    known = environment.graph.async_uid(uid, node)
-    return DataStream(environment, TransformNode(node, async_calls(spec, output, known)))
+    known = environment.graph.add_async_uid(uid, node)
+    return DataStream(environment, TransformNode(node, make_async_calls(spec, output, known)))

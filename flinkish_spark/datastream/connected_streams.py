@@ -1,4 +1,4 @@
-"""Two streams that one function reads: connected streams, and broadcast ones."""
+"""Connected streams and broadcast streams: one function reads two streams."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from flinkish_spark.functions.stream import CoProcessFunction, KeySelector
 from flinkish_spark.operators.process import CoFlatMapRecords, CoMapRecords
 from flinkish_spark.planning.declare import (
     RecordCall,
-    connected_calls,
     declare_operator,
-    declared_uid,
-    inferred_output,
+    infer_output,
     is_key_function,
+    make_connected_calls,
+    resolve_uid,
 )
 from flinkish_spark.planning.factories import BroadcastFunctions
 from flinkish_spark.planning.stream_graph import KeyedEntry
-from flinkish_spark.planning.transforms import co_process_rows, connected_rows
+from flinkish_spark.planning.transforms import make_co_process, make_connected_transforms
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.hints import StateType
@@ -58,17 +58,17 @@ class ConnectedStreams:
     def key_by(
         self, first: ConnectedKey, second: ConnectedKey, *, key: StateType | None = None
     ) -> KeyedConnectedStreams:
-        """Partition both by key, so that equal keys meet.
+        """Partition both streams by key, so that equal keys share state.
 
         Parameters
         ----------
         first, second
-            The key of each: a column's name, a column expression, or a tuple of these; or a function of a
+            The key of each: a column name, a column expression, or a tuple of these; or a function of a
             record. They have the same types.
         key
-            Type of what functions return; by default what their hints say. See :meth:`DataStream.key_by`.
+            Type of the functions' results; by default their type hints. See :meth:`DataStream.key_by`.
         """
-        # Only functions need it; if there is none, it is refused as key_by refuses it.
+        # Only functions need it; without a function key_by refuses it.
         is_of_function = is_key_function(first) or is_key_function(second)
         left, right = (
             stream.key_by(*_key(given), key=None if is_of_function and not is_key_function(given) else key)
@@ -86,11 +86,11 @@ class ConnectedStreams:
         first, second
             A :class:`~flinkish_spark.CoMapFunction` alone; or for each stream a function of one record.
         output
-            Fields of the rows of both; by default what the hint of each function says, or that of the other.
+            Fields of the rows of both; by default those in the type hint of each function, or of the other.
         name
-            What errors call it.
+            Name of the function in errors.
         """
-        return self._of_each("map", first, second, output, name)
+        return self._transform_each("map", first, second, output, name)
 
     def flat_map(
         self, first: Any, second: Any = None, *, output: OutputType | None = None, name: str | None = None
@@ -100,13 +100,13 @@ class ConnectedStreams:
         Takes a :class:`~flinkish_spark.CoFlatMapFunction` or two functions; see :meth:`map` and
         :meth:`DataStream.flat_map`.
         """
-        return self._of_each("flat_map", first, second, output, name)
+        return self._transform_each("flat_map", first, second, output, name)
 
-    def _of_each(
+    def _transform_each(
         self, method: str, first: Any, second: Any, output: OutputType | None, name: str | None
     ) -> DataStream:
-        left, right = connected_rows(method, first, second, output, name)
-        return self._first._behind(left).union(self._second._behind(right))
+        left, right = make_connected_transforms(method, first, second, output, name)
+        return self._first._apply_function(left).union(self._second._apply_function(right))
 
     def process(
         self,
@@ -122,11 +122,11 @@ class ConnectedStreams:
         Parameters
         ----------
         function
-            Has a method for each stream; there is a copy of it for each.
+            A function with a method for each stream; each stream has a copy of it.
         output
-            Fields of the main output; by default what the hint of `process_element1` says.
+            Fields of the main output; by default those in the type hint of `process_element1`.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------
@@ -135,8 +135,8 @@ class ConnectedStreams:
         SchemaError
             The output is not known, or is no list of fields.
         """
-        left, right = co_process_rows(function, output, name)
-        return self._first._behind(left).union(self._second._behind(right))
+        left, right = make_co_process(function, output, name)
+        return self._first._apply_function(left).union(self._second._apply_function(right))
 
 
 class KeyedConnectedStreams:
@@ -155,18 +155,18 @@ class KeyedConnectedStreams:
         uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Process the elements of both streams, those of one key one after the other.
+        """Process the elements of both streams, one after the other for each key.
 
-        Within a micro-batch the elements of the first stream come before those of the second; nothing is
-        promised about the order between the two.
+        Within a micro-batch the elements of the first stream come before elements of the second; this order
+        is no guarantee.
 
         Parameters
         ----------
         function
             Serialised here, once.
         output
-            Fields of the emitted rows; by default what the hint of `process_element1` says, or else
-            that of `process_element2` or `on_timer`.
+            Fields of the emitted rows; by default those in the type hint of `process_element1`, or else of
+            `process_element2` or `on_timer`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -177,7 +177,7 @@ class KeyedConnectedStreams:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "process", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "process", *self._entries)
         if not isinstance(function, KeyedCoProcessFunction):
             raise GraphError(
                 f"process() of '{uid}' got a {type(function).__name__}",
@@ -187,8 +187,8 @@ class KeyedConnectedStreams:
         check_methods(function, KeyedCoProcessFunction, f"'{uid}'")
         if output is None:
             calls = (function.process_element2, function.on_timer)
-            output = inferred_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
-        return self._keyed(function, output, uid, max_parallelism)
+            output = infer_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
+        return self._add_operator(function, output, uid, max_parallelism)
 
     def map(
         self,
@@ -207,7 +207,7 @@ class KeyedConnectedStreams:
             A :class:`~flinkish_spark.CoMapFunction` alone, whose methods share their states; or for each
             stream a :class:`~flinkish_spark.MapFunction` or a function of one record. Serialised here.
         output
-            Fields of the rows; by default what the hint of the first says, or else that of the second.
+            Fields of the rows; by default those in the type hint of the first, or else of the second.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -218,11 +218,11 @@ class KeyedConnectedStreams:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "map", *self._entries)
-        left, right = connected_calls(first, second, "map", uid)
+        uid = resolve_uid(self._environment.graph, uid, "map", *self._entries)
+        left, right = make_connected_calls(first, second, "map", uid)
         if output is None:
-            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=False)
-        return self._keyed(CoMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+            output = infer_output(left.call, f"'{uid}'", right.call, is_iterable=False)
+        return self._add_operator(CoMapRecords(*_split_calls(left, right)), output, uid, max_parallelism)
 
     def flat_map(
         self,
@@ -243,13 +243,13 @@ class KeyedConnectedStreams:
         output, uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
         """
-        uid = declared_uid(self._environment.graph, uid, "flat_map", *self._entries)
-        left, right = connected_calls(first, second, "flat_map", uid)
+        uid = resolve_uid(self._environment.graph, uid, "flat_map", *self._entries)
+        left, right = make_connected_calls(first, second, "flat_map", uid)
         if output is None:
-            output = inferred_output(left.call, f"'{uid}'", right.call, is_iterable=True)
-        return self._keyed(CoFlatMapRecords(*_opened(left, right)), output, uid, max_parallelism)
+            output = infer_output(left.call, f"'{uid}'", right.call, is_iterable=True)
+        return self._add_operator(CoFlatMapRecords(*_split_calls(left, right)), output, uid, max_parallelism)
 
-    def _keyed(
+    def _add_operator(
         self, function: KeyedCoProcessFunction, output: OutputType, uid: str, max_parallelism: int | None
     ) -> DataStream:
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
@@ -259,7 +259,7 @@ class KeyedConnectedStreams:
         return DataStream(self._environment, node)
 
 
-def _opened(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
+def _split_calls(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
     rich = [left.rich] if left.rich is right.rich else [left.rich, right.rich]
     return (left.call, right.call), tuple(one for one in rich if one is not None)
 
@@ -269,7 +269,7 @@ def _key(given: Any) -> tuple[Any, ...]:
 
 
 class BroadcastStream:
-    """A stream all of whose records go to every partition of the operator that reads it.
+    """A broadcast stream: every partition of the operator that reads it gets all of its records.
 
     Made by :meth:`DataStream.broadcast`; a keyed or plain stream is connected with it.
     """
@@ -285,7 +285,7 @@ class BroadcastStream:
 
 
 class BroadcastConnectedStream:
-    """A stream and a broadcast one that one function reads."""
+    """A stream connected with a broadcast stream; one function reads both."""
 
     def __init__(self, entry: KeyedEntry, other: BroadcastStream) -> None:
         self._entry, self._other = entry, other
@@ -308,7 +308,7 @@ class BroadcastConnectedStream:
         function
             A KeyedBroadcastProcessFunction if the stream is keyed, else a BroadcastProcessFunction.
         output
-            Fields of the emitted rows; by default what the hint of `process_element` says.
+            Fields of the emitted rows; by default those in the type hint of `process_element`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -319,7 +319,7 @@ class BroadcastConnectedStream:
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._other._environment.graph, uid, "process", self._entry, self._other._entry)
+        uid = resolve_uid(self._other._environment.graph, uid, "process", self._entry, self._other._entry)
         is_keyed = self._entry.distribution is Distribution.BY_KEY
         wanted: Any = KeyedBroadcastProcessFunction if is_keyed else BroadcastProcessFunction
         if not isinstance(function, wanted):
@@ -332,7 +332,7 @@ class BroadcastConnectedStream:
         if output is None:
             timers = (function.on_timer,) if isinstance(function, KeyedBroadcastProcessFunction) else ()
             calls = (function.process_broadcast_element, *timers)
-            output = inferred_output(function.process_element, f"'{uid}'", *calls, is_iterable=True)
+            output = infer_output(function.process_element, f"'{uid}'", *calls, is_iterable=True)
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
         environment, entries = self._other._environment, (self._entry, self._other._entry)
@@ -347,8 +347,8 @@ def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, 
     if not descriptors:
         raise GraphError(
             "broadcast() got no state",
-            why="what every task gets is of use only where a function keeps it for the records of another "
-            "stream; a function of this stream alone would emit everything once per task",
+            why="every task gets all records, to store them for records of another stream; a function of "
+            "this stream alone would emit everything once per task",
             what_to_do=f"{what_to_do}, and connect a stream with it",
         )
     for descriptor in descriptors:

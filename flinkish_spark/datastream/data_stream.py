@@ -32,21 +32,21 @@ from flinkish_spark.planning.async_calls import AsyncTransform
 from flinkish_spark.planning.declare import (
     check_max_parallelism,
     check_strategy,
-    chosen_keys,
     declare_operator,
-    declared_uid,
-    inferred_output,
+    infer_output,
+    parse_keys,
+    resolve_uid,
 )
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
-from flinkish_spark.planning.job_graph import job_graph_to
+from flinkish_spark.planning.job_graph import describe_stream
 from flinkish_spark.planning.partitioning import (
-    Narrow,
-    Spread,
-    by_partitioner,
+    Rebalance,
+    Rescale,
     check_is_shuffle_partitions,
-    checked_parallelism,
+    check_optional_parallelism,
+    check_parallelism,
     is_partitioning,
-    said_parallelism,
+    make_custom_partitioning,
 )
 from flinkish_spark.planning.stream_graph import (
     KeyedEntry,
@@ -57,21 +57,21 @@ from flinkish_spark.planning.stream_graph import (
     TimedNode,
     TransformNode,
     UnionNode,
-    base_of,
+    find_paths,
     is_behind_keys,
-    paths_to,
+    name_bases,
 )
 from flinkish_spark.planning.transforms import (
     LookupTransform,
     ProcessTransform,
     RowTransform,
     TransformSettings,
-    connected_ways,
-    filter_rows,
-    flat_map_rows,
-    lookup_rows,
-    map_rows,
-    process_rows,
+    find_connected_transforms,
+    make_filter,
+    make_flat_map,
+    make_lookup,
+    make_map,
+    make_process,
 )
 from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.job_graph import ChainingStrategy
@@ -97,13 +97,13 @@ class SingleRecords(ABC):
     """The part of a `DataStream` that calls functions of the user's with single records."""
 
     @abstractmethod
-    def _behind(self, function: Transform) -> Self:
-        """Return the stream behind a DataFrame function."""
+    def _apply_function(self, function: Transform) -> Self:
+        """Return the stream after a DataFrame function."""
 
     def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
         """Make one row of each record, in Python.
 
-        What columns can say, :meth:`transform` says many times as fast: it stays in the JVM.
+        For an expression over columns :meth:`transform` is many times as fast, since it stays in the JVM.
 
         Parameters
         ----------
@@ -111,9 +111,9 @@ class SingleRecords(ABC):
             From a record, a named tuple, to a row: tuple, named tuple, Row, dict or dataclass; or a
             :class:`~flinkish_spark.MapFunction`. Without state, and the same for the same record.
         output
-            Fields of the rows, as DDL or StructType; by default what the function's hint says.
+            Fields of the rows, as DDL or StructType; by default those in the function's type hint.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class SingleRecords(ABC):
         SchemaError
             The output is not known, or is no list of fields.
         """
-        return self._behind(map_rows(function, output, name))
+        return self._apply_function(make_map(function, output, name))
 
     def flat_map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
         """Make any number of rows of each record, in Python; see :meth:`map`.
@@ -133,7 +133,7 @@ class SingleRecords(ABC):
             Returns or yields rows; or a :class:`~flinkish_spark.FlatMapFunction`. A hint like
             ``Iterator[Word]`` says the fields.
         """
-        return self._behind(flat_map_rows(function, output, name))
+        return self._apply_function(make_flat_map(function, output, name))
 
     def filter(self, function: Any, *, name: str | None = None) -> Self:
         """Keep the records for which a function says so, in Python; see :meth:`map`.
@@ -143,7 +143,7 @@ class SingleRecords(ABC):
         function
             From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
         """
-        return self._behind(filter_rows(function, name))
+        return self._apply_function(make_filter(function, name))
 
     def process(
         self,
@@ -161,9 +161,9 @@ class SingleRecords(ABC):
         function
             Runs once for each of its outputs that is read.
         output
-            Fields of the main output; by default what the hint of `process_element` says.
+            Fields of the main output; by default those in the type hint of `process_element`.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------
@@ -172,45 +172,44 @@ class SingleRecords(ABC):
         SchemaError
             The output is not known, or is no list of fields.
         """
-        return self._behind(process_rows(function, output, name))
+        return self._apply_function(make_process(function, output, name))
 
 
 class Redistribution(ABC):
     """The part of a `DataStream` that moves records between tasks.
 
-    Of use in front of functions in Python that take long: they run in as many tasks as the records are in,
-    which are at first as many as the source has partitions. A keyed operator in front of which nothing stands
-    needs none of it: it has its own tasks.
+    Useful before slow Python functions: these run in the tasks of their input, whose number is at first the
+    number of partitions of the source. A keyed operator without functions before it needs no redistribution:
+    it has its own tasks.
 
-    Each task has its records in the order in which they were in front, and a record's place in its channel
-    stays what it was, so the order in which a keyed operator gets the records of a key does not change. A
-    repeated task gets the same records.
+    Each task gets its records in the order that they had before, and a record keeps its place in its channel,
+    so a keyed operator still gets the records of a key in the same order. A repeated task gets the same
+    records.
     """
 
     _node: StreamNode
 
     @abstractmethod
-    def _behind(self, function: Transform) -> Self:
-        """Return the stream behind a DataFrame function that moves rows."""
+    def _apply_function(self, function: Transform) -> Self:
+        """Return the stream after a DataFrame function that moves rows."""
 
     def _refuse_union(self, method: str) -> None:
-        if len(paths_to(self._node)) > 1:
+        if len(find_paths(self._node)) > 1:
             raise GraphError(
                 f"{method}() was called on a union",
-                why="what follows a union is done with each of its streams by itself, in tasks of their own",
-                what_to_do="call key_by() on it, which brings all of them together; or leave it out",
+                why="functions after a union run over each of its streams separately, in different tasks",
+                what_to_do="call key_by() on it, which brings all of its streams together; or leave it out",
             )
 
     def rebalance(self, parallelism: int | None = None) -> Self:
         """Distribute the records evenly, through a shuffle.
 
-        What was made of one record stays together; which task gets it follows from its place in its channel.
+        All rows made of one record go to the same task, chosen by the record's place in its channel.
 
         Parameters
         ----------
         parallelism
-            Number of tasks; as many as Spark has shuffle partitions if left out. Of a union, so many for each
-            of its streams.
+            Number of tasks, for a union of each of its streams; by default the number of shuffle partitions.
 
         Raises
         ------
@@ -221,32 +220,32 @@ class Redistribution(ABC):
         --------
         >>> stream.rebalance(8).map(slow)  # doctest: +SKIP
         """
-        return self._behind(Spread(said_parallelism("rebalance", parallelism)))
+        return self._apply_function(Rebalance(check_optional_parallelism("rebalance", parallelism)))
 
     def shuffle(self, parallelism: int | None = None) -> Self:
         """Distribute the records as :meth:`rebalance` does.
 
-        Flink draws a task for each record. A repeated task would draw others, so here a hash of the record's
-        place stands in for chance.
+        Flink chooses a random task for each record. A repeated task would choose other ones, so here a hash
+        of the record's place replaces chance.
         """
-        return self._behind(Spread(said_parallelism("shuffle", parallelism)))
+        return self._apply_function(Rebalance(check_optional_parallelism("shuffle", parallelism)))
 
     def rescale(self, parallelism: int | None = None) -> Self:
-        """Have fewer tasks read the partitions that more would, without a shuffle; see :meth:`rebalance`.
+        """Merge the input of several tasks into fewer tasks, without a shuffle; see :meth:`rebalance`.
 
-        Functions in front of it run in these tasks, too. It never makes more tasks: only a shuffle can.
+        Functions before it run in these tasks, too. Only a shuffle can increase the number of tasks.
 
         Parameters
         ----------
         parallelism
-            At most so many tasks; as many as Spark has shuffle partitions if left out.
+            The most tasks; by default the number of shuffle partitions.
         """
-        return self._behind(Narrow(said_parallelism("rescale", parallelism)))
+        return self._apply_function(Rescale(check_optional_parallelism("rescale", parallelism)))
 
     def global_(self) -> Self:
         """Send all records to one task, through a shuffle; see :meth:`rebalance`.
 
-        The underscore is there since `global` is a word of Python's.
+        It has an underscore since `global` is a Python keyword.
 
         Raises
         ------
@@ -254,10 +253,10 @@ class Redistribution(ABC):
             The stream is a union: each of its streams would have a task of its own.
         """
         self._refuse_union("global_")
-        return self._behind(Spread(1))
+        return self._apply_function(Rebalance(1))
 
     def forward(self) -> Self:
-        """Return the stream as it is: records stay in their tasks unless something else is said."""
+        """Return the stream unchanged: records stay in their tasks by default."""
         return self
 
     def partition_custom(
@@ -277,29 +276,31 @@ class Redistribution(ABC):
             Name of a field, a function of a record, or an instance of a
             :class:`~flinkish_spark.functions.stream.KeySelector`.
         parallelism
-            Number of tasks; as many as Spark has shuffle partitions if left out.
+            Number of tasks; by default the number of shuffle partitions.
 
         Raises
         ------
         ConfigError
             It is no number of tasks.
         GraphError, UserFunctionError
-            One of the two is no function, or cannot be sent to the workers; or the stream is a union, of
-            which each stream would have tasks of its own.
+            One of the two is no function, or cannot be sent to the workers; or the stream is a union, where
+            each stream would have tasks of its own.
 
         Notes
         -----
         A function that raises, or returns no task, stops the job with the record's topic, partition and
-        offset. State is not kept by these tasks: `key_by` behind it distributes anew.
+        offset. Keyed state does not follow these tasks: a later `key_by` distributes the records again.
         """
         self._refuse_union("partition_custom")
-        return self._behind(
-            by_partitioner(partitioner, key, said_parallelism("partition_custom", parallelism))
+        return self._apply_function(
+            make_custom_partitioning(
+                partitioner, key, check_optional_parallelism("partition_custom", parallelism)
+            )
         )
 
 
 class OperatorSettings:
-    """The part of a `DataStream` that is about the operator that made it.
+    """The part of a `DataStream` that configures the operator that made it.
 
     Each method changes that operator, as in Flink, and returns the stream.
     """
@@ -308,11 +309,11 @@ class OperatorSettings:
     _node: StreamNode
 
     def name(self, name: str) -> Self:
-        """Say what errors call the function that made the stream.
+        """Set the name of the function that made the stream, as errors show it.
 
-        A keyed operator has its uid beside it, by which its state is found; what its functions see as
-        `get_task_name` is the name. Of a source a name is a note for who reads the program; what a union,
-        a transform or a strategy made has none, and nothing changes.
+        A keyed operator is still found by its uid; its functions see the name as `get_task_name`. The name of
+        a source is only displayed. A union, transform or watermark strategy has no name, and the call has no
+        effect.
 
         Raises
         ------
@@ -323,7 +324,7 @@ class OperatorSettings:
             raise GraphError(
                 f"name() got {name!r} ({type(name).__name__})", what_to_do='give it a text: name("parse")'
             )
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is not None:
             settings.name = name
         elif isinstance(self._node, KeyedNode | SourceNode):
@@ -331,44 +332,44 @@ class OperatorSettings:
         return self
 
     def uid(self, uid: str) -> Self:
-        """Say the uid of a keyed operator; of a function without state, what errors call it.
+        """Set the uid of a keyed operator, or the name of a function without state.
 
-        The call that makes the operator takes its uid, too; the last one counts, as in Flink. What has no
-        state needs none, and nothing changes.
+        The call that makes the operator takes its uid, too; the last one counts, as in Flink. Streams without
+        state need no uid, and the call has no effect.
 
         Raises
         ------
         GraphError
-            It is no uid, or taken. It is another one than a source has, or than an operator has that a sink
-            or another operator reads already.
+            It is no uid, or is used already. It would change the uid of a source, or of an operator that a
+            sink or another operator reads already.
         """
         try:
             check_name(uid, "uid")
         except ValueError as error:
             raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is not None:
             settings.name = uid
         elif isinstance(self._node, KeyedNode | SourceNode) and self._node.uid != uid:
             graph = self._environment.graph
-            # A source was bound to its uid. What reads an operator may run, or be a sink that is meant here.
+            # A source keeps its uid. Once something reads an operator, the call may be meant for the reader.
             if isinstance(self._node, SourceNode) or graph.is_read(self._node):
                 raise GraphError(
-                    f"uid({uid!r}) was called on {self._what()}",
-                    why="the call that makes a source or a keyed operator takes its uid: state is found by "
-                    "it",
-                    what_to_do=f'say it there: process(..., uid="{uid}")',
+                    f"uid({uid!r}) was called on {self._describe_node()}",
+                    why="the uid, by which state is found, is given to the call that makes a source or a "
+                    "keyed operator",
+                    what_to_do=f'give it there: process(..., uid="{uid}")',
                     uid=uid,
                 )
             graph.rename(self._node, uid)
         return self
 
     def set_parallelism(self, parallelism: int) -> Self:
-        """Say in how many tasks a function of `map`, `flat_map`, `filter` or `process` without a key runs.
+        """Set the number of tasks of a function of `map`, `flat_map`, `filter` or `process` without a key.
 
-        Its records go through a shuffle in front of it, as by `rebalance`; what follows runs in its tasks,
-        too. Keyed operators have as many tasks as Spark has shuffle partitions; another number is refused.
-        So it is, when the job starts, of a function between two of them: it runs in the tasks of the first.
+        Its records go through a shuffle before it, as by `rebalance`; later functions run in its tasks, too.
+        A keyed operator runs in Spark's shuffle partitions, and a function between two keyed operators in the
+        tasks of the first; for both, another number is refused, for the function when the job starts.
 
         Parameters
         ----------
@@ -382,23 +383,23 @@ class OperatorSettings:
         GraphError
             The stream comes from something else.
         """
-        asked = checked_parallelism("set_parallelism", parallelism)
-        settings = self._settings()
+        asked = check_parallelism("set_parallelism", parallelism)
+        settings = self._find_settings()
         if isinstance(self._node, KeyedNode):
-            check_is_shuffle_partitions(asked, self._environment._partitions(), self._what())
+            check_is_shuffle_partitions(asked, self._environment._partitions(), self._describe_node())
         elif settings is not None:
             settings.parallelism = asked
         else:
             raise GraphError(
-                f"set_parallelism({asked}) was called on {self._what()}",
-                why="it has no number of tasks of its own; a source has as many as its system has partitions",
-                what_to_do=f"call rebalance({asked}) behind it, or set_parallelism({asked}) right behind the "
+                f"set_parallelism({asked}) was called on {self._describe_node()}",
+                why="it has no parallelism of its own; a source has a task for each partition of its system",
+                what_to_do=f"call rebalance({asked}) after it, or set_parallelism({asked}) right after the "
                 "map(), flat_map(), filter() or process() that it is for",
             )
         return self
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Say the number of key groups of a keyed operator; what else made the stream has none.
+        """Set the number of key groups of a keyed operator; no effect on other streams.
 
         The call that makes the operator takes it, too; the last one counts, as in Flink.
 
@@ -407,25 +408,26 @@ class OperatorSettings:
         ConfigError
             It is no number of key groups.
         GraphError
-            It is another one than the operator has, and a sink or another operator reads it already.
+            It would change the number, and a sink or another operator reads the operator already.
         """
         check_max_parallelism(max_parallelism)
         if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
             if self._environment.graph.is_read(self._node):
+                groups = self._node.max_parallelism
                 raise GraphError(
-                    f"{self._what()} has {self._node.max_parallelism} key groups, not {max_parallelism}",
-                    why="the call that makes an operator takes their number, for the life of its state",
-                    what_to_do=f"say it there: process(..., max_parallelism={max_parallelism})",
+                    f"{self._describe_node()} has {groups} key groups, not {max_parallelism}",
+                    why="their number is given to the call that makes an operator, for the life of its state",
+                    what_to_do=f"give it there: process(..., max_parallelism={max_parallelism})",
                     uid=self._node.uid,
                 )
             self._node.max_parallelism = max_parallelism
         return self
 
     def start_new_chain(self) -> Self:
-        """Let a function of `map`, `flat_map`, `filter` or `process` without a key have tasks of its own.
+        """Run a function of `map`, `flat_map`, `filter` or `process` without a key in new tasks.
 
-        What is in front of it runs in other tasks, as in Flink; what is behind it may share its. Spark has no
-        queue between tasks, so its records go through a shuffle, as by `rebalance`. A source and a keyed
+        Functions before it run in other tasks, as in Flink; functions after it may share its tasks. Spark has
+        no queue between tasks, so its records go through a shuffle, as by `rebalance`. A source and a keyed
         operator have their own tasks anyway.
 
         Raises
@@ -436,64 +438,64 @@ class OperatorSettings:
         return self._chain(ChainingStrategy.HEAD, "start_new_chain")
 
     def disable_chaining(self) -> Self:
-        """Let a function have tasks that nothing else shares; see :meth:`start_new_chain`.
+        """Run a function in tasks that nothing else shares; see :meth:`start_new_chain`.
 
-        What is behind it is reached through a shuffle, too. A sink right behind it stays with it.
+        There is a shuffle after it, too. A sink right after it still runs in its tasks.
         """
         return self._chain(ChainingStrategy.NEVER, "disable_chaining")
 
     def _chain(self, chained: ChainingStrategy, method: str) -> Self:
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is not None:
             self._environment.graph.chained[id(settings)] = chained
         elif not isinstance(self._node, KeyedNode | SourceNode) or chained is ChainingStrategy.NEVER:
             raise GraphError(
-                f"{method}() was called on {self._what()}",
-                why="only a function of single records can be told to have tasks of its own: a source and a "
-                "keyed operator begin new ones, and functions behind them run in these",
-                what_to_do="call it right behind map(), flat_map(), filter() or process(); or leave it out",
+                f"{method}() was called on {self._describe_node()}",
+                why="only a function of single records can be given tasks of its own: a source and a keyed "
+                "operator always have new tasks, and functions after them run in these",
+                what_to_do="call it right after map(), flat_map(), filter() or process(); or leave it out",
             )
         return self
 
     def slot_sharing_group(self, slot_sharing_group: str) -> Self:
-        """Say with which others an operator with state may share tasks: with those of the same group.
+        """Set the slot sharing group of an operator with state: operators share tasks within a group only.
 
-        Operators that read sources, and whose outputs only sinks read, run in the same tasks, one behind the
-        other, over one shuffle; a stream that several of them read is scanned once. An operator in another
-        group has tasks, and a shuffle, of its own: for one that takes so long that others had better not wait
-        for it.
+        Operators that read only sources, and whose outputs only sinks read, run one after the other in the
+        same tasks, over one shuffle; a stream that several of them read is scanned once. An operator in
+        another group has its own tasks and shuffle. Use this for a slow operator for which others should not
+        wait.
 
         Parameters
         ----------
         slot_sharing_group
-            Any name; ``"default"`` is where all are that say nothing. A log goes on with the groups that it
-            began with; a change takes a savepoint.
+            Any name; ``"default"`` is the default. A job keeps the groups that it began with; changing them
+            takes a savepoint.
 
         Raises
         ------
         GraphError
-            It is another group, and this is no operator with state: those run in the tasks of what they read.
+            It is not the default group, and this is no operator with state; it runs in its input's tasks.
 
         Notes
         -----
-        Semantics of Flink's `slotSharingGroup`, as far as Spark has such a thing: its tasks share their cores
-        by `spark.task.cpus`.
+        As Flink's `slotSharingGroup`, as far as Spark allows: Spark divides cores among tasks by
+        `spark.task.cpus`.
         """
         if isinstance(self._node, KeyedNode):
             self._environment.graph.slot_sharing[self._node.uid] = slot_sharing_group
         elif slot_sharing_group != "default":
             raise GraphError(
-                f"slot_sharing_group({slot_sharing_group!r}) was called on {self._what()}",
-                why="only operators with state share tasks; others run in the tasks of what they read",
+                f"slot_sharing_group({slot_sharing_group!r}) was called on {self._describe_node()}",
+                why="only operators with state share tasks; others run in the tasks of their input",
                 what_to_do="leave it out; for tasks of its own call start_new_chain(), for other resources "
                 "set_resources() on a function without a key",
             )
         return self
 
     def set_resources(self, resources: ResourceProfile) -> Self:
-        """Say what the tasks of a function without a key need, such as cores, memory and GPUs.
+        """Set the resources of the tasks of a function without a key: cores, memory, GPUs.
 
-        They are tasks of its own then, as by :meth:`disable_chaining`.
+        It then has tasks of its own, as by :meth:`disable_chaining`.
 
         Parameters
         ----------
@@ -504,10 +506,10 @@ class OperatorSettings:
         Raises
         ------
         GraphError
-            The stream comes from something else: all other tasks get what `spark.task.cpus` and
-            `spark.executor.*` say. Between two keyed operators, when the job starts.
+            The stream comes from something else: all other tasks have the resources of `spark.task.cpus` and
+            `spark.executor.*`. Between two keyed operators, when the job starts.
         ConfigError
-            It is no profile. When the job starts: this Spark has no such tasks, as a local one.
+            It is no profile. When the job starts: this Spark has no resource profiles (a local one has none).
 
         Examples
         --------
@@ -515,27 +517,27 @@ class OperatorSettings:
         >>> two_cores = ResourceProfileBuilder().require(TaskResourceRequests().cpus(2)).build
         >>> scored = orders.map(Score(), output=SCORED).set_resources(two_cores)  # doctest: +SKIP
         """
-        settings = self._settings()
+        settings = self._find_settings()
         if settings is None:
             raise GraphError(
-                f"set_resources() was called on {self._what()}",
-                why="Spark gives resources to tasks of functions of single records; all others get what "
-                "spark.task.cpus and spark.executor.* say",
-                what_to_do="call it right behind map(), flat_map(), filter() or process() without a key; or "
-                "say these settings for the whole job",
+                f"set_resources() was called on {self._describe_node()}",
+                why="only functions of single records can have their own resources; all other tasks have "
+                "those of spark.task.cpus and spark.executor.*",
+                what_to_do="call it right after map(), flat_map(), filter() or process() without a key; or "
+                "set spark.task.cpus and spark.executor.* for the whole job",
             )
         what_to_do = "give what ResourceProfileBuilder().require(...).build returns"
         settings.resources = instance_of("resources", resources, ResourceProfile, what_to_do=what_to_do)
         return self.disable_chaining()
 
-    def _settings(self) -> TransformSettings | None:
-        node = next(iter(connected_ways(self._node)), self._node)
+    def _find_settings(self) -> TransformSettings | None:
+        node = next(iter(find_connected_transforms(self._node)), self._node)
         if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
             return node.function.settings
         return None
 
-    def _what(self) -> str:
-        node, settings = self._node, self._settings()
+    def _describe_node(self) -> str:
+        node, settings = self._node, self._find_settings()
         if settings is not None:
             return f"the function '{settings.name}', which has no key"
         match node:
@@ -561,7 +563,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         self._environment = environment
         self._node = node
 
-    def _behind(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+    def _apply_function(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         return DataStream(self._environment, TransformNode(self._node, function))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
@@ -588,14 +590,14 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
             )
         check_function(function, "the function of transform()", 1)
-        return self._behind(function)
+        return self._apply_function(function)
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
-        """Give the records event times, and say how far event time is behind them.
+        """Assign event times to the records, and define the watermarks.
 
-        Call it right behind the source, or behind transforms that make the column with the time; a channel is
-        a Kafka partition as long as no transform in front has chosen its own columns. What a stream further
-        down says again counts from there on. See `docs/event-time.md`.
+        Call it right after the source, or after transforms that compute the column with the time; a channel
+        is a Kafka partition as long as no earlier transform selected its own columns. A second call on a
+        later stream replaces times and watermarks from there on. See `docs/event-time.md`.
 
         Parameters
         ----------
@@ -609,13 +611,13 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         UserFunctionError
             A function or a generator of the strategy cannot be sent to the workers.
         """
-        check_strategy(strategy, "assign_timestamps_and_watermarks()", base_of(self._node))
+        check_strategy(strategy, "assign_timestamps_and_watermarks()", name_bases(self._node))
         if is_behind_keys(self._node):
             raise GraphError(
-                "assign_timestamps_and_watermarks() was called behind a keyed operator",
-                why="what an operator emits has the time of the record or timer that it was emitted for",
-                what_to_do="call it between the source and key_by(); for results with times of their own "
-                "write them to a topic, and read that with a strategy in a chained job",
+                "assign_timestamps_and_watermarks() was called after a keyed operator",
+                why="an operator's rows have the time of the record or timer for which they were emitted",
+                what_to_do="call it between the source and key_by(); if results need other times, write them "
+                "to a topic, and read it with a strategy in a chained job",
             )
         node = TimedNode(self._node, strategy)
         self._environment.graph.timed.append(node)
@@ -636,8 +638,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             once more; keys of equal values and types have the same state, however they are made. A null key
             is a key like any other.
         key
-            Type of what the function returns: ``"STRING"``, or ``"user STRING, product LONG"`` for a tuple.
-            By default what its hint says: a type, a tuple of types, a named tuple or a dataclass.
+            Type of the function's result: ``"STRING"``, or ``"user STRING, product LONG"`` for a tuple.
+            By default its return type hint: a type, a tuple of types, a named tuple or a dataclass.
 
         Raises
         ------
@@ -650,12 +652,12 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         --------
         >>> stream.key_by(lambda order: order.user.lower(), key="STRING")  # doctest: +SKIP
         """
-        return KeyedStream(self._environment, self._node, chosen_keys(keys, key))
+        return KeyedStream(self._environment, self._node, parse_keys(keys, key))
 
     def match_recognize(self, text: str, *, uid: str | None = None, **more: Any) -> DataStream:
-        """Look for a row pattern of SQL:2016 among the rows of each key, which PARTITION BY says.
+        """Look for a row pattern of SQL:2016 among the rows of each key, which PARTITION BY names.
 
-        Without it all rows are of one key, and of one task.
+        Without PARTITION BY all rows have the same key, and run in one task.
 
         Parameters
         ----------
@@ -663,13 +665,13 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             As of :meth:`KeyedStream.match_recognize`, which also says what is raised.
         """
         partition = match_recognize(text).partition
-        keyed = self.key_by(*partition) if partition else self.key_by(_of_all, key="INT")
+        keyed = self.key_by(*partition) if partition else self.key_by(_get_common_key, key="INT")
         return keyed.match_recognize(text, uid=uid, **more)
 
     def union(self, *others: DataStream) -> DataStream:
-        """Put streams with the same fields together; in which order their records come is not promised.
+        """Unite streams with the same fields; the order of records of different streams is undefined.
 
-        A stream may be united with itself, and then has each record twice.
+        A stream united with itself has each record twice.
 
         Raises
         ------
@@ -678,7 +680,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """
         if not others:
             return self
-        nodes = (self._node, *(self._other(other, "union")._node for other in others))
+        nodes = (self._node, *(self._check_other(other, "union")._node for other in others))
         return DataStream(self._environment, UnionNode(nodes))
 
     @overload
@@ -697,7 +699,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
             check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(entry, other)
-        return ConnectedStreams(self, self._other(other, "connect"))
+        return ConnectedStreams(self, self._check_other(other, "connect"))
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
         """Send every record to every partition of the operator that reads it.
@@ -714,7 +716,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         """
         return BroadcastStream(self._environment, self._node, broadcast_states(descriptors))
 
-    def _other(self, other: Any, method: str) -> DataStream:
+    def _check_other(self, other: Any, method: str) -> DataStream:
         if not isinstance(other, DataStream):
             raise GraphError(
                 f"{method}() got a {type(other).__name__}",
@@ -738,7 +740,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         function
             Serialised here, once.
         output
-            Fields of the emitted rows; by default what the hint of `process_element` says.
+            Fields of the emitted rows; by default those in the type hint of `process_element`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -749,7 +751,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         UserFunctionError, SchemaError, ConfigError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "process_with_state", self._node)
+        uid = resolve_uid(self._environment.graph, uid, "process_with_state", self._node)
         if not isinstance(function, CheckpointedProcessFunction):
             raise GraphError(
                 f"process_with_state() of '{uid}' got a {type(function).__name__}",
@@ -757,7 +759,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             )
         check_methods(function, CheckpointedProcessFunction, f"'{uid}'")
         if output is None:
-            output = inferred_output(function.process_element, f"'{uid}'", is_iterable=True)
+            output = infer_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
         made = Checkpointed(function)
         node = declare_operator(self._environment.graph, [entry], made, output, uid, max_parallelism)
@@ -776,7 +778,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         keys_per_call: int = 1_000,
         name: str = "lookup_join",
     ) -> DataStream:
-        """Join each record with the rows that a table outside has for it at that time; see docs/joins.md.
+        """Join each record with the current rows of an external table; see docs/joins.md.
 
         Parameters
         ----------
@@ -785,20 +787,20 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         rows
             Type of its rows, as DDL.
         key
-            From a record to the key to ask for; None has no rows.
+            From a record to the key to look up; None has no rows.
         join_type
-            INNER, or LEFT: then records without rows come out with null.
+            INNER, or LEFT, which emits records without rows with null.
         function
-            What is made of a pair; by default the fields of both, a row's as ``right_<name>`` where the
-            record has a field of that name.
+            Makes rows of a pair. By default the output is the fields of both; a row's field is called
+            ``right_<name>`` if the record has a field of that name.
         output
             Fields of what the function makes.
         cache
-            What is kept of the answers; None: each batch of a micro-batch asks anew.
+            Cache of answers; None: each batch of a micro-batch looks its keys up again.
         keys_per_call
-            At most.
+            The most keys in one call.
         name
-            What errors call it.
+            Name of the function in errors.
 
         Raises
         ------
@@ -808,23 +810,23 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         check_methods(table, LookupTable, f"'{name}'")
         check_methods(function, ProcessJoinFunction, f"'{name}'")
         join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
-        return DataStream(self._environment, TransformNode(self._node, lookup_rows(join, output, name)))
+        return DataStream(self._environment, TransformNode(self._node, make_lookup(join, output, name)))
 
     def get_side_output(self, tag: OutputTag) -> DataStream:
-        """Return the stream of what a function emits with ``ctx.output(tag, row)``.
+        """Return the stream of rows that a function emits with ``ctx.output(tag, row)``.
 
-        It takes part in the same checkpoints. What is emitted to a tag that nobody asks for is dropped. A
-        function without a key runs once for each of its outputs that is read.
+        It takes part in the same checkpoints. Rows for a tag that no stream reads are dropped. A function
+        without a key runs once for each of its outputs that is read.
 
         Parameters
         ----------
         tag
-            The one that the function uses; its `output` says the fields.
+            The tag that the function uses; its `output` defines the fields.
 
         Raises
         ------
         GraphError
-            This is not the result of `process` or of a join, or the name was asked for with other fields.
+            This is not the result of `process` or of a join, or the same name was used with other fields.
         SchemaError
             The tag's output type is not a list of fields.
         """
@@ -833,7 +835,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
                 f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
             )
         node = self._node
-        ways = connected_ways(node)
+        ways = find_connected_transforms(node)
         if ways:
             sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
             return sides[0].union(*sides[1:])
@@ -841,7 +843,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             name = node.function.settings.name
             fields = output_schema(tag.output, f"{name}/{tag.name}")
             self._environment.graph.check_row_side(node, name, tag, fields)
-            made = TransformNode(node.parent, node.function.of_side(tag.name, fields))
+            made = TransformNode(node.parent, node.function.select_side_output(tag.name, fields))
             return DataStream(self._environment, made)
         if not isinstance(node, KeyedNode):
             raise GraphError(
@@ -860,8 +862,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         sink
             For example a KafkaSink or a DeltaSink.
         uid
-            Stable name of this sink in this job. Left out: one that follows from the place in the program,
-            and a warning.
+            Stable name of this sink in this job. If left out, it is derived from the place in the program,
+            with a warning.
 
         Returns
         -------
@@ -873,7 +875,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         GraphError
             It is no sink, or the uid cannot be used or is taken.
         """
-        uid = declared_uid(self._environment.graph, uid, "sink", self._node)
+        uid = resolve_uid(self._environment.graph, uid, "sink", self._node)
         if not isinstance(sink, Sink):
             raise GraphError(
                 f"sink_to() got a {type(sink).__name__}",
@@ -886,34 +888,34 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         return self
 
     def explain(self) -> None:
-        """Print what Spark runs for this stream as a tree; see :meth:`StreamExecutionEnvironment.explain`.
+        """Print the operators of this stream as a tree; see :meth:`StreamExecutionEnvironment.explain`.
 
         Raises
         ------
         GraphError
             An operator would run twice in one chain.
         """
-        print_tree(self._job_graph(), self._environment._statistics())
+        print_tree(self._describe_job(), self._environment._statistics())
 
-    def _job_graph(self) -> JobGraph:
+    def _describe_job(self) -> JobGraph:
         environment = self._environment
-        return job_graph_to(environment.job, environment.graph, self._node, environment._partitions())
+        return describe_stream(environment.job, environment.graph, self._node, environment._partitions())
 
     def _repr_markdown_(self) -> str:
-        return markdown(self._job_graph())
+        return markdown(self._describe_job())
 
     def to_dataframe(self) -> DataFrame:
         """Return the records as a plain streaming DataFrame, for a query of your own.
 
         That query is not part of this job: its output is not bound to the job's checkpoints. It needs
-        ``spark.sql.streaming.unsupportedOperationCheck=false`` behind a DataFrame, a transform that chooses
-        its own columns, several keyed operators, or records that were redistributed: Spark refuses
-        positions and sorts within a task, too.
+        ``spark.sql.streaming.unsupportedOperationCheck=false`` after `from_dataframe`, a transform that
+        selects its own columns, several keyed operators, or a redistribution: that check also refuses
+        positions and sorts within a task.
         """
         from flinkish_spark.planning.planner import plan_records
 
         return plan_records(self._environment.spark, self._environment.graph, self._node)
 
 
-def _of_all(record: Any) -> int:
+def _get_common_key(record: Any) -> int:
     return 0

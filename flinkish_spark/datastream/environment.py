@@ -71,13 +71,13 @@ from flinkish_spark.job.reporting import JobReporter, reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.job.trace_log import with_trace_in_file
-from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
-from flinkish_spark.planning.job_graph import job_graph
+from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, resolve_uid
+from flinkish_spark.planning.job_graph import describe_job
 from flinkish_spark.planning.partitioning import (
     check_is_shuffle_partitions,
-    checked_parallelism,
-    chosen_partitions,
-    fitting_partitions,
+    check_parallelism,
+    fit_partitions,
+    read_shuffle_partitions,
 )
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph, sources_of
@@ -112,7 +112,7 @@ LOG = logging.getLogger(__name__)
 
 
 class StreamExecutionEnvironment:
-    """Collects sources, operators and sinks of one job, and runs them as one Spark query.
+    """An environment that collects sources, operators and sinks of one job, and runs them as one Spark query.
 
     Parameters
     ----------
@@ -123,34 +123,33 @@ class StreamExecutionEnvironment:
     job_dir
         The job's own directory: checkpoints, state, decisions. One job, one directory; created at the first
         start. An absolute path, as a str, or a folder in a bucket: ``s3://bucket/jobs/orders``, or with
-        ``abfss://`` or ``gs://``. Of a bucket Spark needs Hadoop's file system (`docs/buckets.md`). On HDFS:
+        ``abfss://`` or ``gs://``. For a bucket Spark needs Hadoop's file system (`docs/buckets.md`). On HDFS:
         ``hdfs://namenode:8020/jobs/orders`` (`docs/hdfs.md`).
     store_options
-        Of the bucket, as obstore calls them: ``{"region": "eu-central-1"}``; secrets by the name of an
-        environment variable, ``env:NAME``. What is left out is looked for where the cloud's tools look.
+        Options of the bucket, by obstore's names: ``{"region": "eu-central-1"}``; secrets by the name of an
+        environment variable, ``env:NAME``. Other credentials are looked up as the cloud's tools do.
     checkpoint
         When checkpoints are taken.
     restart_strategy
-        What happens after a failure that a restart may mend: ExponentialDelay, FixedDelay,
+        Restart strategy for failures that a restart may fix: ExponentialDelay, FixedDelay,
         FailureRate or NoRestart, or an object of yours with their `decide`.
     tries_without_progress
-        How often a micro-batch may fail from the same cause, with no checkpoint in between, before the
-        job ends with that cause, whatever the strategy says; at least 1, UNLIMITED for no end. Three
-        times as often where the text is another one each time. A system that does not answer, or a
-        full disk, does not count.
+        How often a micro-batch may fail with the same error, without a checkpoint in between, before the
+        job fails whatever the strategy is; at least 1, UNLIMITED for any number. Errors with different
+        texts are allowed three times as often. A system that does not answer, and a full disk, do not count.
     max_parallelism
-        Number of key groups of operators that name none.
+        Default number of key groups of operators.
     trigger_interval_ms
-        Least time between the starts of two micro-batches, up to 365 days; 0 for as fast as possible.
+        Minimum time between the starts of two micro-batches, up to 365 days; 0 for as fast as possible.
     restore
         A savepoint that a new `job_dir` begins with. Later starts go on from the job's own checkpoints.
     standby
         What to do while another driver owns `job_dir`: refuse to start, or wait until its process
         has ended and take the job over.
     unknown_hook_state
-        Whether to start from a checkpoint with the state of a master hook that is not added.
+        Whether to start from a checkpoint that has state of a master hook that was not added.
     manifest
-        Where readers find one record per confirmed checkpoint: a DeltaManifest or a KafkaManifest.
+        Target of one record per confirmed checkpoint, for readers: a DeltaManifest or a KafkaManifest.
     latency_tracking_interval_ms
         How often latency is measured by markers, at most once per micro-batch, from 1 ms up to 365 days;
         see `JobClient.latencies`. None for never.
@@ -160,10 +159,10 @@ class StreamExecutionEnvironment:
     Raises
     ------
     ConfigError
-        A setting cannot be used, or has another type; nothing that is wrong counts as left out. Or the
-        session runs elsewhere than `flinkish run --target` has said.
+        A setting is invalid or has a wrong type. Or the session does not run on the target of
+        `flinkish run --target`.
     EnvironmentFault
-        The session is one of Spark Connect.
+        The session is a Spark Connect session.
 
     Examples
     --------
@@ -240,24 +239,24 @@ class StreamExecutionEnvironment:
         builder: SparkSession.Builder | None = None,
         **settings: Any,
     ) -> Self:
-        """Return an environment in the session that there is, or that `flinkish run` has prepared.
+        """Return an environment in the active session, or in the session that `flinkish run` has prepared.
 
-        A program that is begun with it says nothing of where it runs: ``flinkish run --target local app.py``
-        and ``flinkish run --target yarn-cluster app.py`` are the same program (`docs/running.md`). Without
+        A program that uses this runs anywhere without changes: ``flinkish run --target local app.py`` and
+        ``flinkish run --target yarn-cluster app.py`` run the same program (`docs/running.md`). Without
         `flinkish run` the session is that of a notebook, or a new one by ``spark-defaults.conf``.
 
         Parameters
         ----------
         job, job_dir, settings
-            What the class takes beside the session.
+            Arguments of the class, except the session.
         builder
-            Of a new session, for example ``configure_spark_with_packages(SparkSession.builder)``. It starts a
-            JVM only if there is a Java, and the job does not run already.
+            Builder of a new session, for example ``configure_spark_with_packages(SparkSession.builder)``. A
+            JVM is started only if Java is installed, and the job does not run already.
 
         Raises
         ------
         ConfigError, EnvironmentFault
-            As of the class. Without a session also: there is no Java, or the job runs already.
+            As for the class. Without a session also: Java is not installed, or the job runs already.
 
         Examples
         --------
@@ -268,7 +267,7 @@ class StreamExecutionEnvironment:
         from pyspark.sql import SparkSession
 
         if SparkSession.getActiveSession() is None:
-            # Before a JVM is started for nothing.
+            # Checked before a JVM is started in vain.
             check_java()
             _refuse_second(
                 job_place(job_dir, settings.get("store_options") or {}),
@@ -285,10 +284,10 @@ class StreamExecutionEnvironment:
         Parameters
         ----------
         watermark_strategy
-            As if `assign_timestamps_and_watermarks` were called right behind the source; None: no timestamps.
+            As if `assign_timestamps_and_watermarks` were called right after the source; None: no timestamps.
         uid
-            Stable name of this source in this job. Left out: one that follows from the place in the program,
-            and a warning.
+            Stable name of this source in this job. If left out, it is derived from the place in the program,
+            with a warning.
 
         Raises
         ------
@@ -300,7 +299,7 @@ class StreamExecutionEnvironment:
                 f"from_source() got a {type(source).__name__}",
                 what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
             )
-        known = self.graph.check_uid(declared_uid(self.graph, uid, "source", type(source).__name__))
+        known = self.graph.check_uid(resolve_uid(self.graph, uid, "source", type(source).__name__))
         check_methods(source, Source, f"the source '{known}'")
         if watermark_strategy is not None:
             check_strategy(watermark_strategy, "from_source()", known)
@@ -314,24 +313,24 @@ class StreamExecutionEnvironment:
     def from_collection(
         self, values: Iterable[Any], schema: str | T.StructType, *, uid: str | None = None
     ) -> DataStream:
-        """Add records that are in memory; the job ends behind the last, unless another source goes on.
+        """Add records from memory; the job ends after the last one, unless another source goes on.
 
         Parameters
         ----------
         values
-            Tuples, dicts or Rows; single values if the schema has one field. The same at every start.
+            Tuples, dicts or Rows; single values for a schema with one field. The same at every start.
         schema
             ``"user STRING, amount LONG"``, or a StructType.
         """
         return self.from_source(CollectionSource(values, schema), uid=uid)
 
     def from_dataframe(self, frame: DataFrame, *, uid: str | None = None) -> DataStream:
-        """Add a streaming DataFrame that you already have.
+        """Add an existing streaming DataFrame.
 
         Raises
         ------
         GraphError
-            It is no streaming DataFrame, cannot be replayed, or keeps state of Spark's own
+            It is no streaming DataFrame, cannot be replayed, or has state of its own in Spark
             (aggregates, dropDuplicates, watermarks, limits, joins of two streams).
         """
         if not hasattr(type(frame), "isStreaming"):
@@ -342,17 +341,17 @@ class StreamExecutionEnvironment:
         return self.from_source(DataFrameSource(frame), uid=uid)
 
     def set_parallelism(self, parallelism: int) -> Self:
-        """Say how many tasks keyed operators have; it must be the number of Spark's shuffle partitions.
+        """Set the number of tasks of keyed operators, which must be the number of Spark's shuffle partitions.
 
-        A session belongs to whoever made it, and other queries run in it: so its setting is checked here and
-        again at the start, and never changed.
+        Other queries may run in the session. So its setting is checked here and at the start, and never
+        changed.
 
         Raises
         ------
         ConfigError
-            It is no number of tasks, or another one.
+            It is no number of tasks, or not the number of shuffle partitions.
         """
-        asked = checked_parallelism("set_parallelism", parallelism)
+        asked = check_parallelism("set_parallelism", parallelism)
         check_is_shuffle_partitions(asked, self._partitions(), f"the job '{self.job}'")
         self._parallelism = asked
         return self
@@ -364,47 +363,47 @@ class StreamExecutionEnvironment:
 
     @property
     def max_parallelism(self) -> int:
-        """Number of key groups of operators that say nothing else."""
+        """Default number of key groups of operators."""
         return self.graph.max_parallelism
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Say the number of key groups of operators that name none; another one before the first of them.
+        """Set the default number of key groups of operators; call it before the first operator.
 
         Raises
         ------
         ConfigError
             It is no number of key groups.
         GraphError
-            It is another one, and there is an operator already, which has what was said before.
+            It would change the number, and there is an operator already.
         """
         check_max_parallelism(max_parallelism)
         if self.graph.operators and max_parallelism != self.graph.max_parallelism:
             raise GraphError(
-                f"set_max_parallelism({max_parallelism}) was called behind an operator",
+                f"set_max_parallelism({max_parallelism}) was called after an operator was added",
                 why=f"'{self.graph.operators[0].uid}' has its key groups already",
                 what_to_do="call it before key_by(), or give the environment max_parallelism=...",
             )
         self.graph.max_parallelism = max_parallelism
         return self
 
-    # -- what functions need beside themselves -------------------------------------------------------
+    # -- files and packages of functions -------------------------------------------------------------
     def register_cached_file(
         self, file_path: str | os.PathLike[str], name: str, executable: bool = False
     ) -> None:
-        """Give every task a file or folder; functions find it by `get_distributed_cache().get_file(name)`.
+        """Ship a file or folder to all tasks; functions find it by `get_distributed_cache().get_file(name)`.
 
-        What is there now is copied, and sent by Spark from the driver to each executor. A later change of the
-        file is seen by the next program that registers it, and never in the middle of a job.
+        The current content is copied, and Spark sends it from the driver to each executor. A running job
+        never sees a later change of the file; the next program that registers it does.
 
         Parameters
         ----------
         file_path
-            Of a file or folder: a path of the driver's, ``file:///...``, or a URL that Hadoop reads, which
-            the driver does: ``hdfs://namenode:8020/model``, ``s3://bucket/model``.
+            A file or folder: a path on the driver, ``file:///...``, or a URL that the driver reads by Hadoop:
+            ``hdfs://namenode:8020/model``, ``s3://bucket/model``.
         name
-            By which functions ask for it; up to 200 characters.
+            Name by which functions find it; up to 200 characters.
         executable
-            Whether the file, or all files of the folder, may be executed; otherwise those that may be now.
+            Whether to make the file, or all files of the folder, executable; by default permissions stay.
 
         Raises
         ------
@@ -420,74 +419,74 @@ class StreamExecutionEnvironment:
         self._dependencies.register_cached_file(to_path(file_path), name, executable)
 
     def add_python_file(self, file_path: str | os.PathLike[str]) -> None:
-        """Let workers, and this process, import a module, a package or what lies in a folder.
+        """Add a module, a package or a folder of modules to the Python path of workers and this process.
 
-        What was added last is found first, and all of it before what is installed. It is taken as it is now:
-        after a change, start the program anew.
+        The last one added is found first, and all of them before installed packages. The current content is
+        used: after a change, start the program again.
 
         Parameters
         ----------
         file_path
             A ``.py`` file; a folder with ``__init__.py``, which is a package; another folder, whose content
-            can be imported; a ``.zip``, ``.egg`` or ``.whl``, which is unpacked. A path or a URL, as of
+            can be imported; a ``.zip``, ``.egg`` or ``.whl``, which is unpacked. A path or a URL, as for
             :meth:`register_cached_file`.
 
         Raises
         ------
         ConfigError
-            There is nothing, or it is none of these; or it has changed since this session added it.
+            It does not exist, or is none of these; or it has changed since this session added it.
         EnvironmentFault
             It cannot be read or copied.
         """
         self._dependencies.add_python_file(to_path(file_path))
 
     def add_python_archive(self, archive_path: str | os.PathLike[str], target_dir: str | None = None) -> None:
-        """Have an archive unpacked beside Spark's files; functions find it by ``SparkFiles.get(target_dir)``.
+        """Ship an archive, unpacked, to all tasks; functions find it by ``SparkFiles.get(target_dir)``.
 
-        On a cluster that is the working directory of workers, so that ``target_dir/file`` finds it as in
-        PyFlink; where the driver runs tasks itself it is not.
+        On a cluster it is in the working directory of workers, so ``target_dir/file`` finds it as in PyFlink;
+        with a local Spark it is not.
 
         Parameters
         ----------
         archive_path
-            Of a ``.zip``, ``.tar``, ``.tar.gz`` or ``.tgz``; a path or a URL.
+            A ``.zip``, ``.tar``, ``.tar.gz`` or ``.tgz``; a path or a URL.
         target_dir
-            Name of its folder; by default the name of the archive, ending and all.
+            Name of its folder; by default the name of the archive with its suffix.
 
         Raises
         ------
         ConfigError
-            It is no such archive, or the name cannot be used or is that of another one in this session.
+            It is no archive of these kinds, or the name cannot be used or is taken in this session.
         """
         self._dependencies.add_python_archive(to_path(archive_path), target_dir)
 
     def set_python_executable(self, python_exec: str | os.PathLike[str]) -> None:
-        """Say which Python workers run; it must be the one that the session has.
+        """Set the Python executable of workers, which must be the one of the session.
 
-        Spark decides it when a session is made, for all jobs in it. So it is checked, and never changed.
+        Spark sets it when a session is made, for all jobs in it. So it is checked here, and never changed.
 
         Raises
         ------
         ConfigError
-            The session's workers run another one; the message says where to set it.
+            The session's workers use another one; the message says where to set it.
         """
         self._dependencies.set_python_executable(to_path(python_exec))
 
-    # -- what Spark will run -----------------------------------------------------------------------
+    # -- the job graph -----------------------------------------------------------------------------
     def get_job_graph(self) -> JobGraph:
-        """Return what Spark runs of the program: operators, their vertices, how records come, and why.
+        """Return the job graph: operators, their vertices, how records come to them, and why.
 
-        The job is planned for it, as at its start; nothing is run.
+        The job is planned as at its start, but nothing is run.
 
         Raises
         ------
         FlinkishError
-            The program has no sink, or would be refused when it is planned.
+            The program has no sink, or planning fails.
         """
-        return job_graph(self.job, self.graph, self._partitions(), self._planned(self.graph))
+        return describe_job(self.job, self.graph, self._partitions(), self._plan_graph(self.graph))
 
     def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
-        """Return the plan as text: for Flink's plan visualiser, or to be drawn.
+        """Return the plan as text, for Flink's plan visualiser or a drawing tool.
 
         Parameters
         ----------
@@ -497,7 +496,7 @@ class StreamExecutionEnvironment:
         Raises
         ------
         ConfigError
-            `form` is none.
+            `form` is no PlanForm.
         FlinkishError
             As of :meth:`get_job_graph`.
 
@@ -509,9 +508,9 @@ class StreamExecutionEnvironment:
         return plan_in(self.get_job_graph(), form)
 
     def explain(self) -> None:
-        """Print what Spark will run as a tree: vertices, where they run, shuffles, state and sinks.
+        """Print the job graph as a tree: vertices, where they run, shuffles, state and sinks.
 
-        If `job_dir` has statistics, with what the newest checkpoint has cost.
+        If `job_dir` has statistics, the costs of the newest checkpoint are shown too.
 
         Raises
         ------
@@ -521,20 +520,20 @@ class StreamExecutionEnvironment:
         print_tree(self.get_job_graph(), self._statistics())
 
     def compare(self, other: str | RestoreSettings | StreamExecutionEnvironment) -> Comparison:
-        """Return what would become of state and positions if this program began with those of another one.
+        """Compare programs: what happens to state and positions if this program starts with another one's.
 
-        By uid, and by the checks of a restore; nothing is run, and nothing is written.
+        Operators are compared by uid, with the checks of a restore; nothing is run or written.
 
         Parameters
         ----------
         other
-            A savepoint, by its path or URL or with the settings of a restore; or another program, as if it
-            had just taken one.
+            A savepoint, as a path, a URL or settings of a restore; or another program, as if it had just
+            taken a savepoint.
 
         Raises
         ------
         FlinkishError
-            A program would be refused when it is planned, or the savepoint cannot be used.
+            Planning of a program fails, or the savepoint cannot be used.
         ConfigError
             It is neither.
 
@@ -546,33 +545,33 @@ class StreamExecutionEnvironment:
         """
         hooks = self._hook_names()
         if isinstance(other, StreamExecutionEnvironment):
-            saved = as_if_saved(other.graph, other._planned(other.graph), other._hook_names())
-            return compared(saved, job_shape(self.graph, self._planned(self.graph), hooks), RestoreRules())
+            saved = as_if_saved(other.graph, other._plan_graph(other.graph), other._hook_names())
+            return compared(saved, job_shape(self.graph, self._plan_graph(self.graph), hooks), RestoreRules())
         given = RestoreSettings(other) if isinstance(other, str) else other
         what_to_do = 'give a path, RestoreSettings("/absolute/path"), or another environment'
         settings = instance_of("other", given, RestoreSettings, what_to_do=what_to_do)
-        return compare_with_savepoint(self.graph, self._planned, hooks, settings)
+        return compare_with_savepoint(self.graph, self._plan_graph, hooks, settings)
 
-    def _planned(self, graph: StreamGraph) -> PlannedJob:
+    def _plan_graph(self, graph: StreamGraph) -> PlannedJob:
         graph.check_complete()
         return Planner(self.spark, NO_JOB, self._partitions()).plan(graph)
 
     def _partitions(self) -> int:
-        # As many as somebody has set; else as many as the job directory has its state in; a new one gets a
-        # number that fits the cores.
-        chosen = chosen_partitions(self.spark)
+        # The session's setting, else the number in the job directory; a new job directory gets a number that
+        # fits the cores.
+        chosen = read_shuffle_partitions(self.spark)
         if chosen is None:
-            # What cannot be read now is told by the start, with what to do.
+            # If the directory cannot be read now, the start will say so, with what to do.
             with contextlib.suppress(FlinkishError):
                 job_dir = open_job_dir(self._place)
                 chosen = shuffle_partitions_of(job_dir, beginning_of(job_dir, self._place))
-        return fitting_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
+        return fit_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
 
     def _hook_names(self) -> list[str]:
         return [hook.uid for hook in self._hooks.participants()]
 
     def _statistics(self) -> StatisticsHistory | None:
-        """Return what checkpoints have cost; it decides nothing, so what cannot be read is left out."""
+        """Return the statistics of checkpoints, which are only displayed; None if they cannot be read."""
         try:
             return open_job_dir(self._place).statistics()
         except (StoreError, CorruptObjectError):
@@ -581,19 +580,19 @@ class StreamExecutionEnvironment:
     def _repr_markdown_(self) -> str:
         if not self.graph.sinks:
             return f"`{self.job}`: no sink yet"
-        return markdown(job_graph(self.job, self.graph, self._partitions()))
+        return markdown(describe_job(self.job, self.graph, self._partitions()))
 
     def execute_async(self, *, ui: bool | UiConfig = False, until: CaughtUp | None = None) -> JobClient:
         """Start the job and return at once; for notebooks and services.
 
-        What is added to the environment later belongs to its next execution.
+        Later additions to the environment belong to its next execution.
 
         Parameters
         ----------
         ui
-            Whether this process also serves the job's page, and Flink's REST paths; see `JobClient.ui`. On
-            loopback and a port that is free, unless a UiConfig says something else. It is there until the
-            process ends, or this environment serves another one.
+            Whether this process also serves the job's page, and Flink's REST paths; see `JobClient.ui`. By
+            default on loopback and a free port; a UiConfig changes that. The page stays until the process
+            ends, or this environment serves another one.
         until
             CaughtUp() for a run that ends when all input that was there at its start has been processed; the
             next run goes on. None: the job runs until it is stopped, or all of its sources have come to their
@@ -602,10 +601,10 @@ class StreamExecutionEnvironment:
         Raises
         ------
         OwnedElsewhereError
-            This environment runs its job already. Once that has ended the job may be executed again: it
-            goes on from its last checkpoint.
+            This environment runs its job already. Once it has ended the job may be executed again: it
+            continues from its last checkpoint.
         ConfigError
-            A master hook is in another environment's job that runs.
+            A master hook belongs to a running job of another environment.
         """
         with self._executing:
             self._check_idle("start it twice")
@@ -640,7 +639,7 @@ class StreamExecutionEnvironment:
         return given
 
     def _page(self, ui: bool | UiConfig) -> UiServer | None:
-        """Return a page of the job that is served, if one is wanted; an earlier one is closed."""
+        """Close an earlier page of the job, and serve a new one if wanted."""
         self._close_page()
         if ui is False:
             return None
@@ -656,12 +655,12 @@ class StreamExecutionEnvironment:
             self._ui = None
 
     def _check_idle(self, what: str) -> None:
-        """Refuse `what` while this environment's job runs; nothing of the job is touched."""
+        """Refuse `what` while this environment's job runs."""
         if os.getpid() != self._process:
             raise ConfigError(
                 f"the environment of the job '{self.job}' belongs to another process",
-                why="this one was forked off it, and would talk on that one's connections to Spark",
-                what_to_do="run the job in the process that made the session, or start this one anew "
+                why="this process was forked from it, and would use that process's connections to Spark",
+                what_to_do="run the job in the process that made the session, or start this process "
                 'with multiprocessing.get_context("spawn") and make a session here',
             )
         if self._client is not None and not self._client.has_ended():
@@ -678,35 +677,35 @@ class StreamExecutionEnvironment:
     ) -> JobExecutionResult:
         """Run the job until it ends; SIGTERM and Ctrl-C stop it with a last checkpoint.
 
-        With `ui` the link to its page, which brings the token for changes, is printed to standard error.
-        A last checkpoint waits for the micro-batch that runs. So a second signal cancels the job, and so does
-        the time of `CancellationConfig` if no micro-batch and no checkpoint ends for so long.
+        With `ui` the link to its page, with the token for changes, is printed to standard error. The last
+        checkpoint waits for the running micro-batch. A second signal cancels the job; so does the time-out of
+        `CancellationConfig` if no micro-batch and no checkpoint ends within it.
 
         Parameters
         ----------
         ui
-            As of :meth:`execute_async`.
+            As for :meth:`execute_async`.
         live_line
-            Whether a terminal shows a line about the job, on standard error, in place of Spark's bars:
-            records in and out at the newest checkpoint, the checkpoint, lag, restarts, and of a bounded
-            input how much of it was read. Elsewhere, and in a notebook, there is none.
+            Whether a terminal shows a status line on standard error, in place of Spark's progress bars:
+            records in and out at the newest checkpoint, the checkpoint, lag, restarts, and the share of a
+            bounded input that was read. There is none in a notebook, or if standard error is no terminal.
         until
             As of :meth:`execute_async`.
 
         Returns
         -------
         JobExecutionResult
-            How it ended: FINISHED, or SUSPENDED where the job goes on at its next start. How long it took,
-            and what accumulators held.
+            The final status (FINISHED, or SUSPENDED if the job continues at its next start), the duration,
+            and the values of accumulators.
 
         Raises
         ------
         FlinkishError
-            The job was refused, or failed for good. Everything up to the last checkpoint is
-            committed, nothing behind it is visible. Of an error of the program's, and of any in a terminal
-            and in a notebook, the trace, with Spark's, is in a file, which a line on stderr names.
+            The job was refused, or failed and is not restarted. Everything up to the last checkpoint is
+            committed, nothing after it is visible. For an error of the program, and for any error in a
+            terminal or notebook, the traces of Python and Spark are in a file that a line on stderr names.
         JobCancelledError
-            Somebody has cancelled it: `flinkish cancel`, a second signal, the client.
+            The job was cancelled: by `flinkish cancel`, a second signal or the client.
         """
         self._check_idle("start it twice")
         _refuse_second(self._place, self.standby)
@@ -721,7 +720,7 @@ class StreamExecutionEnvironment:
                     stop.look()
         except FlinkishError as error:
             if not isinstance(error, UserError) and not can_show(sys.stderr) and not is_notebook():
-                # Who reads a log of a failure that is not the program's wants all of it there.
+                # A log should contain the whole trace of a failure that is not the program's.
                 raise
             raise with_trace_in_file(error, self.job) from None
         result = client.get_job_execution_result()
@@ -734,7 +733,7 @@ class StreamExecutionEnvironment:
 
     def _say_partitions(self) -> None:
         with contextlib.suppress(FlinkishError):
-            if chosen_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
+            if read_shuffle_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
                 _say(
                     f"the job '{self.job}' begins with {self._partitions()} shuffle partitions, two for each "
                     "core, and keeps them; set spark.sql.shuffle.partitions for another number"
@@ -751,7 +750,7 @@ class StreamExecutionEnvironment:
             yield
 
     def add_master_hook(self, hook: MasterHook) -> None:
-        """Let a system outside Spark take part in every checkpoint; before `execute`.
+        """Let an external system take part in every checkpoint; call it before `execute`.
 
         Raises
         ------
@@ -768,7 +767,7 @@ class StreamExecutionEnvironment:
         self._hooks.add(hook)
 
     def register_job_listener(self, listener: ExecutionListener) -> None:
-        """Tell `listener` when a job is submitted and when it has ended; see also :meth:`add_listener`.
+        """Notify `listener` when a job is submitted and when it has ended; see also :meth:`add_listener`.
 
         Raises
         ------
@@ -781,23 +780,23 @@ class StreamExecutionEnvironment:
         self._execution_listeners.append(listener)
 
     def clear_job_listeners(self) -> None:
-        """Forget those that :meth:`register_job_listener` has registered."""
+        """Remove all listeners added by :meth:`register_job_listener`."""
         self._execution_listeners.clear()
 
     def add_listener(self, listener: JobListener) -> None:
-        """Tell `listener` of status changes and of complete and aborted checkpoints.
+        """Notify `listener` of status changes, and of complete and aborted checkpoints.
 
         Raises
         ------
         ConfigError
-            It has not the methods of a JobListener.
+            It does not have the methods of a JobListener.
         """
         what_to_do = "derive it from flinkish_spark.QuietListener, and give an instance"
         with_methods_of("listener", listener, JobListener, what_to_do=what_to_do)
         self._listeners.append(listener)
 
     def add_reporter(self, reporter: Reporter) -> None:
-        """Have `reporter` tell another system how the job is, at its next execution; see docs/metrics.md.
+        """Add a reporter that sends the job's metrics to another system; see docs/metrics.md.
 
         Parameters
         ----------
@@ -807,7 +806,7 @@ class StreamExecutionEnvironment:
         Raises
         ------
         ConfigError
-            It is none.
+            It is no reporter.
         OwnedElsewhereError
             The job runs.
         """
@@ -821,7 +820,7 @@ class StreamExecutionEnvironment:
         Raises
         ------
         ConfigError
-            It has not the methods of an observer.
+            It does not have the methods of an observer.
         """
         what_to_do = "derive it from flinkish_spark.core.steps.SilentObserver, and give an instance"
         with_methods_of("observer", observer, StepObserver, what_to_do=what_to_do)
@@ -859,19 +858,19 @@ class StreamExecutionEnvironment:
             cached_files=self._dependencies.cached_files,
         )
         job_dir = open_job_dir(settings.job_dir)
-        engine = SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir)
+        engine = SparkEngine(self.spark, self.graph.copy_declared(), settings, job_dir)
         if reporting is not None:
             reporting.begin(ReportedJob(self.job, tuple(engine.sources), lambda: engine.planned))
         reported = reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
         reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
-        # It comes first: what a listener of the user's does then, it does with a report that is true.
+        # It comes first, so that the report is up to date when the user's listeners are called.
         told = (reporter,) if reporting is None else (reporter, reporting)
         listeners = (*told, *settings.listeners)
         return Supervisor(engine, replace(settings, listeners=listeners), job_dir)
 
 
 def _check_session(spark: SparkSession) -> None:
-    # By its methods: one of Spark Connect is no SparkSession either, but has a reason of its own.
+    # Checked by its methods: a Spark Connect session is no SparkSession, and is refused with its own reason.
     if not hasattr(type(spark), "readStream"):
         what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
         raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
@@ -909,7 +908,7 @@ def _manifest(given: Manifest) -> Manifest:
 
 
 def _refuse_second(place: StoreSpec, standby: Standby) -> None:
-    """Refuse at once to start a job that runs; in a bucket only the start itself can tell."""
+    """Refuse at once to start a running job; in a bucket only the start itself can find out."""
     if place.is_local and standby is Standby.REFUSE:
         JobLock.of_job(place.folder).look()
 

@@ -18,7 +18,7 @@ from flinkish_spark.joins.spec import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
+from flinkish_spark.planning.declare import declare_operator, infer_output, resolve_uid
 from flinkish_spark.planning.factories import UNKNOWN_TYPE, Joining, KeyedJoin
 from flinkish_spark.planning.stream_graph import KeyedEntry
 from flinkish_spark.protocol.durations import Duration
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class IntervalSettings(TypedDict, total=False):
-    """What an interval join may be told beside its bounds; see :meth:`JoinedStreams.interval`."""
+    """Options of an interval join beside its bounds in time; see :meth:`JoinedStreams.interval`."""
 
     lower: Bound
     upper: Bound
@@ -47,9 +47,9 @@ class IntervalSettings(TypedDict, total=False):
 class JoinedStreams:
     """Two streams that are keyed by the same types, the left one and the right one.
 
-    Without a function the fields of both come out, those of the right one as ``right_<name>`` where the left
-    one has a field of that name. With a function say its `output`, or give its method a hint. `uid` and
-    `max_parallelism` are as of :meth:`KeyedStream.process`. See docs/joins.md.
+    Without a function the output is the fields of both; a right field is called ``right_<name>`` if the left
+    stream has a field of that name. With a function give its `output`, or a type hint to its method. `uid`
+    and `max_parallelism` are as for :meth:`KeyedStream.process`. See docs/joins.md.
     """
 
     def __init__(self, environment: StreamExecutionEnvironment, left: KeyedEntry, right: KeyedEntry) -> None:
@@ -77,20 +77,20 @@ class JoinedStreams:
         lower_ms, upper_ms
             How much later than the left element the right one may be; may be negative.
         lower, upper
-            Whether the bounds themselves count.
+            Whether each bound belongs to the interval.
         join_type
-            Which elements come out without a partner.
+            Which sides emit elements without a partner.
         function
-            What is made of a pair.
+            Makes rows of a pair.
         left_late, right_late
-            Where elements behind the watermark go; None: they are dropped and counted.
+            Side output of late elements; None: they are dropped and counted.
 
         Raises
         ------
         ConfigError, GraphError, SchemaError, UserFunctionError
-            Something cannot be used; said before anything starts.
+            An argument is invalid; raised before anything starts.
         """
-        uid = declared_uid(self._environment.graph, uid, "interval", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "interval", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = IntervalJoin(
             UNKNOWN_TYPE,
@@ -104,7 +104,7 @@ class JoinedStreams:
             left_late,
             right_late,
         )
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
     def window(
         self,
@@ -118,19 +118,19 @@ class JoinedStreams:
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Join each element with all of the other stream that are in the same window; see :meth:`interval`.
+        """Join each element with all elements of the other stream in the same window; see :meth:`interval`.
 
         Parameters
         ----------
         windows
             An assigner, or a specification with trigger, evictor and lateness.
         """
-        uid = declared_uid(self._environment.graph, uid, "window", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "window", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = WindowJoin(
             UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), join_type, function, left_late, right_late
         )
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
     def co_group(
         self,
@@ -143,11 +143,11 @@ class JoinedStreams:
         right_late: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Give a function the elements of both streams that are in one window; see :meth:`window`."""
-        uid = declared_uid(self._environment.graph, uid, "co_group", *self._entries)
+        """Call a function with all elements of both streams in a window; see :meth:`window`."""
+        uid = resolve_uid(self._environment.graph, uid, "co_group", *self._entries)
         check_methods(function, CoGroupFunction, f"'{uid}'")
         join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), function, left_late, right_late)
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
     def temporal(
         self,
@@ -161,18 +161,18 @@ class JoinedStreams:
         late_output: OutputTag | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Join each left element with the right one that was the newest at its event time.
+        """Join each left element with the newest right element at its event time.
 
         Parameters
         ----------
         is_deletion
-            Tells right elements that end a version without beginning a new one; None: there are none.
+            Recognises right elements that end a version without beginning a new one; None: there are none.
         version_ttl
             How long versions live after the last one came; None: the newest stays for ever.
         late_output
-            Where left elements go whose version is no longer known; None: they are dropped and counted.
+            Side output of left elements whose version is no longer known; None: they are dropped and counted.
         """
-        uid = declared_uid(self._environment.graph, uid, "temporal", *self._entries)
+        uid = resolve_uid(self._environment.graph, uid, "temporal", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = TemporalJoin(
             UNKNOWN_TYPE,
@@ -183,9 +183,9 @@ class JoinedStreams:
             version_ttl,
             late_output,
         )
-        return self._joined(join, function, output, uid, max_parallelism)
+        return self._add_join(join, function, output, uid, max_parallelism)
 
-    def _joined(
+    def _add_join(
         self,
         join: KeyedJoin,
         function: ProcessJoinFunction | CoGroupFunction | None,
@@ -196,12 +196,12 @@ class JoinedStreams:
         if function is None and output is not None:
             raise SchemaError(
                 f"the join '{uid}' has an output and no function",
-                why="without a function the fields of both streams come out",
+                why="without a function the output is the fields of both streams",
                 what_to_do="leave the output out, or give a function that makes it",
             )
         if output is None and function is not None:
             call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
-            output = inferred_output(call, f"'{uid}'", is_iterable=True)
+            output = infer_output(call, f"'{uid}'", is_iterable=True)
         from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
         graph = self._environment.graph

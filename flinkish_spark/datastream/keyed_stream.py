@@ -42,15 +42,15 @@ from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.operators.process import FilterRecords, FlatMapRecords, MapRecords
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.declare import (
-    accumulator_type,
-    aggregate_output,
+    check_accumulator_type,
     check_keyed_function,
     check_max_parallelism,
-    chosen_keys,
     declare_operator,
-    declared_uid,
-    inferred_output,
-    record_call,
+    infer_aggregate_output,
+    infer_output,
+    make_record_call,
+    parse_keys,
+    resolve_uid,
 )
 from flinkish_spark.planning.factories import (
     Aggregating,
@@ -88,10 +88,10 @@ class KeyedRecords(ABC):
     _entry: KeyedEntry
 
     @abstractmethod
-    def _keyed(
+    def _add_operator(
         self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
     ) -> DataStream:
-        """Add an operator to the graph; `output` None stands for the fields of the input."""
+        """Add an operator to the graph; with `output` None it has the fields of the input."""
 
     def map(
         self,
@@ -103,8 +103,8 @@ class KeyedRecords(ABC):
     ) -> DataStream:
         """Make one row of each record, by a function that may keep state for the record's key.
 
-        A function without state is better called in front of `key_by`, by :meth:`DataStream.map`: there it
-        needs no shuffle and no state.
+        Call a function without state before `key_by`, by :meth:`DataStream.map`: there it needs no shuffle
+        and no state.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class KeyedRecords(ABC):
             A :class:`~flinkish_spark.MapFunction`, whose `open` is given what that of a
             :class:`~flinkish_spark.KeyedProcessFunction` is; or a function of one record. Serialised here.
         output
-            Fields of the rows; by default what the function's hint says.
+            Fields of the rows; by default those in the function's type hint.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`. States live as long as their descriptors say.
 
@@ -123,10 +123,10 @@ class KeyedRecords(ABC):
         ConfigError, UserFunctionError, SchemaError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._environment.graph, uid, "map", self._entry)
-        made = record_call(function, "map", uid)
-        fields = inferred_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
-        return self._of_records(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "map", self._entry)
+        made = make_record_call(function, "map", uid)
+        fields = infer_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
+        return self._add_record_operator(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def flat_map(
         self,
@@ -142,7 +142,7 @@ class KeyedRecords(ABC):
         ----------
         function
             A :class:`~flinkish_spark.FlatMapFunction`, or a function of one record; returns or yields rows,
-            or returns None. A hint like ``Iterator[Word]`` says the fields.
+            or returns None. A type hint like ``Iterator[Word]`` defines the fields.
         output, uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
 
@@ -160,10 +160,10 @@ class KeyedRecords(ABC):
         ...     EverySecond(), output="user STRING, amount LONG", uid="second"
         ... )  # doctest: +SKIP
         """
-        uid = declared_uid(self._environment.graph, uid, "flat_map", self._entry)
-        made = record_call(function, "flat_map", uid)
-        fields = inferred_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
-        return self._of_records(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "flat_map", self._entry)
+        made = make_record_call(function, "flat_map", uid)
+        fields = infer_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
+        return self._add_record_operator(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def filter(
         self,
@@ -182,9 +182,9 @@ class KeyedRecords(ABC):
         uid, max_parallelism
             As of :meth:`map`, which also says what is raised.
         """
-        uid = declared_uid(self._environment.graph, uid, "filter", self._entry)
-        made = record_call(function, "filter", uid)
-        return self._of_records(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "filter", self._entry)
+        made = make_record_call(function, "filter", uid)
+        return self._add_record_operator(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
 
     def key_by(
         self,
@@ -192,23 +192,23 @@ class KeyedRecords(ABC):
         key: StateType | None = None,
     ) -> KeyedStream:
         """Partition the same records by another key, which counts alone; see :meth:`DataStream.key_by`."""
-        return KeyedStream(self._environment, self._entry.parent, chosen_keys(keys, key))
+        return KeyedStream(self._environment, self._entry.parent, parse_keys(keys, key))
 
-    def _of_records(
+    def _add_record_operator(
         self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
     ) -> DataStream:
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
-        return self._keyed(function, output, uid, max_parallelism)
+        return self._add_operator(function, output, uid, max_parallelism)
 
 
 def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
-    """Refuse an aggregate that cannot take a row back."""
+    """Refuse an aggregate that cannot retract a row."""
     check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
     if emit is not Emit.PER_ELEMENT:
         raise ConfigError(
-            f"aggregate() of '{uid}' is of a changelog, and is to emit once per key",
-            why="what tasks have aggregated is merged there, and rows of a changelog are taken back",
+            f"aggregate() of '{uid}' has a changelog as its input, and cannot emit once per key",
+            why="partial aggregates of tasks would be merged, and these cannot retract rows of a changelog",
             what_to_do="leave emit out",
         )
 
@@ -240,11 +240,11 @@ class KeyedStream(KeyedRecords):
         function
             Serialised here, once; must not hold a session, a lock or a connection.
         output
-            Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default what
-            the hint of `process_element` says, or else that of `on_timer`: ``Iterator[Total]``, for example.
+            Fields of the emitted rows: DDL, a StructType, a dataclass or a NamedTuple class; by default those
+            in the type hint of `process_element`, or else of `on_timer`: ``Iterator[Total]``, for example.
         uid
-            Stable name of this operator; its state is found again by it. Left out: one that follows from the
-            place in the program, and a warning; see docs/job-graph.md.
+            Stable name of this operator, by which its state is found. If left out, it is derived from the
+            place in the program, with a warning; see docs/job-graph.md.
         max_parallelism
             Number of key groups; fixed for the life of the state. The environment's by default.
 
@@ -259,18 +259,18 @@ class KeyedStream(KeyedRecords):
         SchemaError
             The output type is not a list of fields.
         """
-        uid = declared_uid(self._environment.graph, uid, "process", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "process", self._entry)
         if max_parallelism is not None:
             check_max_parallelism(max_parallelism)
         check_keyed_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             call, timers = function.process_element, function.on_timer
-            output = inferred_output(call, f"'{uid}'", timers, is_iterable=True)
+            output = infer_output(call, f"'{uid}'", timers, is_iterable=True)
         if output is None:
             raise SchemaError(
                 f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
             )
-        return self._keyed(function, output, uid, max_parallelism)
+        return self._add_operator(function, output, uid, max_parallelism)
 
     def reduce(
         self,
@@ -281,7 +281,7 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit, for each element, what all elements of its key so far are reduced to.
+        """Emit, for each element, the reduction of all elements of its key so far.
 
         Parameters
         ----------
@@ -292,10 +292,10 @@ class KeyedStream(KeyedRecords):
         ttl
             How long a key's value lives; None: for ever.
         """
-        uid = declared_uid(self._environment.graph, uid, "reduce", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "reduce", self._entry)
         check_emit(emit)
         reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
-        return self._keyed(reducing, None, uid, max_parallelism)
+        return self._add_operator(reducing, None, uid, max_parallelism)
 
     def aggregate(
         self,
@@ -309,7 +309,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
         row_kind: str = "",
     ) -> DataStream:
-        """Emit, for each element, the result of its key's accumulator; not if that is None.
+        """Emit, for each element, the result of its key's accumulator, unless it is None.
 
         Parameters
         ----------
@@ -318,42 +318,42 @@ class KeyedStream(KeyedRecords):
         accumulator
             Type of the accumulator, as of a state.
         output
-            Fields of the result; by default what the hint of `get_result` says.
+            Fields of the result; by default those in the type hint of `get_result`.
         emit
             For each element, as in Flink, or once per key and micro-batch: as of :meth:`sum`.
         ttl
             How long an accumulator lives; None: for ever.
         row_kind
-            Of a changelog, the field with the kinds of its rows, ``"_row_kind"``: a row that is taken back
-            goes to the function's `retract(value, accumulator)`, which returns the accumulator without it,
-            as `add` does with it. The results are a changelog, too: see :meth:`fold`.
+            For a changelog: the field with the row kind, ``"_row_kind"``. A retracted row goes to the
+            function's `retract(value, accumulator)`, which returns the accumulator without it, the inverse
+            of `add`. The results are a changelog, too: see :meth:`fold`.
 
         Raises
         ------
         ConfigError
-            It is to emit once per key, and the function has no `merge`; it is of a changelog, and the
+            It emits once per key, and the function has no `merge`; or its input is a changelog, and the
             function has no `retract`.
         """
-        uid = declared_uid(self._environment.graph, uid, "aggregate", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "aggregate", self._entry)
         check_emit(emit)
         check_aggregate(aggregate)
         if output is None:
-            output = aggregate_output(aggregate, None, f"'{uid}'")
-        kind = accumulator_type(accumulator, uid)
+            output = infer_aggregate_output(aggregate, None, f"'{uid}'")
+        kind = check_accumulator_type(accumulator, uid)
         if row_kind:
             check_retracts(aggregate, emit, uid)
             fields = [*output_schema(output, f"'{uid}'"), T.StructField(ROW_KIND, T.StringType())]
             changes = ChangelogAggregating(row_kind, ttl, aggregate=aggregate, accumulator_type=kind)
-            return self._keyed(changes, T.StructType(fields), uid, max_parallelism)
+            return self._add_operator(changes, T.StructType(fields), uid, max_parallelism)
         if emit is Emit.PER_ELEMENT:
-            return self._keyed(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
+            return self._add_operator(Aggregating(aggregate, kind, ttl), output, uid, max_parallelism)
         if getattr(type(aggregate), "merge", AggregateFunction.merge) is AggregateFunction.merge:
             raise ConfigError(
-                f"aggregate() of '{uid}' is to emit once per key",
-                why="what tasks have aggregated is merged, and the function has no merge(first, second)",
+                f"aggregate() of '{uid}' cannot emit once per key",
+                why="partial aggregates of tasks are merged, and the function has no merge(first, second)",
                 what_to_do="define it, or leave emit=Emit.PER_ELEMENT",
             )
-        return self._keyed(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
+        return self._add_operator(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
 
     def sum(
         self,
@@ -375,8 +375,8 @@ class KeyedStream(KeyedRecords):
         ttl
             How long a key's element lives; None: for ever.
         """
-        uid = declared_uid(self._environment.graph, uid, "sum", self._entry)
-        return self._folding(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "sum", self._entry)
+        return self._add_fold(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
 
     def min(
         self,
@@ -388,8 +388,8 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
-        uid = declared_uid(self._environment.graph, uid, "min", self._entry)
-        return self._folding(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "min", self._entry)
+        return self._add_fold(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
 
     def max(
         self,
@@ -401,8 +401,8 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
-        uid = declared_uid(self._environment.graph, uid, "max", self._entry)
-        return self._folding(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "max", self._entry)
+        return self._add_fold(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
 
     def min_by(
         self,
@@ -414,9 +414,9 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit each key's element whose field is the least; of several, the one that `ties` says."""
-        uid = declared_uid(self._environment.graph, uid, "min_by", self._entry)
-        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
+        """Emit each key's element with the least value of a field; `ties` chooses among equal ones."""
+        uid = resolve_uid(self._environment.graph, uid, "min_by", self._entry)
+        return self._add_fold(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
 
     def max_by(
         self,
@@ -428,9 +428,9 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit each key's element whose field is the greatest; of several, the one that `ties` says."""
-        uid = declared_uid(self._environment.graph, uid, "max_by", self._entry)
-        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
+        """Emit each key's element with the greatest value of a field; `ties` chooses among equal ones."""
+        uid = resolve_uid(self._environment.graph, uid, "max_by", self._entry)
+        return self._add_fold(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
 
     def fold(
         self,
@@ -440,7 +440,7 @@ class KeyedStream(KeyedRecords):
         max_parallelism: int | None = None,
         row_kind: str = "",
     ) -> DataStream:
-        """Emit a row per key and micro-batch: the key's columns, then folds of fields of all its elements.
+        """Emit a row per key and micro-batch: the key's columns, then aggregates over all its elements.
 
         Computed over columns, most of it before the shuffle.
 
@@ -452,17 +452,17 @@ class KeyedStream(KeyedRecords):
         ttl
             How long a key's row lives; None: for ever.
         row_kind
-            Of a changelog, the field with the kinds of its rows, ``"_row_kind"``. Each row that is taken back
-            is taken out of COUNT, SUM, MIN and MAX, and the results are a changelog by the key, with a field
-            `_row_kind`: for each element -U and +U where a result changes, +I at a key's first row, -D behind
-            its last one. See `docs/changelogs.md`.
+            For a changelog: the field with the row kind, ``"_row_kind"``. Each retracted row is subtracted
+            from COUNT, SUM, MIN and MAX, and the results are a changelog by key, with a field `_row_kind`:
+            for each element -U and +U if a result changes, +I at a key's first row, -D after its last one.
+            See `docs/changelogs.md`.
 
         Raises
         ------
         ConfigError
             There is no column, or something else among them.
         """
-        uid = declared_uid(self._environment.graph, uid, "fold", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "fold", self._entry)
         if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
             raise ConfigError(
                 f"fold() of '{uid}' got {columns!r}",
@@ -471,8 +471,8 @@ class KeyedStream(KeyedRecords):
         if row_kind:
             keys = tuple(key for key in self._entry.keys if isinstance(key, str))
             changes = ChangelogFolding(row_kind, ttl, columns=columns, keys=keys)
-            return self._keyed(changes, None, uid, max_parallelism)
-        return self._keyed(FoldingColumns(columns, ttl), None, uid, max_parallelism)
+            return self._add_operator(changes, None, uid, max_parallelism)
+        return self._add_operator(FoldingColumns(columns, ttl), None, uid, max_parallelism)
 
     def changelog_normalize(
         self,
@@ -482,27 +482,27 @@ class KeyedStream(KeyedRecords):
         ttl: StateTtl | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Make a whole changelog of upserts: what a row was comes out as -U in front of what it is.
+        """Make a full changelog of upserts: emit a row's old values as -U before its new values.
 
-        For a stream that says of an update only what is (`OnTombstone.DELETE`, `ChangelogMode.UPSERT`), in
-        front of an aggregate; and for one in which changes come again, which this leaves out. Flink has it as
-        ChangelogNormalize. The stream is keyed by the key of the table.
+        Use it before an aggregate, for a stream of updates without old values (`OnTombstone.DELETE`,
+        `ChangelogMode.UPSERT`); it also drops repeated changes. Flink calls it ChangelogNormalize. The stream
+        must be keyed by the key of the table.
 
         Parameters
         ----------
         row_kind
             The field with the kinds.
         ttl
-            How long a row is known after its last change; None: for ever.
+            How long a row is stored after its last change; None: for ever.
 
         Examples
         --------
         >>> users.key_by("id").changelog_normalize(uid="users-as-they-were")  # doctest: +SKIP
         """
-        uid = declared_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
-        return self._keyed(Normalizing(row_kind, ttl), None, uid, max_parallelism)
+        uid = resolve_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
+        return self._add_operator(Normalizing(row_kind, ttl), None, uid, max_parallelism)
 
-    def _folding(
+    def _add_fold(
         self,
         aggregate: ElementAggregate,
         uid: str,
@@ -512,7 +512,7 @@ class KeyedStream(KeyedRecords):
     ) -> DataStream:
         check_emit(emit)
         folding = FoldingElements if emit is Emit.PER_ELEMENT else FoldingColumns
-        return self._keyed(folding(aggregate, ttl), None, uid, max_parallelism)
+        return self._add_operator(folding(aggregate, ttl), None, uid, max_parallelism)
 
     def window(self, assigner: WindowAssigner) -> WindowedStream:
         """Divide each key's elements into windows.
@@ -530,14 +530,14 @@ class KeyedStream(KeyedRecords):
         return WindowedStream(self, WindowSpec(assigner))
 
     def count_window(self, count: int, slide: int | None = None) -> WindowedStream:
-        """Divide each key's elements into windows of so many.
+        """Divide each key's elements into windows of a fixed number of elements.
 
         Parameters
         ----------
         count
             Elements in a window.
         slide
-            A window over the last `count` elements at each so many more; by default they do not overlap.
+            Number of elements between the ends of two windows; by default windows do not overlap.
         """
         return WindowedStream(
             self, count_window(count) if slide is None else sliding_count_window(count, slide)
@@ -559,13 +559,13 @@ class KeyedStream(KeyedRecords):
             The clauses of MATCH_RECOGNIZE. PARTITION BY may name the stream's keys, ORDER BY the field that
             says the time of a row; both may be left out.
         late_output
-            Where rows behind the watermark go; None: they are dropped and counted.
+            Side output of late rows; None: they are dropped and counted.
 
         Raises
         ------
         PatternError
-            The text says something that cannot be, or that is not known here; what depends on the fields of
-            the stream is said when the job is planned.
+            The text is invalid or not supported; errors that depend on the stream's fields are raised when
+            the job is planned.
         ConfigError
             sqlglot is not installed.
         GraphError
@@ -577,7 +577,7 @@ class KeyedStream(KeyedRecords):
         ...     "MEASURES LAST(B.value) AS value PATTERN (A B+) DEFINE B AS value > PREV(value)", uid="rising"
         ... )  # doctest: +SKIP
         """
-        uid = declared_uid(self._environment.graph, uid, "match_recognize", self._entry)
+        uid = resolve_uid(self._environment.graph, uid, "match_recognize", self._entry)
         said = match_recognize(text)
         if late_output is not None:
             instance_of(
@@ -590,7 +590,7 @@ class KeyedStream(KeyedRecords):
                 why=f"the stream is keyed by {', '.join(keys) or 'expressions'}",
                 what_to_do="leave PARTITION BY out, or let key_by() name the same columns",
             )
-        return self._keyed(RowPatterns(said, keys, late_output), None, uid, max_parallelism)
+        return self._add_operator(RowPatterns(said, keys, late_output), None, uid, max_parallelism)
 
     @overload
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
@@ -609,19 +609,19 @@ class KeyedStream(KeyedRecords):
         if isinstance(other, BroadcastStream):
             check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(self._entry, other)
-        return KeyedConnectedStreams(self._environment, self._entry, self._other(other, "connect"))
+        return KeyedConnectedStreams(self._environment, self._entry, self._check_other(other, "connect"))
 
     def join(self, other: KeyedStream) -> JoinedStreams:
         """Join this stream, the left one, with another one that has keys of the same types.
 
-        How, says what is called next: `interval`, `window`, `co_group` or `temporal`.
+        Then call `interval`, `window`, `co_group` or `temporal` for the kind of join.
 
         Raises
         ------
         GraphError
             The other has no keys, or is of another job.
         """
-        return JoinedStreams(self._environment, self._entry, self._other(other, "join"))
+        return JoinedStreams(self._environment, self._entry, self._check_other(other, "join"))
 
     def interval_join(
         self,
@@ -632,10 +632,10 @@ class KeyedStream(KeyedRecords):
         uid: str | None = None,
         **more: Unpack[IntervalSettings],
     ) -> DataStream:
-        """Join elements whose event times are near: what :meth:`JoinedStreams.interval` does and takes."""
+        """Join elements whose event times are near; as :meth:`JoinedStreams.interval`."""
         return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid, **more)
 
-    def _other(self, other: Any, method: str) -> KeyedEntry:
+    def _check_other(self, other: Any, method: str) -> KeyedEntry:
         if not isinstance(other, KeyedStream):
             raise GraphError(
                 f"{method}() got a {type(other).__name__}",
@@ -645,7 +645,7 @@ class KeyedStream(KeyedRecords):
         check_same_job(self._environment, other._environment, method)
         return other._entry
 
-    def _keyed(
+    def _add_operator(
         self,
         function: KeyedFunction,
         output: OutputType | None,

@@ -17,7 +17,7 @@ from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternContext, PatternProcessFunction
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
-from flinkish_spark.planning.declare import declare_operator, declared_uid, inferred_output
+from flinkish_spark.planning.declare import declare_operator, infer_output, resolve_uid
 from flinkish_spark.planning.factories import Patterns
 from flinkish_spark.planning.stream_graph import KeyedEntry
 
@@ -29,7 +29,7 @@ Comparator = Callable[[Any, Any], int]
 
 
 class CEP:
-    """Looks for patterns in streams, as Flink's library of that name does; see docs/cep.md."""
+    """An entry point for patterns in streams, as Flink's library CEP; see docs/cep.md."""
 
     @staticmethod
     def pattern(
@@ -40,9 +40,9 @@ class CEP:
         Parameters
         ----------
         stream
-            By event time, unless :meth:`PatternStream.in_processing_time` says otherwise.
+            The events, in event time unless :meth:`PatternStream.in_processing_time` is called.
         comparator
-            Orders events of one time; by default they are taken as they came.
+            Orders events of the same time; by default their order of arrival.
 
         Raises
         ------
@@ -59,12 +59,12 @@ class CEP:
         patterns: Mapping[str, Pattern],
         comparator: Comparator | None = None,
     ) -> PatternStream:
-        """Look for several patterns in one pass; `pattern_name()` of the context says which was found.
+        """Look for several patterns in one pass; the context's `pattern_name()` returns the one found.
 
         Parameters
         ----------
         patterns
-            By name, which is part of what is stored. Each event is tried with them in this order.
+            By name, which is part of the stored state. Each event is tried with them in this order.
         stream, comparator
             As of :meth:`pattern`, which also says what is raised.
         """
@@ -76,8 +76,8 @@ class CEP:
         for name, pattern in patterns.items():
             if not isinstance(name, str) or not isinstance(pattern, Pattern):
                 raise PatternError(
-                    f"what is looked for is {pattern!r}, called {name!r}",
-                    why="it is a Pattern, and its name is text",
+                    f"CEP got {pattern!r}, called {name!r}, as a pattern",
+                    why="a pattern is a Pattern, and its name a text",
                     what_to_do='give one, as Pattern.begin("first")',
                 )
             wanted.append(LookedFor(name, compiled(pattern), pattern.skip, pattern.stages))
@@ -97,30 +97,30 @@ class PatternStream:
         self._stream, self._search = stream, search
 
     def in_processing_time(self) -> PatternStream:
-        """Let events have the time of their micro-batch, and take them as they come; none is late."""
-        return self._with(clock=TimeDomain.PROCESSING_TIME, time_field=None)
+        """Give events the time of their micro-batch, and process them as they arrive; none is late."""
+        return self._replace_search(clock=TimeDomain.PROCESSING_TIME, time_field=None)
 
     def in_event_time(self, field: str | None = None) -> PatternStream:
-        """Let events have their own times, and take them in that order when the watermark reaches them.
+        """Process events in the order of their own times, when the watermark reaches them.
 
         Parameters
         ----------
         field
-            Which field says the time: LONG, as milliseconds, or TIMESTAMP. By default it is that which
-            :meth:`DataStream.assign_timestamps_and_watermarks` has given, or the operator in front; behind a
-            count window, whose last instant is the end of all time, it has to be a field.
+            The field with the time: LONG in milliseconds, or TIMESTAMP. By default it is the time assigned by
+            :meth:`DataStream.assign_timestamps_and_watermarks` or by the operator before. After a count
+            window, whose last instant is the end of all time, a field is required.
         """
         if field is not None:
             instance_of("field", field, str, what_to_do='name a field: in_event_time("at")')
-        return self._with(clock=TimeDomain.EVENT_TIME, time_field=field)
+        return self._replace_search(clock=TimeDomain.EVENT_TIME, time_field=field)
 
     def side_output_late_data(self, tag: OutputTag) -> PatternStream:
-        """Send events behind the watermark to a side output; else they are dropped and counted."""
+        """Send late events to a side output; by default they are dropped and counted."""
         instance_of("tag", tag, OutputTag, what_to_do="give an OutputTag")
-        return self._with(late_output=tag)
+        return self._replace_search(late_output=tag)
 
-    def with_limit(self, limit: OpenMatches) -> PatternStream:
-        """Let no more partial matches of a key and pattern be open than this.
+    def limit_open_matches(self, limit: OpenMatches) -> PatternStream:
+        """Limit the number of open partial matches per key and pattern.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ class PatternStream:
             For example ``OpenMatches(10_000, Overflow.DISCARD_OLDEST)``.
         """
         instance_of("limit", limit, OpenMatches, what_to_do="give one, as OpenMatches(10_000)")
-        return self._with(limit=limit)
+        return self._replace_search(limit=limit)
 
     def process(
         self,
@@ -138,14 +138,14 @@ class PatternStream:
         uid: str | None = None,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Give each match to a function, and each partial match that is timed out.
+        """Call a function with each match, and with each partial match that times out.
 
         Parameters
         ----------
         function
             Serialised here, once, together with the patterns' conditions.
         output
-            Fields of the emitted rows; by default what the hint of `process_match` says.
+            Fields of the emitted rows; by default those in the type hint of `process_match`.
         uid, max_parallelism
             As of :meth:`KeyedStream.process`.
 
@@ -154,7 +154,7 @@ class PatternStream:
         ConfigError, GraphError, SchemaError, UserFunctionError
             As of :meth:`KeyedStream.process`.
         """
-        uid = declared_uid(self._stream._environment.graph, uid, "process", self._stream._entry)
+        uid = resolve_uid(self._stream._environment.graph, uid, "process", self._stream._entry)
         function_object("function", function, PatternProcessFunction)
         if not isinstance(function, PatternProcessFunction):
             raise GraphError(
@@ -162,10 +162,10 @@ class PatternStream:
                 what_to_do="give it an instance of a PatternProcessFunction subclass",
             )
         if output is None:
-            output = inferred_output(
+            output = infer_output(
                 function.process_match, f"'{uid}'", function.process_timed_out_match, is_iterable=True
             )
-        return self._declared(function, output, uid, max_parallelism)
+        return self._add_operator(function, output, uid, max_parallelism)
 
     def select(
         self,
@@ -181,29 +181,29 @@ class PatternStream:
         Parameters
         ----------
         select
-            From a match to a row; or what a row consists of as SQL text, in which fields of events stand
-            behind names of the pattern, as ``first.user, last.amount AS amount``. Text is evaluated over the
-            columns of many matches where that can be, and says of which fields rows are: then `output` is
-            left out. See docs/cep.md.
+            From a match to a row; or SQL text with the columns of a row, where a field of an event follows
+            the event's name in the pattern: ``first.user, last.amount AS amount``. Text is evaluated over
+            columns of many matches if possible, and defines the fields: `output` must be left out. See
+            docs/cep.md.
         timed_out
-            A side output, and what makes a row for it of a partial match and the time at which its window
-            was over.
+            A side output, and a function that makes a row for it from a partial match and the time when its
+            window ended.
         output, uid, max_parallelism
-            As of :meth:`process`; by default what the hint of `select` says.
+            As of :meth:`process`; by default those in the type hint of `select`.
         """
-        uid = declared_uid(self._stream._environment.graph, uid, "select", self._stream._entry)
+        uid = resolve_uid(self._stream._environment.graph, uid, "select", self._stream._entry)
         if isinstance(select, str):
             if output is not None:
                 raise ConfigError(
                     f"select() of '{uid}' got SQL text and an output",
-                    why="the text says of which fields rows are",
+                    why="the text defines the fields of the rows",
                     what_to_do="leave output out, or cast in the text: CAST(first.id AS BIGINT) AS id",
                 )
-            lost = None if timed_out is None else _lost(uid, timed_out, _Select)
-            return self._declared(MeasuredMatches(select, lost), None, uid, max_parallelism)
+            lost = None if timed_out is None else _make_timeout_select(uid, timed_out, _Select)
+            return self._add_operator(MeasuredMatches(select, lost), None, uid, max_parallelism)
         if output is None:
-            output = inferred_output(select, f"'{uid}'", is_iterable=False)
-        return self._selected(select, False, output, uid, timed_out, max_parallelism)
+            output = infer_output(select, f"'{uid}'", is_iterable=False)
+        return self._add_select(select, False, output, uid, timed_out, max_parallelism)
 
     def flat_select(
         self,
@@ -215,12 +215,12 @@ class PatternStream:
         max_parallelism: int | None = None,
     ) -> DataStream:
         """Make any number of rows of each match; see :meth:`select`."""
-        uid = declared_uid(self._stream._environment.graph, uid, "flat_select", self._stream._entry)
+        uid = resolve_uid(self._stream._environment.graph, uid, "flat_select", self._stream._entry)
         if output is None:
-            output = inferred_output(select, f"'{uid}'", is_iterable=True)
-        return self._selected(select, True, output, uid, timed_out, max_parallelism)
+            output = infer_output(select, f"'{uid}'", is_iterable=True)
+        return self._add_select(select, True, output, uid, timed_out, max_parallelism)
 
-    def _selected(
+    def _add_select(
         self,
         select: Callable[[Match], Any],
         is_flat: bool,
@@ -231,10 +231,14 @@ class PatternStream:
     ) -> DataStream:
         _check_call("select", select, uid, 1, is_rows=is_flat)
         kind = _FlatSelect if is_flat else _Select
-        lost = kind(select, None, None) if timed_out is None else _lost(uid, timed_out, kind, select)
-        return self._declared(lost, output, uid, max_parallelism)
+        lost = (
+            kind(select, None, None)
+            if timed_out is None
+            else _make_timeout_select(uid, timed_out, kind, select)
+        )
+        return self._add_operator(lost, output, uid, max_parallelism)
 
-    def _declared(
+    def _add_operator(
         self,
         function: PatternProcessFunction,
         output: OutputType | None,
@@ -255,22 +259,22 @@ class PatternStream:
 
     @property
     def _is_for_few(self) -> bool:
-        """Whether events of which no condition holds need not come: nothing that comes out would differ."""
+        """True if events for which no condition holds may be dropped early without changing results."""
         search = self._search
         return search.late_output is None and all(
             one.automaton.passes_over_others
             and all(isinstance(leaf, ColumnCondition) for leaf in one.automaton.leaves)
-            # Which of two matches that end together survives a skip may depend on when that is looked at.
+            # Which of two matches that end together survives a skip may depend on later events.
             and (one.skip.kind is Skip.NONE or not one.automaton.has_pending)
             for one in search.patterns
         )
 
-    def _with(self, **facts: Any) -> PatternStream:
+    def _replace_search(self, **facts: Any) -> PatternStream:
         return PatternStream(self._stream, replace(self._search, **facts))
 
 
 class _Nothing(PatternProcessFunction):
-    """Stands where no function is said yet."""
+    """A placeholder until the function is known."""
 
     def process_match(self, match: Match, ctx: PatternContext) -> None:
         """Do nothing."""
@@ -305,7 +309,7 @@ def _check_call(name: str, function: object, uid: str, takes: int, *, is_rows: b
     check_function(function, f"{name} of '{uid}'", takes, is_rows=is_rows)
 
 
-def _lost(
+def _make_timeout_select(
     uid: str,
     timed_out: tuple[OutputTag, Callable[[Match, int], Any]],
     kind: type[_Select],
@@ -322,7 +326,7 @@ def _no_row(match: Match) -> None:
 
 
 class _FlatSelect(_Select):
-    """The same, any number of rows of each match."""
+    """A select function that makes any number of rows of each match."""
 
     def _rows(self, result: Any) -> Iterable[Any] | None:
         rows: Iterable[Any] | None = result
@@ -330,7 +334,7 @@ class _FlatSelect(_Select):
 
 
 class _Answers:
-    """Puts the answers of conditions behind the fields of records; may keep only those where one holds."""
+    """A transform that appends results of conditions to records; may drop records where none holds."""
 
     def __init__(self, texts: tuple[str, ...], is_for_few: bool) -> None:
         self._texts, self._is_for_few = texts, is_for_few
@@ -346,7 +350,7 @@ class _Answers:
             except AnalysisException as error:
                 names = ", ".join(name for name in records.columns if not name.startswith("_"))
                 raise PatternError(
-                    f"the condition {text!r} is none that Spark can evaluate",
+                    f"Spark cannot evaluate the condition {text!r}",
                     why=str(error).partition("\n")[0],
                     what_to_do=f"correct it; events have {names}",
                     text=text,

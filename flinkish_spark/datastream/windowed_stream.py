@@ -13,10 +13,10 @@ from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, 
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_windows import column_windows
 from flinkish_spark.planning.declare import (
-    accumulator_type,
-    aggregate_output,
-    declared_uid,
-    inferred_output,
+    check_accumulator_type,
+    infer_aggregate_output,
+    infer_output,
+    resolve_uid,
 )
 from flinkish_spark.planning.factories import FoldingWindows, Windows
 from flinkish_spark.protocol.durations import Duration
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class WindowedStream:
     """A keyed stream in windows; made by :meth:`KeyedStream.window`. Each method returns a new one.
 
-    What a window emits has the time of its last instant, so windows of windows work. `uid` and
+    Results of a window have the time of its last instant, so windows of windows work. `uid` and
     `max_parallelism` are as of :meth:`KeyedStream.process`.
     """
 
@@ -49,39 +49,39 @@ class WindowedStream:
         self._stream, self._spec = stream, spec
 
     def trigger(self, trigger: Trigger) -> WindowedStream:
-        """Fire when a trigger says so, instead of at the windows' ends."""
+        """Fire windows by a trigger, instead of at their ends."""
         return WindowedStream(self._stream, replace(self._spec, trigger=trigger))
 
     def evictor(self, evictor: Evictor) -> WindowedStream:
-        """Throw elements away at each firing. Windows then keep all their elements."""
+        """Remove elements at each firing. Windows then store all their elements."""
         return WindowedStream(self._stream, replace(self._spec, evictor=evictor))
 
     def allowed_lateness(self, lateness_ms: Duration) -> WindowedStream:
-        """Keep windows for a while behind their end; each late element fires its window again.
+        """Keep windows for a while after their end; each late element fires its window again.
 
         Parameters
         ----------
         lateness_ms
-            By the watermark, in milliseconds. Later results stand for the same key and window: a sink
+            In event time, in milliseconds. Later results have the same key and window: a sink
             that upserts by both keeps the last.
         """
         return WindowedStream(self._stream, replace(self._spec, allowed_lateness_ms=lateness_ms))
 
     def side_output_late_data(self, tag: OutputTag) -> WindowedStream:
-        """Send elements that come too late for all their windows to a side output; else they are dropped."""
+        """Send elements that are too late for all of their windows to a side output, or else drop them."""
         return WindowedStream(self._stream, replace(self._spec, late_output=tag))
 
-    def with_retractions(self, field: str = "is_retracted") -> WindowedStream:
-        """Emit results once more that do not stand any more, before what stands instead.
+    def emit_retractions(self, field: str = "is_retracted") -> WindowedStream:
+        """Emit each result that is no longer valid once more, marked, before the result that replaces it.
 
-        That is so when a window fires again, and when sessions that have fired become one. A sink by key and
-        window deletes such rows: ``Upsert(keys, delete_when="is_retracted", not_stored=("is_retracted",))``.
-        Results are kept with the window until it is cleaned up. What a trigger has purged stands.
+        This happens when a window fires again, and when sessions that have fired merge. A sink by key and
+        window deletes these rows: ``Upsert(keys, delete_when="is_retracted", not_stored=("is_retracted",))``.
+        Results are stored with the window until its cleanup. Results of a purged window stay valid.
 
         Parameters
         ----------
         field
-            Name of a BOOLEAN field behind those of a result: whether it is one that does not stand any more.
+            Name of a BOOLEAN field after the fields of a result; it is true if the result is no longer valid.
         """
         return WindowedStream(self._stream, replace(self._spec, retraction_field=field))
 
@@ -101,14 +101,14 @@ class WindowedStream:
         reduce
             From two elements to one of the same fields; associative.
         then
-            What makes the result of that one.
+            Makes the result of the reduced element.
         output
-            Fields of the result; by default those of the elements, or what the hint of `then.process` says.
+            Fields of the result; by default the elements' fields, or those in the hint of `then.process`.
         """
-        uid = self._uid(uid, "reduce")
+        uid = self._resolve_uid(uid, "reduce")
         computation = ReduceWindow(reduce, then)
         if then is not None and output is None:
-            output = inferred_output(then.process, f"'{uid}'", is_iterable=True)
+            output = infer_output(then.process, f"'{uid}'", is_iterable=True)
         return self._apply(computation, uid, output, max_parallelism)
 
     def aggregate(
@@ -128,17 +128,17 @@ class WindowedStream:
         aggregate
             The function.
         then
-            What makes the result of `get_result`; that is the result by default.
+            Makes the result from that of `get_result`, which is the result by default.
         accumulator
             Type of the accumulator, as of a state.
         output
-            Fields of the result; by default what the hint of `get_result` says, or that of `then.process`.
+            Fields of the result; by default those in the hint of `get_result`, or of `then.process`.
         """
-        uid = self._uid(uid, "aggregate")
+        uid = self._resolve_uid(uid, "aggregate")
         check_aggregate(aggregate)
         if output is None:
-            output = aggregate_output(aggregate, then, f"'{uid}'")
-        computation = AggregateWindow(aggregate, accumulator_type(accumulator, uid), then)
+            output = infer_aggregate_output(aggregate, then, f"'{uid}'")
+        computation = AggregateWindow(aggregate, check_accumulator_type(accumulator, uid), then)
         return self._apply(computation, uid, output, max_parallelism)
 
     def process(
@@ -156,12 +156,12 @@ class WindowedStream:
         process
             The function.
         output
-            Fields of the result; by default what the hint of its `process` says.
+            Fields of the result; by default those in the type hint of its `process`.
         """
-        uid = self._uid(uid, "process")
+        uid = self._resolve_uid(uid, "process")
         computation = ProcessWindow(process)
         if output is None:
-            output = inferred_output(process.process, f"'{uid}'", is_iterable=True)
+            output = infer_output(process.process, f"'{uid}'", is_iterable=True)
         return self._apply(computation, uid, output, max_parallelism)
 
     def fold(
@@ -185,21 +185,21 @@ class WindowedStream:
         ConfigError
             There is no column, or something else among them; or these windows cannot be folded.
         """
-        uid = self._uid(uid, "fold")
+        uid = self._resolve_uid(uid, "fold")
         if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
             raise ConfigError(
                 f"fold() of '{uid}' got {columns!r}",
                 what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
             )
         column_windows(self._spec, uid)
-        return self._folding(columns, uid, max_parallelism)
+        return self._add_fold(columns, uid, max_parallelism)
 
     def sum(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the sum of a field under the field's name, between the key's columns and the window's bounds.
 
-        Rows are those of :meth:`fold`, for any windows. Those that cannot be folded over columns (count and
-        global windows, sessions with a gap of the element's, an own trigger, an evictor, retractions) are
-        computed element by element: each late element then fires its window once more.
+        Emits the same rows as :meth:`fold`, for any windows. Windows that cannot be folded over columns
+        (count and global windows, sessions with a gap per element, a custom trigger, an evictor, retractions)
+        are computed element by element: each late element then fires its window once more.
 
         Parameters
         ----------
@@ -211,18 +211,18 @@ class WindowedStream:
         ConfigError
             When the job is planned: there is no such field, or its type has no sum.
         """
-        uid = self._uid(uid, "sum")
-        return self._folding((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "sum")
+        return self._add_fold((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
 
     def min(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the least of a field under the field's name; see :meth:`sum`."""
-        uid = self._uid(uid, "min")
-        return self._folding((AggregateColumn(field, Fold.MIN, field),), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "min")
+        return self._add_fold((AggregateColumn(field, Fold.MIN, field),), uid, max_parallelism)
 
     def max(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:
         """Emit the greatest of a field under the field's name; see :meth:`sum`."""
-        uid = self._uid(uid, "max")
-        return self._folding((AggregateColumn(field, Fold.MAX, field),), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "max")
+        return self._add_fold((AggregateColumn(field, Fold.MAX, field),), uid, max_parallelism)
 
     def min_by(
         self,
@@ -232,7 +232,7 @@ class WindowedStream:
         ties: Ties = Ties.FIRST,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit the whole element whose field is the least, and `window_start, window_end` behind it.
+        """Emit the whole element with the least value of a field, then `window_start, window_end`.
 
         For any windows, as :meth:`sum`.
 
@@ -251,8 +251,8 @@ class WindowedStream:
         SchemaError
             When the job is planned: the elements have a field `window_start` or `window_end` themselves.
         """
-        uid = self._uid(uid, "min_by")
-        return self._folding(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
+        uid = self._resolve_uid(uid, "min_by")
+        return self._add_fold(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
 
     def max_by(
         self,
@@ -262,19 +262,19 @@ class WindowedStream:
         ties: Ties = Ties.FIRST,
         max_parallelism: int | None = None,
     ) -> DataStream:
-        """Emit the whole element whose field is the greatest; see :meth:`min_by`."""
-        uid = self._uid(uid, "max_by")
-        return self._folding(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
+        """Emit the whole element with the greatest value of a field; see :meth:`min_by`."""
+        uid = self._resolve_uid(uid, "max_by")
+        return self._add_fold(ElementChoice(Fold.MAX, field, ties), uid, max_parallelism)
 
-    def _uid(self, uid: str | None, method: str) -> str:
+    def _resolve_uid(self, uid: str | None, method: str) -> str:
         if uid is not None:
             return uid
-        return declared_uid(self._stream._environment.graph, None, method, self._stream._entry)
+        return resolve_uid(self._stream._environment.graph, None, method, self._stream._entry)
 
-    def _folding(
+    def _add_fold(
         self, columns: tuple[AggregateColumn, ...] | ElementChoice, uid: str, max_parallelism: int | None
     ) -> DataStream:
-        return self._stream._keyed(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
+        return self._stream._add_operator(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
 
     def _apply(
         self,
@@ -285,4 +285,4 @@ class WindowedStream:
     ) -> DataStream:
         result = None if output is None else output_schema(output, uid)
         function = Windows(self._spec, computation, result)
-        return self._stream._keyed(function, None, uid, max_parallelism)
+        return self._stream._add_operator(function, None, uid, max_parallelism)

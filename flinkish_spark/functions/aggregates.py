@@ -1,4 +1,4 @@
-"""What a program says about running aggregates of a keyed stream: sum, min, max, min_by, max_by."""
+"""Specifications of running aggregates of a keyed stream: sum, min, max, min_by, max_by."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from flinkish_spark.protocol.choices import Choice
 
 
 class Emit(Choice):
-    """When a running aggregate comes out.
+    """When a running aggregate is emitted.
 
-    PER_ELEMENT: behind each element, as in Flink. PER_KEY: once per micro-batch for each key that had
-    elements, with what they all have made of it; computed over columns, most of it before the shuffle.
+    PER_ELEMENT: after each element, as in Flink. PER_KEY: once per micro-batch for each key that had
+    elements, with the aggregate of all of them; computed over columns, mostly before the shuffle.
     """
 
     PER_ELEMENT = "PER_ELEMENT"
@@ -20,26 +20,26 @@ class Emit(Choice):
 
 
 def check_emit(emit: object) -> None:
-    """Raise ConfigError unless it is an Emit: a text would choose one of the two silently."""
+    """Raise ConfigError unless it is an Emit: a text would silently mean one of the two."""
     instance_of("emit", emit, Emit, what_to_do="give Emit.PER_ELEMENT or Emit.PER_KEY")
 
 
 class Fold(Choice):
-    """What becomes of one field of several elements."""
+    """An aggregate of one field over several elements."""
 
-    #: That of the first element.
+    #: The value of the first element.
     FIRST = "FIRST"
-    #: Nulls are left out; null if there is nothing else. An overflow of the field's type is an error.
+    #: Ignores nulls; null if all are null. An overflow of the field's type is an error.
     SUM = "SUM"
-    #: Nulls are left out. NaN is greater than all numbers, as in Spark.
+    #: Ignores nulls. NaN is greater than all numbers, as in Spark.
     MIN = "MIN"
     MAX = "MAX"
-    #: How many are not null; a LONG.
+    #: The number of values that are not null; a LONG.
     COUNT = "COUNT"
 
 
 class Ties(Choice):
-    """Which of several elements with the same value is taken."""
+    """The choice among several elements with the same value."""
 
     FIRST = "FIRST"
     LAST = "LAST"
@@ -47,7 +47,7 @@ class Ties(Choice):
 
 @dataclass(frozen=True)
 class FieldAggregate:
-    """The first element of a key, with one field replaced by the sum, least or greatest of all."""
+    """The first element of a key, with one field replaced by the sum, minimum or maximum of all."""
 
     fold: Fold
     field: str
@@ -62,11 +62,11 @@ class FieldAggregate:
 
 @dataclass(frozen=True)
 class ElementChoice:
-    """The element of a key whose field is the least, or the greatest; null is neither, unless all are."""
+    """The element of a key with the least or greatest value of a field; nulls count only if all are null."""
 
     fold: Fold
     field: str
-    #: Which of several that are equal; the first by default, as in Flink.
+    #: Chooses among equal elements; by default the first, as in Flink.
     ties: Ties = Ties.FIRST
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class ElementChoice:
 
 @dataclass(frozen=True)
 class AggregateColumn:
-    """One column of a table of aggregates: its name, the fold, and the field that is folded.
+    """One column of a table of aggregates: its name, the aggregate, and the aggregated field.
 
     Parameters
     ----------
@@ -91,5 +91,5 @@ class AggregateColumn:
     field: str | None = None
 
 
-#: Running aggregates whose results are elements again.
+#: Running aggregates whose results are elements.
 ElementAggregate = FieldAggregate | ElementChoice

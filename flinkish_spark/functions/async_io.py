@@ -1,4 +1,4 @@
-"""Calls to systems outside that a program awaits: functions, when they are called again, and how often."""
+"""Async functions that call external systems, with retry strategies and limits of rates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flinkish_spark.protocol.limits import MOST_MS, check_factor, check_whole
 
 
 class ToSide(NamedTuple):
-    """A row for a side output among those that an async function returns.
+    """A row for a side output, among the rows that an async function returns.
 
     Examples
     --------
@@ -49,19 +49,19 @@ def side_of(row: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AsyncCall:
-    """What the function that is being called may know of the call.
+    """The current call of an async function.
 
     Parameters
     ----------
     idempotency_key
-        Of the element: the same whenever the call is made again, be it by a retry, by a repeated task or
-        behind a crash. A callee that knows it does its work once. Behind a keyed operator it stays the same
-        as long as the micro-batch does; a job that goes back to a checkpoint has other micro-batches. None
-        for a call with several elements, see `keys`.
+        Key of the element, which stays the same if the call is repeated by a retry, a repeated task or after
+        a crash, so that the called system can do its work once. After a keyed operator it stays the same
+        within the micro-batch; a job that goes back to a checkpoint has other micro-batches. None for a call
+        with several elements, see `keys`.
     attempt
-        How often the function was called before for this element, in this task.
+        Number of earlier calls of the function for this element, in this task.
     keys
-        Of each element of a call, in their order.
+        Idempotency keys of a call's elements, in order.
     """
 
     idempotency_key: str | None
@@ -73,7 +73,7 @@ CURRENT_CALL: ContextVar[AsyncCall | None] = ContextVar("CURRENT_CALL", default=
 
 
 def current_call() -> AsyncCall:
-    """Return what is known of the call that runs; for use in `async_invoke` and `async_invoke_batch`.
+    """Return the running call; for use in `async_invoke` and `async_invoke_batch`.
 
     Raises
     ------
@@ -87,25 +87,24 @@ def current_call() -> AsyncCall:
 
 
 class _Answering(RichFunction):
-    """What both kinds of functions share.
+    """The common base of both kinds of async functions.
 
-    `open` and `close` may be `async def`, for clients that want a running event loop. They are called once
-    for each Python worker, not once for each task: a client and its connections are used by all micro-batches
-    that the worker has part in. `close` is called when the function has failed, or the worker ends in good
-    order; nothing may depend on it.
+    `open` and `close` may be `async def`, for clients that need a running event loop. They are called once
+    per Python worker, not once per task: all micro-batches in a worker use the same client and connections.
+    `close` is called when the function has failed, or the worker ends regularly; nothing may depend on it.
     """
 
 
 class AsyncFunction(_Answering, ABC):
-    """A function that asks a system outside for what comes of an element; several calls run at once.
+    """A function that calls an external system for an element; several calls run at once.
 
     Names and semantics are those of PyFlink's `AsyncFunction`. A function object is serialised once and
     opened in each Python worker. All calls of a worker share one event loop, so whatever blocks
     (`time.sleep`, a client without `await`) holds up all of them.
 
-    A call may be made again: a retry, a repeated task, a crash. What the callee does must bear that, or go by
-    :func:`current_call`'s idempotency key. Without `record_answers=True` the answer has to be the same each
-    time, as for any other function.
+    A call may be repeated by a retry, a repeated task or after a crash. The called system must tolerate that,
+    or use :func:`current_call`'s idempotency key. Without `record_answers=True` the answer must be the same
+    each time, as for any other function.
 
     Examples
     --------
@@ -118,14 +117,14 @@ class AsyncFunction(_Answering, ABC):
 
     @abstractmethod
     async def async_invoke(self, value: Any) -> Iterable[Any] | None:
-        """Return the rows that come of an element, as a list; None and an empty list are no row.
+        """Return the rows for an element, as a list; None and an empty list mean no row.
 
-        Each is a tuple, named tuple, Row, dict or dataclass, or a :class:`ToSide` for a side output. What it
-        raises is retried if the strategy says so, and then given to :meth:`failed`.
+        Each is a tuple, named tuple, Row, dict or dataclass, or a :class:`ToSide` for a side output. If it
+        raises, it is called again by the retry strategy; the last error goes to :meth:`on_error`.
         """
 
     def timeout(self, value: Any) -> Iterable[Any] | None:
-        """Return the rows of an element whose calls together took longer than `timeout_ms`.
+        """Return the rows for an element whose calls together took longer than `timeout_ms`.
 
         Raises
         ------
@@ -134,8 +133,8 @@ class AsyncFunction(_Answering, ABC):
         """
         raise TimeoutError("async_invoke() took longer than timeout_ms")
 
-    def failed(self, value: Any, error: Exception) -> Iterable[Any] | None:
-        """Return the rows of an element whose last call raised, such as a dead letter.
+    def on_error(self, value: Any, error: Exception) -> Iterable[Any] | None:
+        """Return the rows for an element whose last call raised an error, such as a dead letter.
 
         As long as this method is not overridden it raises the error, which ends the job.
         """
@@ -143,7 +142,7 @@ class AsyncFunction(_Answering, ABC):
 
 
 class AsyncBatchFunction(_Answering, ABC):
-    """A function that asks for many elements in one call, as models and bulk APIs want it.
+    """A function that calls an external system for many elements at once, such as a model or bulk API.
 
     Examples
     --------
@@ -154,23 +153,23 @@ class AsyncBatchFunction(_Answering, ABC):
 
     @abstractmethod
     async def async_invoke_batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return one row for each element, in their order; None where nothing comes of one.
+        """Return one row for each element, in order; None for an element without a row.
 
-        A row is as in :meth:`AsyncFunction.async_invoke`. Another number of rows than of elements is an
-        error: nobody could tell whose is missing.
+        A row is as in :meth:`AsyncFunction.async_invoke`. A number of rows other than the number of elements
+        is an error, since rows could not be assigned to elements.
         """
 
     def timeout_batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Return one row for each element of a call that took longer than `timeout_ms`; raises by default."""
         raise TimeoutError("async_invoke_batch() took longer than timeout_ms")
 
-    def failed_batch(self, inputs: Sequence[Any], error: Exception) -> Sequence[Any]:
+    def on_error_batch(self, inputs: Sequence[Any], error: Exception) -> Sequence[Any]:
         """Return one row for each element of a call that raised; raises the error by default."""
         raise error
 
 
 def check_is_async(function: object, kind: type, method: str) -> None:
-    """Refuse what is no such function, or whose method nobody could await."""
+    """Refuse an object that is no async function of this kind, or whose method is not async."""
     if not isinstance(function, kind):
         raise unusable(
             "async_function",
@@ -185,17 +184,17 @@ def check_is_async(function: object, kind: type, method: str) -> None:
             what_to_do=f"define it with `async def {method}`; a stream's map() and flat_map() take functions "
             "that are not",
         )
-    for name in ("timeout", "failed", "timeout_batch", "failed_batch"):
+    for name in ("timeout", "on_error", "timeout_batch", "on_error_batch"):
         if inspect.iscoroutinefunction(getattr(function, name, None)):
             raise ConfigError(
                 f"{name}() of the {type(function).__name__} is async",
-                why="it says what comes of an element when time is up, and waits for nobody",
+                why="it makes the rows for an element after a time-out or error, and must not wait",
                 what_to_do="define it with `def`",
             )
     check_methods(function, kind, f"the {type(function).__name__}", may_await=("open", "close"))
 
 
-#: Whether what a call has returned, or raised, asks for another one.
+#: A predicate: does a call's result or error need another call?
 ResultPredicate = Callable[[Any], bool]
 ExceptionPredicate = Callable[[Exception], bool]
 
@@ -205,41 +204,41 @@ class async_retry_predicates:  # noqa: N801 -- PyFlink has a module of this name
 
     @staticmethod
     def empty_result_predicate(result: Any) -> bool:
-        """Whether a call returned no row."""
+        """Return whether a call returned no row."""
         return not result
 
     @staticmethod
     def has_exception_predicate(error: Exception) -> bool:
-        """Whether a call raised anything."""
+        """Return whether a call raised anything."""
         return True
 
     @staticmethod
     def exception_type_predicate(error: Exception, expected_error_type: type[Exception]) -> bool:
-        """Whether a call raised an error of a type; for `functools.partial`."""
+        """Return whether a call raised an error of a type; for `functools.partial`."""
         return isinstance(error, expected_error_type)
 
 
 @dataclass(frozen=True)
 class AsyncRetryStrategy:
-    """When a call is made again, and how long to wait before; made by the class methods.
+    """A strategy of when to repeat a call, and how long to wait before; made by the class methods.
 
-    Semantics are Flink's: of an element whose call failed, `max_attempts` further ones are made at most, all
-    within its `timeout_ms`. Beyond Flink's, an error that says how long to wait is obeyed: one with an
-    attribute `retry_after_ms`, or the error of an HTTP client whose response has a header Retry-After.
+    As in Flink, at most `max_attempts` further calls are made for an element whose call failed, all within
+    its `timeout_ms`. Beyond Flink, the wait may come from the error: from its attribute `retry_after_ms`, or
+    from a header Retry-After of an HTTP client's response.
 
     Parameters
     ----------
     max_attempts
-        How often a call is made again; 0 for never.
+        How often a call is repeated; 0 for never.
     first_delay_ms, longest_delay_ms, multiplier
-        Of the waits between calls: each is the one before, multiplied, up to the longest.
+        Waits between calls: each is the previous one, multiplied, up to the longest.
     result_predicate
-        Says of a result whether it asks for another call; None: none does.
+        Whether a result needs another call; None: no result does.
     exception_predicate
-        The same of an exception; None: none does, as in Flink. Without either predicate every exception does.
+        Whether an exception does; None: none does, as in Flink. Without either predicate every one does.
     jitter
-        By which part of itself a wait is made longer or shorter by chance, from 0 to 1, so that calls which
-        failed together do not come back together.
+        Random change of a wait, as a fraction of it from 0 to 1, so that calls that failed together are not
+        repeated together.
 
     Examples
     --------
@@ -270,7 +269,7 @@ class AsyncRetryStrategy:
 
     @classmethod
     def no_retry(cls) -> AsyncRetryStrategy:
-        """Make each call once."""
+        """Return a strategy without retries."""
         return cls(0)
 
     @classmethod
@@ -283,7 +282,7 @@ class AsyncRetryStrategy:
         *,
         jitter: float = 0.0,
     ) -> AsyncRetryStrategy:
-        """Wait as long before each call that is made again."""
+        """Return a strategy that waits equally long before each further call."""
         wait_ms = to_ms("backoff_time_millis", backoff_time_millis)
         return cls(max_attempts, wait_ms, wait_ms, 1.0, result_predicate, exception_predicate, jitter)
 
@@ -299,7 +298,7 @@ class AsyncRetryStrategy:
         *,
         jitter: float = 0.0,
     ) -> AsyncRetryStrategy:
-        """Wait longer each time: `initial_delay` ms, multiplied, up to `max_retry_delay` ms."""
+        """Return a strategy of growing waits: `initial_delay` ms, multiplied, up to `max_retry_delay` ms."""
         return cls(
             max_attempts,
             initial_delay,
@@ -311,7 +310,7 @@ class AsyncRetryStrategy:
         )
 
     def wants_another(self, attempt: int, result: Any, error: Exception | None) -> bool:
-        """Whether a call is made again.
+        """Return whether to repeat a call.
 
         Parameters
         ----------
@@ -327,10 +326,10 @@ class AsyncRetryStrategy:
         return by_result is None if by_error is None else is_true(by_error(error), "exception_predicate")
 
     def delay_ms(self, attempt: int, error: Exception | None, chance: random.Random | None = None) -> int:
-        """Return how long to wait behind a call, by its number from 1 and what it raised."""
+        """Return how long to wait after a call, by its number from 1 and the error that it raised."""
         asked_ms = None if error is None else retry_after_ms(error)
         if asked_ms is not None:
-            # Nobody is to come earlier than asked, so that chance makes it longer only.
+            # A requested wait may only be made longer, never shorter.
             spread = 0.0 if chance is None else chance.random() * self.jitter
             return round(asked_ms * (1 + spread))
         # A float would overflow with many attempts.
@@ -349,7 +348,7 @@ NO_RETRY_STRATEGY = AsyncRetryStrategy.no_retry()
 
 
 def retry_after_ms(error: Exception) -> int | None:
-    """Return what an error's `retry_after_ms`, or a Retry-After of it or its response, asks to wait."""
+    """Return the wait that an error, or its response, asks for by `retry_after_ms` or Retry-After."""
     said = getattr(error, "retry_after_ms", None)
     if isinstance(said, int | float) and 0 <= said <= MOST_MS:
         return int(said)
@@ -373,18 +372,18 @@ def _header_ms(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class CircuitBreaker:
-    """Makes no calls for a while to a system that fails.
+    """A circuit breaker, which stops calls to a failing system for a while.
 
-    Behind so many failed calls in a row a worker makes none for a while, then one to try. If that fails, too,
-    it waits as long again. Elements wait, and none is lost: the micro-batch takes longer. The wait is no part
+    After `failures` failed calls in a row a worker waits `reset_ms`, then makes one call. If it fails too,
+    the worker waits again. Elements wait and none is lost: the micro-batch takes longer. The wait is not part
     of an element's `timeout_ms`.
 
     Parameters
     ----------
     failures
-        In a row; a call that takes too long is one.
+        Number of failed calls in a row; a time-out is a failure.
     reset_ms
-        How long no call is made.
+        How long calls are stopped.
 
     Raises
     ------
@@ -404,18 +403,18 @@ class CircuitBreaker:
 
 @dataclass(frozen=True)
 class CallLimits:
-    """How often a system outside is called, beside `capacity`.
+    """Limits of the rate of calls to an external system, beside `capacity`.
 
     Parameters
     ----------
     per_worker_per_s
-        Calls that a Python worker begins in a second, evenly spread; retries count. None: as many as it can.
+        The most calls per second of a Python worker, evenly spread; retries count. None: no limit.
     per_job_per_s
-        The same for the whole job. Each worker has an equal share of it, as if all cores that the session
-        has when the query starts were at work. So it is not exceeded unless executors are added later, and
-        not reached where fewer tasks run.
+        The most calls per second of the whole job. Each worker has an equal share, based on the number of
+        cores of the session when the query starts. So the limit holds unless executors are added later, and
+        is not reached if fewer tasks run.
     circuit_breaker
-        None: a system that fails is called on.
+        None: a failing system is still called.
 
     Raises
     ------
@@ -445,7 +444,7 @@ class CallLimits:
             )
 
     def rate_per_s(self, workers: int) -> float | None:
-        """Return how many calls a second one of so many workers may begin; None for any number."""
+        """Return the calls per second that each of several workers may begin; None for any number."""
         share = None if self.per_job_per_s is None else self.per_job_per_s / workers
         rates = [one for one in (self.per_worker_per_s, share) if one is not None]
         return min(rates, default=None)

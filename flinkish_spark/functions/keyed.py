@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class StateStore(Protocol):
-    """Hands out states; each must have been asked for in `open`, because that declares it."""
+    """A store of states; each must be requested in `open`, which declares it."""
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
         """Return the value state of that name."""
@@ -67,14 +67,14 @@ class RuntimeContext(StateStore, TaskFacts, Protocol):
         """Number of key groups."""
 
     def drop_state(self, name: str) -> None:
-        """Give up what is stored of a state that the function had once; otherwise such state is refused."""
+        """Discard the data of a state that the function no longer has; without this, the job refuses it."""
 
 
 class TimerService(TimeContext, Protocol):
     """Times, and timers of the current key."""
 
     def register_event_time_timer(self, time_ms: int) -> None:
-        """Call `on_timer` when the watermark reaches a time; once, however often it is registered."""
+        """Call `on_timer` once when the watermark reaches a time, even if it is registered several times."""
 
     def register_processing_time_timer(self, time_ms: int) -> None:
         """Call `on_timer` when the processing time reaches a time."""
@@ -106,46 +106,46 @@ class OnTimerContext(Context, Protocol):
     """Given to :meth:`KeyedProcessFunction.on_timer`; its `timestamp` is the timer's time."""
 
     def time_domain(self) -> TimeDomain:
-        """Return which clock fired."""
+        """Return the time domain of the timer."""
 
 
 class RichFunction:
-    """A function with a beginning and an end in each worker."""
+    """A function that is opened and closed in each worker."""
 
     def open(self, context: RuntimeContext) -> None:
-        """Declare state and make what cannot travel.
+        """Declare state, and make resources that cannot be serialised.
 
         Called before any element, once per copy of the function: Spark keeps a copy in a Python
-        worker over many tasks and micro-batches. So nothing that matters may be kept in the
-        function's own attributes; that is what state is for.
+        worker over many tasks and micro-batches. So keep data in state, never in the function's
+        attributes.
         """
 
     def close(self) -> None:
-        """Give back what `open` made.
+        """Release resources of `open`.
 
-        Called when a copy is given up, which Python decides: perhaps late, between calls of other functions,
-        and not at all when a worker is killed. So it must not wait for anybody.
+        Called when Python discards a copy: perhaps late, between calls of other functions, and not at all
+        when a worker is killed. So it must not block.
         """
 
 
 class MapFunction(RichFunction, ABC):
-    """Makes one row of each; for a function that has to be opened."""
+    """A map function that can be opened: one row of each record."""
 
     @abstractmethod
     def map(self, value: Any) -> Any:
-        """Return the row that stands for a record: tuple, named tuple, Row, dict or dataclass."""
+        """Return the row for a record: tuple, named tuple, Row, dict or dataclass."""
 
 
 class FlatMapFunction(RichFunction, ABC):
-    """Makes any number of rows of each; for a function that has to be opened."""
+    """A flat-map function that can be opened: any number of rows of each record."""
 
     @abstractmethod
     def flat_map(self, value: Any) -> Iterable[Any] | None:
-        """Return or yield the rows that stand for a record."""
+        """Return or yield the rows for a record."""
 
 
 class FilterFunction(RichFunction, ABC):
-    """Keeps some rows; for a function that has to be opened."""
+    """A filter function that can be opened."""
 
     @abstractmethod
     def filter(self, value: Any) -> bool:
@@ -153,19 +153,19 @@ class FilterFunction(RichFunction, ABC):
 
 
 class ReduceFunction(RichFunction, ABC):
-    """Makes one value of two; associative.
+    """An associative function that makes one value of two.
 
-    `open` is given no state: the values are that. Nobody opens the function of a state's descriptor but the
-    function that declares the state.
+    `open` gets no state: the values are the state. If the function is part of a state's descriptor, only the
+    function that declares the state can open it.
     """
 
     @abstractmethod
     def reduce(self, first: Any, second: Any) -> Any:
-        """Return the value that stands for both; may be either, changed."""
+        """Return the value made of both; it may be one of them, changed."""
 
 
 class AggregateFunction(RichFunction, ABC):
-    """Aggregates values in an accumulator; opened as a :class:`ReduceFunction` is.
+    """A function that aggregates values in an accumulator; opened as a :class:`ReduceFunction`.
 
     Examples
     --------
@@ -182,7 +182,7 @@ class AggregateFunction(RichFunction, ABC):
 
     @abstractmethod
     def create_accumulator(self) -> Any:
-        """Return an accumulator to which nothing was added."""
+        """Return an empty accumulator."""
 
     @abstractmethod
     def add(self, value: Any, accumulator: Any) -> Any:
@@ -244,7 +244,7 @@ class KeyedProcessFunction(RichFunction, ABC):
         """Act on a timer of `ctx`'s key; emits like `process_element`.
 
         Called once per timer, in the order of their times. Event-time timers fire when the watermark
-        reaches them, before the elements that came behind that watermark.
+        reaches them, before the elements that came after that watermark.
         """
         raise NotImplementedError(
             f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
@@ -252,10 +252,10 @@ class KeyedProcessFunction(RichFunction, ABC):
 
 
 class KeyedCoProcessFunction(RichFunction, ABC):
-    """A function over two keyed streams whose elements of one key share its state and its timers.
+    """A function over two keyed streams; elements of one key share state and timers.
 
-    Nothing is promised about the order between the two inputs, as in Flink: what has to wait for the other
-    side waits in state. Of one input, elements of one key and channel come in their order.
+    The order between the two inputs is undefined, as in Flink: an element that has to wait for the other side
+    waits in state. Within one input, elements of one key and channel come in order.
 
     Examples
     --------
@@ -277,14 +277,14 @@ class KeyedCoProcessFunction(RichFunction, ABC):
         """Process an element of the second input."""
 
     def on_timer(self, time_ms: int, ctx: OnTimerContext) -> Iterable[Any] | None:
-        """Act on a timer that either of the two has registered."""
+        """Act on a timer that either input has registered."""
         raise NotImplementedError(
             f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
         )
 
 
 class UnkeyedContext(TimeContext, Protocol):
-    """Given to functions for an element where no key is the current one; valid only inside the call."""
+    """The context of a function without a current key; valid only inside the call."""
 
     def timestamp(self) -> int | None:
         """Return the element's event time in milliseconds; None if the stream has no timestamps."""
@@ -294,10 +294,10 @@ class UnkeyedContext(TimeContext, Protocol):
 
 
 class BroadcastContext(UnkeyedContext, Protocol):
-    """Given to `process_broadcast_element`; no key is the current one."""
+    """The context of `process_broadcast_element`, without a current key."""
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        """Return a broadcast state, to read and to write."""
+        """Return a broadcast state for reading and writing."""
 
 
 class KeyedBroadcastContext(BroadcastContext, Protocol):
@@ -308,10 +308,10 @@ class KeyedBroadcastContext(BroadcastContext, Protocol):
 
 
 class ReadOnlyBroadcastContext(Protocol):
-    """What the element side can do with broadcast states: read."""
+    """Read access of the element side to broadcast states."""
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Return a broadcast state, to read; writing raises `BroadcastStateIsReadOnly`."""
+        """Return a broadcast state for reading; writing raises `BroadcastStateIsReadOnly`."""
 
 
 class ReadOnlyContext(UnkeyedContext, ReadOnlyBroadcastContext, Protocol):
@@ -327,11 +327,11 @@ class BroadcastOnTimerContext(OnTimerContext, ReadOnlyBroadcastContext, Protocol
 
 
 class BroadcastProcessFunction(RichFunction, ABC):
-    """A function over a stream and a broadcast one, whose elements every parallel copy sees.
+    """A function over a stream and a broadcast stream, whose elements every parallel copy gets.
 
-    Each partition has a copy of the broadcast state. The copies stay equal if what
-    `process_broadcast_element` does follows from the element and the broadcast state alone. In a micro-batch
-    the broadcast elements come before all others, in every partition.
+    Each partition has a copy of the broadcast state. The copies stay equal if `process_broadcast_element`
+    depends on the element and the broadcast state only. In a micro-batch the broadcast elements come before
+    all others, in every partition.
 
     Examples
     --------
@@ -351,13 +351,13 @@ class BroadcastProcessFunction(RichFunction, ABC):
 
     @abstractmethod
     def process_broadcast_element(self, value: Any, ctx: BroadcastContext) -> Iterable[Any] | None:
-        """Process a broadcast element; what it emits, it emits once per partition, as in Flink."""
+        """Process a broadcast element; its rows are emitted once per partition, as in Flink."""
 
 
 class KeyedBroadcastProcessFunction(RichFunction, ABC):
     """A function over a keyed stream and a broadcast one: state and timers per key, and broadcast state.
 
-    What :class:`BroadcastProcessFunction` says of broadcast state is true here too.
+    Broadcast state works as in :class:`BroadcastProcessFunction`.
     """
 
     @abstractmethod
@@ -366,7 +366,7 @@ class KeyedBroadcastProcessFunction(RichFunction, ABC):
 
     @abstractmethod
     def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> Iterable[Any] | None:
-        """Process a broadcast element. No key is the current one: keyed state and timers are refused."""
+        """Process a broadcast element. There is no current key: keyed state and timers are refused."""
 
     def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterable[Any] | None:
         """Act on a timer of `ctx`'s key."""

@@ -1,4 +1,4 @@
-"""Patterns that come and go while a job runs: rules with a version are the elements of a broadcast stream."""
+"""Patterns that change while a job runs: a broadcast stream brings rules with versions."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from flinkish_spark.functions.keyed import (
     KeyedReadOnlyContext,
     RuntimeContext,
 )
-from flinkish_spark.functions.match_recognize import comparison, condition
+from flinkish_spark.functions.match_recognize import parse_comparison, parse_condition
 from flinkish_spark.functions.patterns import Match, PatternProcessFunction, open_matches
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
 from flinkish_spark.types.rows import ElementType
 
-#: Rules by id: what `broadcast()` of the stream of rules is called with. `since` is the version from which on
-#: partial matches go on; of a rule that is gone its version is left, without a text.
+#: Rules by id: the descriptor for `broadcast()` of the stream of rules. Partial matches since version `since`
+#: continue; a removed rule keeps its version, without a text.
 PATTERN_RULES = MapStateDescriptor("pattern_rules", "STRING", "version LONG, since LONG, rule STRING")
-#: Where rules go that cannot be searched for.
+#: Side output of invalid rules.
 REFUSED_RULES = OutputTag("refused_rules", "id STRING, version LONG, rule STRING, why STRING")
 _OPEN = "open"
 _CHAIN, _MATCH = ("stage", "event", "before"), ("state", "chain", "is_held")
@@ -61,32 +61,32 @@ _MATCH_TYPE = T.StructType(
 
 
 class PatternsFromStream(KeyedBroadcastProcessFunction):
-    """Looks for patterns whose rules come from a broadcast stream, by event time; see docs/cep.md.
+    """A function that looks for patterns by event time, whose rules are a broadcast stream; see docs/cep.md.
 
     An element of that stream has an `id`, a `version` and a `rule`: JSON, which names a pattern of the
-    program or is a graph as in dynamic Flink CEP. It is searched for from the next events on. A rule of an id
-    that is known takes the place of the old one if its version is greater. Partial matches go on with it if
-    it has the same names and states; otherwise they are given up, and counted as discarded. Without a rule,
-    the pattern of that id is gone. A rule that cannot be, or is not newer, goes to :data:`REFUSED_RULES`, and
-    what was there stays; one that has come before is nothing new.
+    program or is a graph as in dynamic Flink CEP. It applies from the next events on. A rule replaces the
+    rule with the same id if its version is greater. Partial matches continue with it if it has the same names
+    and states; otherwise they are given up, and counted as discarded. A null rule removes the pattern of that
+    id. A rule that is invalid, or not newer, goes to :data:`REFUSED_RULES`, and the old rule stays; a
+    repeated rule changes nothing.
 
-    All partitions change in the same micro-batch, before its events; so a checkpoint lies before the change
-    or behind it.
+    All partitions change in the same micro-batch, before its events; so a checkpoint is either before or
+    after the change.
 
     Parameters
     ----------
     elements
         Fields of the keyed stream, as DDL.
     function
-        What is made of matches; its context says id and version of the rule.
+        Makes rows of matches; its context has the rule's id and version.
     patterns
-        What rules may name: patterns, or functions that make one of a rule's arguments.
+        Patterns that rules may name, or functions that make a pattern of a rule's arguments.
     conditions
-        What nodes of rules may name: conditions as of :meth:`Pattern.where`, or functions that make one.
+        Conditions that nodes of rules may name, as for :meth:`Pattern.where`, or functions that make one.
     late_output
-        Where events behind the watermark go; None: they are dropped and counted.
+        Side output of late events; None: they are dropped and counted.
     limit
-        How many partial matches of a key and rule may be open; None: any number.
+        The most open partial matches of a key and rule; None for any number.
 
     Raises
     ------
@@ -139,7 +139,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             if known is not None and not isinstance(known, Mapping):
                 raise ConfigError(f"{name} is {known!r}", what_to_do='give them by name: {"rising": rising}')
             for called, one in (known or {}).items():
-                # A class makes an object of what the rule says.
+                # A class makes an object of the rule's arguments.
                 if callable(one) and not isinstance(one, type):
                     check_function(one, f"{called!r} of {name}", None)
         fields = parse_ddl(elements)
@@ -162,7 +162,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         stored = f"version LONG, automaton STRING, {lists}"
         self._open_states = MapStateDescriptor(_OPEN, "STRING", stored)
         self._open = context.get_map_state(self._open_states)
-        self._facts = _WithoutState(context.uid, context.max_parallelism)
+        self._facts = _ConditionFacts(context.uid, context.max_parallelism)
         self._function.open(context)
 
     def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
@@ -178,11 +178,11 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
 
     # -- rules ------------------------------------------------------------------------------------------
     def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> None:
-        """Take over a rule, or let a pattern go."""
+        """Add or replace a rule, or remove a pattern."""
         rules = ctx.get_broadcast_state(PATTERN_RULES)
         before = rules.get(value.id)
         try:
-            taken = self._taken(value, None if before is None else tuple(before))
+            taken = self._check_rule(value, None if before is None else tuple(before))
         except PatternError as error:
             ctx.output(REFUSED_RULES, (value.id, value.version, value.rule, str(error)))
             return
@@ -194,11 +194,11 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             for text in [text for text in self._searches if text not in used]:
                 self._searches.pop(text).close()
 
-    def _taken(self, value: Any, before: Any) -> tuple[int, int, str | None] | None:
-        """Return what is stored of a rule; None if it has come before."""
+    def _check_rule(self, value: Any, before: Any) -> tuple[int, int, str | None] | None:
+        """Return the state to store for a rule; None if the rule is a repetition."""
         if value.id is None or value.version is None:
             raise PatternError("a rule has no id, or no version", what_to_do="give it both")
-        search = None if value.rule is None else self._search(value.rule)
+        search = None if value.rule is None else self._find_search(value.rule)
         if before is None:
             return value.version, value.version, value.rule
         version, since, rule = before
@@ -212,26 +212,26 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 version=version,
             )
         goes_on = False
-        # The program may have changed, and know no more what that rule named.
+        # The program may have changed, and no longer know what the old rule named.
         with contextlib.suppress(PatternError):
             if search is not None and rule is not None:
-                goes_on = self._search(rule).automaton.fingerprint == search.automaton.fingerprint
+                goes_on = self._find_search(rule).automaton.fingerprint == search.automaton.fingerprint
         return value.version, since if goes_on else value.version, value.rule
 
-    def _search(self, rule: str) -> _Search:
-        """Return what runs a rule; its conditions are opened once per copy of the function."""
+    def _find_search(self, rule: str) -> _Search:
+        """Return the compiled search of a rule; its conditions are opened once per copy of the function."""
         found = self._searches.get(rule)
         if found is None:
             pattern = self._known.pattern(rule)
             automaton = compiled(pattern)
             asked: dict[Leaf, Expression] = {
-                leaf: condition(leaf.text, self._fields)
+                leaf: parse_condition(leaf.text, self._fields)
                 for leaf in automaton.leaves
                 if isinstance(leaf, ColumnCondition)
             }
             for leaf in automaton.leaves:
                 if isinstance(leaf, Comparison):
-                    leaf.expression = comparison(leaf.text, self._fields, automaton.names)
+                    leaf.expression = parse_comparison(leaf.text, self._fields, automaton.names)
             found = self._searches[rule] = _Search(
                 automaton, Matcher(automaton, pattern.skip, self._take), asked
             )
@@ -240,7 +240,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
 
     # -- events -----------------------------------------------------------------------------------------
     def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> None:
-        """Let an event wait for the watermark, unless it is late."""
+        """Store an event until the watermark reaches it, unless it is late."""
         time_ms, timers = ctx.timestamp(), ctx.timer_service()
         if time_ms is None or time_ms == MIN_WATERMARK_MS:
             raise PatternError(
@@ -249,7 +249,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             )
         if time_ms <= timers.current_watermark():
             if self._late_output is None:
-                _operator(ctx).count(LATE_RECORDS_DROPPED)
+                _find_operator(ctx).count(LATE_RECORDS_DROPPED)
             else:
                 ctx.output(self._late_output, value)
             return
@@ -257,12 +257,12 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         timers.register_event_time_timer(time_ms)
 
     def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> None:
-        """Take the events that the watermark has reached, and time out what is over."""
+        """Process the events that the watermark has reached, and time out partial matches."""
         timers = ctx.timer_service()
         now_ms = timers.current_watermark()
         waiting = sorted(map(tuple, self._waiting.get()), key=itemgetter(-1))
         due = [row for row in waiting if row[-1] <= now_ms]
-        runs = self._entered(ctx)
+        runs = self._enter_rules(ctx)
         before_ms = _first(run.deadline_ms for run in runs)
         reached_ms = None
         for row in due:
@@ -285,15 +285,17 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             if next_ms is not None and now_ms < MAX_WATERMARK_MS:
                 timers.register_event_time_timer(next_ms)
 
-    def _entered(self, ctx: BroadcastOnTimerContext) -> list[_Run]:
-        """Return the rules as they run over the current key; give up what no rule goes on with."""
+    def _enter_rules(self, ctx: BroadcastOnTimerContext) -> list[_Run]:
+        """Return the runs of all rules over the current key; give up matches that no rule continues."""
         rules = dict(ctx.get_broadcast_state(PATTERN_RULES).items())
         runs = []
         for name in sorted(rules):
             version, since, rule = rules[name]
             if rule is not None:
                 context = _RuleContext(ctx, name, version)
-                runs.append(_Run(self._search_of(name, rule), context, self._function, self._limit, since))
+                runs.append(
+                    _Run(self._require_search(name, rule), context, self._function, self._limit, since)
+                )
         live = {run.context.name: run for run in runs}
         for name, stored in list(self._open.items()):
             own = live.get(name)
@@ -304,9 +306,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
             run.enter(self._open, self._row.names, self._gather, self._spread)
         return runs
 
-    def _search_of(self, name: str, rule: str) -> _Search:
+    def _require_search(self, name: str, rule: str) -> _Search:
         try:
-            return self._search(rule)
+            return self._find_search(rule)
         except PatternError as error:
             raise PatternError(
                 f"the rule '{name}' was taken over once, and cannot be searched for any more",
@@ -318,28 +320,28 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
 
 @dataclass(frozen=True)
 class _Search:
-    """A rule, compiled; for all keys."""
+    """A compiled rule, for all keys."""
 
     automaton: Automaton
     matcher: Matcher
-    #: What SQL text asks of an event.
+    #: The parsed SQL conditions of single events.
     asked: Mapping[Leaf, Expression]
 
-    def known(self, event: Any) -> Known:
+    def classify(self, event: Any) -> Known:
         frame = Frame((event,), 0, ("A",), 1, 1, is_ended=True)
         asked = map(self.asked.get, self.automaton.leaves)
         answers = (None if one is None else one.value(frame, None) is True for one in asked)
         return self.matcher.known[tuple(answers)]
 
-    def open(self, facts: _WithoutState) -> None:
-        for owner in self._owners():
+    def open(self, facts: _ConditionFacts) -> None:
+        for owner in self._find_owners():
             owner.open(facts)
 
     def close(self) -> None:
-        for owner in self._owners():
+        for owner in self._find_owners():
             owner.close()
 
-    def _owners(self) -> list[Any]:
+    def _find_owners(self) -> list[Any]:
         leaves = self.automaton.leaves
         owners = [leaf.owner for leaf in leaves if isinstance(leaf, LookingBack)]
         return [owner for owner in owners if hasattr(owner, "open") and hasattr(owner, "close")]
@@ -365,19 +367,19 @@ class _Run:
         return is_same and int(stored.version) >= self._since
 
     def enter(self, states: Any, names: Sequence[str], gather: Any, spread: Any) -> None:
-        """Make the current key's partial matches those at hand; `names` are those of an event's fields."""
+        """Load the current key's partial matches; `names` are the names of an event's fields."""
         self._states, self._names, self._spread = states, names, spread
         stored = states.get(self.context.name)
         if stored is not None:
-            rows = enumerate(_rows(stored.events))
+            rows = enumerate(_to_rows(stored.events))
             events = [Event((row[-1], place), gather(row[:-1])) for place, row in rows]
-            flat = FlatMatches(events, _rows(stored.chains), _rows(stored.matches))
+            flat = FlatMatches(events, _to_rows(stored.chains), _to_rows(stored.matches))
             self._state = flat.state(self._search.automaton.stages)
-        self._before = self._told()
+        self._before = self._list_matches()
         self._opened = self._state.open_count
 
     def take(self, event: Any, time_ms: int, processing_time_ms: int) -> None:
-        matcher, known = self._search.matcher, self._search.known(event)
+        matcher, known = self._search.matcher, self._search.classify(event)
         for match in matcher.process(self._state, event, time_ms, known, processing_time_ms):
             self._emit(match, time_ms)
         discarded = 0 if self._limit is None else matcher.keep_to(self._state, self._limit)
@@ -385,7 +387,7 @@ class _Run:
             self.context.count(DISCARDED, discarded)
 
     def advance(self, time_ms: int) -> None:
-        """Say that no event before a time comes any more."""
+        """Advance to a time before which no more events come."""
         completed, timed_out = self._search.matcher.advance(self._state, time_ms)
         for complete in completed:
             self._emit(complete.match, complete.time_ms)
@@ -397,7 +399,7 @@ class _Run:
         more = self._state.open_count - self._opened
         if more:
             self.context.count(OPENED if more > 0 else CLOSED, abs(more))
-        if self._told() == self._before:
+        if self._list_matches() == self._before:
             return
         if self._state.is_initial:
             del self._states[self.context.name]
@@ -411,24 +413,24 @@ class _Run:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the first of them is timed out; None if none ever is."""
+        """The time when the first partial match times out; None if none does."""
         return self._search.matcher.next_deadline_ms(self._state)
 
     def _emit(self, match: Match, time_ms: int) -> None:
         self.context.count(MATCHES)
         self.context.give(self._function.process_match, match, time_ms)
 
-    def _told(self) -> tuple[list[Any], list[Any]]:
+    def _list_matches(self) -> tuple[list[Any], list[Any]]:
         return list(self._state.partial), list(self._state.held)
 
 
 class _RuleContext:
-    """Given to the function for a match; see :class:`~flinkish_spark.functions.patterns.PatternContext`."""
+    """The context of a call for a match; see :class:`~flinkish_spark.functions.patterns.PatternContext`."""
 
     def __init__(self, ctx: BroadcastOnTimerContext, name: str, version: int) -> None:
         self._ctx, self.name, self.version, self._time_ms = ctx, name, version, MIN_WATERMARK_MS
         self.get_current_key = ctx.get_current_key
-        self.count = _operator(ctx).count
+        self.count = _find_operator(ctx).count
 
     def pattern_name(self) -> str:
         return self.name
@@ -443,17 +445,17 @@ class _RuleContext:
         return self._ctx.timer_service().current_processing_time()
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        _operator(self._ctx).emit_to(tag, value, self._time_ms)
+        _find_operator(self._ctx).emit_to(tag, value, self._time_ms)
 
     def give(self, call: Callable[..., Iterable[Any] | None], match: Match, time_ms: int) -> None:
         self._time_ms = time_ms
         rows = call(match, self)
         if rows is not None:
-            _operator(self._ctx).emit(rows, time_ms)
+            _find_operator(self._ctx).emit(rows, time_ms)
 
 
-class _WithoutState(SubtaskFacts):
-    """Given to `open` of a condition."""
+class _ConditionFacts(SubtaskFacts):
+    """The context for `open` of a condition, which has no state."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism
@@ -469,7 +471,7 @@ class _WithoutState(SubtaskFacts):
 
 
 def _give_up(name: str, since: int, ctx: KeyedBroadcastContext, key: Any, states: Any) -> None:
-    """Take away a key's partial matches of a rule that have begun before a version of it."""
+    """Remove a key's partial matches of a rule that began before a version of it."""
     stored = states.get(name)
     if stored is not None and stored.version < since:
         _count_given_up(stored, ctx)
@@ -477,12 +479,12 @@ def _give_up(name: str, since: int, ctx: KeyedBroadcastContext, key: Any, states
 
 
 def _count_given_up(stored: Any, ctx: Any) -> None:
-    given_up = sum(chain is not None and not held for _, chain, held in _rows(stored.matches))
+    given_up = sum(chain is not None and not held for _, chain, held in _to_rows(stored.matches))
     for counter in (CLOSED, DISCARDED) if given_up else ():
-        _operator(ctx).count(counter, given_up)
+        _find_operator(ctx).count(counter, given_up)
 
 
-def _rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:
+def _to_rows(structs: Iterable[Mapping[str, Any]]) -> list[Any]:
     return [tuple(one.values()) for one in structs]
 
 
@@ -490,6 +492,6 @@ def _first(times_ms: Iterable[int | None]) -> int | None:
     return min((one for one in times_ms if one is not None), default=None)
 
 
-def _operator(context: Any) -> Any:
-    # As operators know it: functions of users count nothing, and their rows have the time of the element.
+def _find_operator(context: Any) -> Any:
+    # The operator's own context: a user's context cannot count, and gives rows the time of the element.
     return context

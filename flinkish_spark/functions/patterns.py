@@ -13,7 +13,7 @@ from flinkish_spark.cep.expressions import Expression, Frame
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import RichFunction
 
-#: What a match has taken, by name of the pattern, in the order in which the names were met.
+#: The events of a match by name in the pattern, in the order of the names' first events.
 Match = Mapping[str, Sequence[Any]]
 
 
@@ -24,16 +24,16 @@ class PatternContext(Protocol):
         """Return the key: a scalar for one key column, else a tuple; 0 for a stream without a key."""
 
     def pattern_name(self) -> str:
-        """Return the name of the pattern, where there are several; else an empty text."""
+        """Return the name of the pattern if there are several, else an empty text."""
 
     def pattern_version(self) -> int:
-        """Return the version of the rule that the pattern has come by; 0 for one of the program."""
+        """Return the version of the pattern's rule; 0 for a pattern of the program."""
 
     def timestamp(self) -> int:
-        """Return the time of what is emitted, in milliseconds.
+        """Return the time of emitted rows, in milliseconds.
 
-        Of a match that of the event that completed it, or when what must not come had not come; of one that
-        is timed out, when its window was over.
+        For a match: the time of the event that completed it, or when a forbidden event could no longer come.
+        For a timed-out partial match: the end of its window.
         """
 
     def current_processing_time(self) -> int:
@@ -44,7 +44,7 @@ class PatternContext(Protocol):
 
 
 class PatternProcessFunction(RichFunction, ABC):
-    """Makes rows of matches. What `open` is given, state of the key included, is as in any keyed function.
+    """A function that makes rows of matches; `open` gets the same as in any keyed function, also keyed state.
 
     Examples
     --------
@@ -60,21 +60,21 @@ class PatternProcessFunction(RichFunction, ABC):
         Parameters
         ----------
         match
-            By name of the pattern the events that it has taken, as named tuples, in their order. A name that
-            has taken none is missing.
+            By name in the pattern: the events of the match, as named tuples, in order. A name without events
+            is missing.
 
         Notes
         -----
-        Called once per match of each micro-batch that counts.
+        Called once per match of each committed micro-batch.
         """
 
     def process_timed_out_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
-        """Return the rows of a partial match whose window is over; most often it goes to a side output.
+        """Return the rows of a partial match whose window has ended; typically it goes to a side output.
 
         Parameters
         ----------
         match
-            As of `process_match`, with the names that it has got to.
+            As for `process_match`, with the names that have events so far.
         """
         return None
 
@@ -107,7 +107,7 @@ def tells_of_lost(function: PatternProcessFunction) -> bool:
 
 
 def open_matches(stored: pa.ListArray) -> int:
-    """Return how many stored partial matches have begun and are not held, as lists of them by key."""
+    """Return the number of open partial matches in stored lists by key, without held ones."""
     rows = stored.flatten()
     is_held = pc.fill_null(rows.field(2), False)
     return int(pc.sum(pc.and_not(rows.field(1).is_valid(), is_held)).as_py() or 0)

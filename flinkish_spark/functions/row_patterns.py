@@ -1,4 +1,4 @@
-"""Row patterns that come and go while a job runs: their texts are the elements of a broadcast stream."""
+"""Row patterns that change while a job runs: a broadcast stream brings their texts."""
 
 from __future__ import annotations
 
@@ -25,33 +25,32 @@ from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl
 
-#: Texts by name: what `broadcast()` of the stream of row patterns is called with.
+#: Texts by name: the descriptor for `broadcast()` of the stream of row patterns.
 ROW_PATTERNS = MapStateDescriptor("row_patterns", "STRING", "STRING")
-#: Where row patterns go that cannot be searched for.
+#: Side output of invalid row patterns.
 REFUSED_PATTERNS = OutputTag("refused_patterns", "name STRING, text STRING, why STRING")
-#: A match: of which pattern, the times of its first and last row, and its measures as JSON.
+#: A match: its pattern, the times of its first and last row, and its measures as JSON.
 MATCH_FIELDS = "pattern STRING, first_ms LONG, last_ms LONG, measures STRING"
 _PLACE = "start INT, covered INT, gone LONG, matches LONG"
 
 
 class RowPatternsFromStream(KeyedBroadcastProcessFunction):
-    """Looks for row patterns whose texts come from a broadcast stream, by event time.
+    """A function that looks for row patterns whose texts come from a broadcast stream, by event time.
 
     An element of that stream has a `name` and a `text`: the clauses of MATCH_RECOGNIZE without PARTITION BY
-    and ORDER BY, one row per match. It is searched for from the next rows on. A text of a name that is known
-    takes the place of the old one, and goes on with the rows with which a match of that might still have
-    begun. Without a text, the pattern of that name is gone. A text that cannot be goes to
-    :data:`REFUSED_PATTERNS`, and what was there under its name stays.
+    and ORDER BY, one row per match. It applies from the next rows on. A text replaces the text of the same
+    name, and continues with the rows with which a match of the old one might still begin. A null text removes
+    the pattern of that name. An invalid text goes to :data:`REFUSED_PATTERNS`, and the old pattern stays.
 
-    All partitions change in the same micro-batch, before its rows; so a checkpoint lies before the change or
-    behind it.
+    All partitions change in the same micro-batch, before its rows; so a checkpoint is either before or after
+    the change.
 
     Parameters
     ----------
     elements
         Fields of the keyed stream, as DDL.
     late_output
-        Where rows behind the watermark go; None: they are dropped and counted.
+        Side output of late rows; None: they are dropped and counted.
 
     Raises
     ------
@@ -93,11 +92,11 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
         rows = ddl_of(T.StructType([*self._fields.fields, time]))
         self._rows = context.get_list_state(ListStateDescriptor("rows", rows))
         self._places = context.get_map_state(MapStateDescriptor("places", "STRING", _PLACE))
-        #: How many of the rows the watermark has reached.
+        #: Number of rows that the watermark has reached.
         self._reached = context.get_state(ValueStateDescriptor("reached", "INT", default=0))
 
     def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastContext) -> None:
-        """Take over a text, or let a pattern go."""
+        """Add or replace a text, or remove a pattern."""
         patterns = ctx.get_broadcast_state(ROW_PATTERNS)
         if value.text is None:
             if value.name in patterns:
@@ -111,7 +110,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
             patterns[value.name] = value.text
 
     def process_element(self, value: Any, ctx: KeyedReadOnlyContext) -> None:
-        """Let a row wait for the watermark, unless it is late."""
+        """Store a row until the watermark reaches it, unless it is late."""
         time_ms, timers = ctx.timestamp(), ctx.timer_service()
         if time_ms is None:
             raise PatternError(
@@ -132,7 +131,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
         timers.register_event_time_timer(time_ms)
 
     def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterator[Any]:
-        """Search among the rows that the watermark has reached."""
+        """Search in the rows that the watermark has reached."""
         operator: Any = ctx
         watermark_ms, before = ctx.timer_service().current_watermark(), self._reached.value() or 0
         patterns = dict(ctx.get_broadcast_state(ROW_PATTERNS).items())
@@ -163,7 +162,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
     def _keep(
         self, rows: list[Any], reached: int, states: Iterable[tuple[str, RowMatcher, RowState]]
     ) -> None:
-        """Store the rows that some pattern still looks at, and the place of each."""
+        """Store the rows that some pattern still needs, with their places."""
         states = list(states)
         unneeded = min((matcher.unneeded(state) for _, matcher, state in states), default=reached)
         for name, _, state in states:
@@ -176,7 +175,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
             self._reached.clear()
 
     def _matcher(self, text: str) -> RowMatcher:
-        """Return what runs a text; what it is made of is looked at once per copy of the function."""
+        """Return the matcher of a text, which is parsed once per copy of the function."""
         if text not in self._matchers:
             said = match_recognize(text)
             search, _ = said.search(self._fields)

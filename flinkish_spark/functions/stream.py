@@ -14,7 +14,7 @@ from flinkish_spark.functions.keyed import RichFunction, UnkeyedContext
 
 
 class KeySelector(RichFunction, ABC):
-    """Makes the key of each record; for a function that has to be opened.
+    """A function that makes the key of each record, and can be opened.
 
     Examples
     --------
@@ -29,13 +29,13 @@ class KeySelector(RichFunction, ABC):
     def get_key(self, value: Any) -> Any:
         """Return the key of a record: one value, or a tuple for a key of several parts; None is a key, too.
 
-        Must be the same for the same record, whenever it is asked: state is found again by it. An exception
-        stops the job with the record's topic, partition and offset.
+        Must be the same for the same record at every call, since state is found by it. An exception stops the
+        job with the record's topic, partition and offset.
         """
 
 
 class Partitioner(ABC):
-    """Chooses the task that gets a record, for `DataStream.partition_custom`.
+    """A function that chooses the task of a record, for `DataStream.partition_custom`.
 
     Examples
     --------
@@ -58,22 +58,22 @@ class ProcessContext(UnkeyedContext, Protocol):
     def timestamp(self) -> int | None:
         """Return the record's event time in milliseconds.
 
-        None if the stream has no timestamps, and behind a keyed operator, where records come without theirs.
+        None if the stream has no timestamps, and after a keyed operator, where records come without theirs.
         """
 
     def current_watermark(self) -> int:
         """Return the least watermark of the job's operators; `MIN_WATERMARK_MS` before the first.
 
-        A function without state is no operator of the plan and has none of its own. It is never further
-        than that of an operator behind it.
+        A function without state is no operator of the plan and has no watermark of its own. The returned one
+        is never ahead of the watermark of a later operator.
         """
 
 
 class CoProcessFunction(RichFunction, ABC):
     """A function over two connected streams without a key: any number of rows of each record.
 
-    It has no state and no timers: what one input is to know of the other needs a key, or broadcast state. So
-    there is a copy of it for each input, and what one keeps in its attributes the other does not see.
+    It has no state and no timers: sharing data between the inputs needs a key, or broadcast state. So each
+    input has a copy of the function, and does not see attributes of the other copy.
 
     Examples
     --------
@@ -94,10 +94,10 @@ class CoProcessFunction(RichFunction, ABC):
 
 
 class CoMapFunction(RichFunction, ABC):
-    """One row of each record of two connected streams, by a method for each.
+    """A map function over two connected streams, with a method for each.
 
-    Behind ``connect(...).key_by(...)`` both methods share the states that `open` asks for. Without a key
-    there is no state, and each input has a copy of the function.
+    After ``connect(...).key_by(...)`` both methods share the states that `open` requests. Without a key there
+    is no state, and each input has a copy of the function.
 
     Examples
     --------
@@ -110,15 +110,15 @@ class CoMapFunction(RichFunction, ABC):
 
     @abstractmethod
     def map1(self, value: Any) -> Any:
-        """Return the row that stands for a record of the first stream."""
+        """Return the row for a record of the first stream."""
 
     @abstractmethod
     def map2(self, value: Any) -> Any:
-        """Return the row that stands for a record of the second stream."""
+        """Return the row for a record of the second stream."""
 
 
 class CoFlatMapFunction(RichFunction, ABC):
-    """Any number of rows of each record of two connected streams; see :class:`CoMapFunction`.
+    """A flat-map function over two connected streams; see :class:`CoMapFunction`.
 
     Examples
     --------
@@ -135,18 +135,18 @@ class CoFlatMapFunction(RichFunction, ABC):
 
     @abstractmethod
     def flat_map1(self, value: Any) -> Iterable[Any] | None:
-        """Return or yield the rows that stand for a record of the first stream."""
+        """Return or yield the rows for a record of the first stream."""
 
     @abstractmethod
     def flat_map2(self, value: Any) -> Iterable[Any] | None:
-        """Return or yield the rows that stand for a record of the second stream."""
+        """Return or yield the rows for a record of the second stream."""
 
 
 class ProcessFunction(RichFunction, ABC):
     """A function over the records of a stream without a key: any number of rows of each, to several outputs.
 
-    It has no state and no timers, which belong to keys. It must do the same for the same record, whenever it
-    is called: once for each output that is read, and again when a task is repeated.
+    It has no state and no timers, which belong to keys. It must be deterministic per record: it is called
+    once for each output that is read, and again when a task is repeated.
 
     Examples
     --------
@@ -172,10 +172,9 @@ class CheckpointedContext(UnkeyedContext, Protocol):
 class CheckpointedProcessFunction(RichFunction, ABC):
     """A function over the records of a stream without a key, with state of each partition.
 
-    The records of a channel, a Kafka partition for example, come to the same partition, in their order. The
-    state takes part in checkpoints and savepoints. A job that is restored with another number of
-    partitions deals the items out anew, as each descriptor says; a start from the job's own checkpoint leaves
-    them where they are.
+    The records of a channel, such as a Kafka partition, come to the same partition, in order. The state takes
+    part in checkpoints and savepoints. A restore with another number of partitions redistributes the items as
+    each descriptor defines; a start from the job's own checkpoint leaves them where they are.
     """
 
     def open(self, context: Any) -> None:

@@ -1,6 +1,6 @@
 """How a stream gets event times and watermarks: what a user writes.
 
-The rules behind it are in `protocol/watermarks.py`; how time flows is told in `docs/event-time.md`.
+The rules are in `protocol/watermarks.py`; `docs/event-time.md` describes how event time flows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WatermarkGenerator:
     """
 
     def on_event(self, event: Any, timestamp_ms: int) -> int | None:
-        """Return a watermark to emit behind a record, or None.
+        """Return a watermark to emit after a record, or None.
 
         Called for each record of the channel, in its order.
 
@@ -72,7 +72,7 @@ class WatermarkGenerator:
         return None
 
     def on_periodic(self) -> int | None:
-        """Return a watermark to emit behind the last record of the micro-batch, or None.
+        """Return a watermark to emit after the last record of the micro-batch, or None.
 
         Not called for a channel without records in the micro-batch.
         """
@@ -81,7 +81,7 @@ class WatermarkGenerator:
 
 @dataclass(frozen=True, eq=False)
 class WatermarkStrategy:
-    """How the records of a stream get their times, and how far event time is behind them.
+    """A strategy that assigns event times to the records of a stream, and defines its watermarks.
 
     Made by one of the `for_...` methods or :meth:`no_watermarks`; the `with_...` methods return another
     strategy and leave this one as it is. Without a timestamp assigner a record has the time that its
@@ -90,7 +90,7 @@ class WatermarkStrategy:
     Parameters
     ----------
     generation
-        What is made of reports; for the driver.
+        How the driver makes watermarks of reported times.
     generator
         Makes a generator of the user's, in workers; None without one.
     timestamps
@@ -171,7 +171,7 @@ class WatermarkStrategy:
     def no_watermarks(cls) -> WatermarkStrategy:
         """Return a strategy that never makes a watermark: for times alone.
 
-        As in Flink this holds event time back for everything behind the stream, until the stream is idle
+        As in Flink this holds event time back for everything after the stream, until the stream is idle
         or has ended.
         """
         return cls(NoWatermarks())
@@ -258,14 +258,14 @@ class WatermarkStrategy:
 
     @property
     def uses_own_time(self) -> bool:
-        """Whether it needs the time that the source gave a record: as the time, or to show it a function."""
+        """True if the strategy needs the source's own time of a record: as is, or for a function."""
         if self.timestamps is None:
             return True
         return callable(self.timestamps) and not _is_column(self.timestamps)
 
     @property
     def rules(self) -> AssignerRules:
-        """What the driver goes by; for the planner."""
+        """The rules by which the driver computes watermarks; for the planner."""
         return AssignerRules(self.generation, self.idleness_ms, self.alignment)
 
 
@@ -280,36 +280,36 @@ class ChannelGenerators:
     def on_event(self, channel: int, event: Any, timestamp_ms: int) -> None:
         generator = self._generators.get(channel)
         if generator is None:
-            generator = self._new(channel)
+            generator = self._make_generator(channel)
         try:
             watermark_ms = generator.on_event(event, timestamp_ms)
             if watermark_ms is not None:
                 self._emit(channel, watermark_ms)
         except USER_ERRORS as error:
-            raise self._failed("on_event()", error) from error
+            raise self._make_failure("on_event()", error) from error
 
     def greatest(self, channel: int) -> int | None:
         return self._greatest_ms.get(channel)
 
     def finish(self) -> dict[int, int | None]:
-        """Return the greatest watermark by channel, behind the last record; None where none was emitted."""
+        """Return the greatest watermark by channel, after the last record; None for a channel without one."""
         try:
             for channel, generator in self._generators.items():
                 watermark_ms = generator.on_periodic()
                 if watermark_ms is not None:
                     self._emit(channel, watermark_ms)
         except USER_ERRORS as error:
-            raise self._failed("on_periodic()", error) from error
+            raise self._make_failure("on_periodic()", error) from error
         return dict(self._greatest_ms)
 
-    def _new(self, channel: int) -> WatermarkGenerator:
+    def _make_generator(self, channel: int) -> WatermarkGenerator:
         try:
             made: object = self._factory()
             check_methods(made, WatermarkGenerator, f"the {type(made).__name__}")
         except USER_ERRORS as error:
-            raise self._failed("the factory", error) from error
+            raise self._make_failure("the factory", error) from error
         if not isinstance(made, WatermarkGenerator):
-            raise self._failed("the factory", TypeError(f"it returned {made!r}, no WatermarkGenerator"))
+            raise self._make_failure("the factory", TypeError(f"it returned {made!r}, no WatermarkGenerator"))
         self._generators[channel], self._greatest_ms[channel] = made, None
         return made
 
@@ -319,7 +319,7 @@ class ChannelGenerators:
         if before_ms is None or watermark_ms > before_ms:
             self._greatest_ms[channel] = watermark_ms
 
-    def _failed(self, what: str, error: BaseException) -> UserFunctionError:
+    def _make_failure(self, what: str, error: BaseException) -> UserFunctionError:
         return UserFunctionError(
             f"{what} of the watermark generator of '{self._uid}' failed",
             why=f"{type(error).__name__}: {error}",

@@ -29,7 +29,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob
-from flinkish_spark.planning.stream_graph import sources_of, uid_of
+from flinkish_spark.planning.stream_graph import find_sources, find_uid
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.savepoints import find_changed_meaning
@@ -317,7 +317,7 @@ def _streams(planned: PlannedJob) -> list[str]:
     bases: dict[int, str] = {}
     for sink in planned.sinks:
         own = planned.logical.ends.get(sink.uid)
-        ends = [(sink.uid,)] if own is None else [tuple(map(uid_of, end.paths)) for end in own]
+        ends = [(sink.uid,)] if own is None else [tuple(map(find_uid, end.paths)) for end in own]
         for stream, uids in zip(sink.streams, ends, strict=True):
             bases.setdefault(stream, "+".join(dict.fromkeys(uids)))
     return [bases[stream] for stream in sorted(bases)]
@@ -358,7 +358,7 @@ def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
     """Refuse to align a source that cannot hold back, with two groups, or of which nobody asks for time."""
     groups: dict[str, str] = {}
     asked = {one.source for one in time.assigners.values() if one.rules.alignment is not None}
-    aligned = [(node.strategy.alignment, source) for node in graph.timed for source in sources_of(node)]
+    aligned = [(node.strategy.alignment, source) for node in graph.timed for source in find_sources(node)]
     for alignment, node in aligned:
         if alignment is None:
             continue

@@ -71,7 +71,7 @@ from flinkish_spark.job.recovery import Reseeding, RestoredFrom
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
-from flinkish_spark.planning.job_graph import job_graph, name_operators
+from flinkish_spark.planning.job_graph import describe_job, name_operators
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
     DeferredPass,
@@ -81,7 +81,7 @@ from flinkish_spark.planning.sink_rows import (
     PlannedSink,
     UnionRows,
     WorkersRows,
-    over_the_union,
+    translate_to_union,
 )
 from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -194,7 +194,7 @@ def _joined(rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, Sink
     for members in by_class.values():
         if len(members) < 2:
             continue
-        over = [(sink, over_the_union(spark, sink, columns)) for sink, columns in members]
+        over = [(sink, translate_to_union(spark, sink, columns)) for sink, columns in members]
         joined = rows.join([(sink, columns) for sink, columns in over if columns is not None])
         if joined is not None:
             together = tuple(sink for sink, _ in over if sink.uid in joined.columns)
@@ -241,7 +241,9 @@ class SinkStaging:
         frame.sparkSession.sparkContext.setLocalProperty(MICRO_BATCH_PROPERTY, told)
         frame.sparkSession.sparkContext.setLocalProperty(CACHED_FILES_PROPERTY, self._cached_files)
         self._tallies.begin()
-        rows: Rows = UnionRows(frame, self._streams) if self._deferred is None else self._deferred.over(frame)
+        rows: Rows = (
+            UnionRows(frame, self._streams) if self._deferred is None else self._deferred.make_rows(frame)
+        )
         if not sinks:
             rows.run()
         passes = self._passes_of(rows, sinks)
@@ -303,8 +305,8 @@ class SinkStaging:
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         if over.joined is not None:
             made: Any = over.joined
-            return self._staged(rows.of_sinks(made), over.sinks, parts, over.joined.columns)
-        own = ((sink, rows.of_sink(sink)) for sink in over.sinks)
+            return self._staged(rows.select_joined(made), over.sinks, parts, over.joined.columns)
+        own = ((sink, rows.select_sink(sink)) for sink in over.sinks)
         return [one for sink, made in own for one in self._staged(made, (sink,), parts)]
 
     def _staged(
@@ -423,7 +425,7 @@ class SparkEngine:
     @property
     def vertices(self) -> tuple[JobVertex, ...]:
         settings = self._settings
-        return job_graph(settings.name, self._graph, settings.shuffle_partitions).vertices
+        return describe_job(settings.name, self._graph, settings.shuffle_partitions).vertices
 
     def check(self) -> None:
         settings = self._settings
@@ -498,7 +500,7 @@ class SparkEngine:
         )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
-        self._job_dir.put_job_graph(job_graph(settings.name, self._graph, partitions, planned))
+        self._job_dir.put_job_graph(describe_job(settings.name, self._graph, partitions, planned))
         self._keeper = self._savepoints.keeper()
         dropped = self._dropped if any(n.source.drops_records for n in self.sources) else None
         return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs, self.sources)

@@ -1,4 +1,4 @@
-"""What a program says about a lookup join: elements, and the rows of a table outside."""
+"""The specification of a lookup join of elements with rows of an external table."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import check_methods, hold_plain_values, instance_of, unusable
 from flinkish_spark.joins.spec import JoinOfPairs, JoinType, ProcessJoinFunction
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.windows.time_window import function_of_one, positive_count
+from flinkish_spark.windows.time_window import check_function_of_one, check_positive_count
 
 
 class LookupTable(ABC):
-    """A table outside that is asked for the rows of keys.
+    """An external table in which rows are looked up by key.
 
     An object travels to the workers, and is opened there; connections are made in `open`.
 
@@ -30,32 +30,32 @@ class LookupTable(ABC):
     """
 
     def open(self) -> None:
-        """Make what cannot travel; called once per copy."""
+        """Make connections, which cannot be serialised; called once per copy."""
 
     @abstractmethod
     def lookup(self, keys: Sequence[Any]) -> Mapping[Any, Sequence[Any]]:
-        """Return the rows of keys, of which there are none twice; one without rows may be left out.
+        """Return the rows of distinct keys; keys without rows may be left out.
 
-        Rows are tuples, or say the names of their fields: dicts, dataclasses, Rows. Of one field the value
-        itself will do. A join with a function gives it the rows as they are.
+        Rows are tuples, or have field names: dicts, dataclasses, Rows. A row with one field may be the value
+        itself. A join function gets the rows unchanged.
 
         An exception ends the micro-batch, which is run again after the restart.
         """
 
     def close(self) -> None:
-        """Give back what `open` made."""
+        """Release resources of `open`."""
 
 
 @dataclass(frozen=True)
 class LookupCache:
-    """How long answers are kept, also those that there are no rows; in the memory of each Python worker.
+    """A cache of answers, also of empty ones, in the memory of each Python worker.
 
     Parameters
     ----------
     ttl_ms
         How old an answer may be, by processing time.
     max_keys
-        When there are more, those that were not used for longest go.
+        If there are more, the least recently used answers are removed.
 
     Raises
     ------
@@ -68,33 +68,33 @@ class LookupCache:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        positive_count("ttl_ms", self.ttl_ms)
-        positive_count("max_keys", self.max_keys)
+        check_positive_count("ttl_ms", self.ttl_ms)
+        check_positive_count("max_keys", self.max_keys)
 
 
 @dataclass(frozen=True)
 class LookupJoin(JoinOfPairs):
-    """Joins each element with the rows that a table has for it at that time.
+    """A join of each element with the current rows of an external table.
 
-    The table is outside: if a micro-batch is run again after a crash, it may have changed, and the result
-    with it. Results of micro-batches that count are decided once, like all others.
+    The table may change before a micro-batch is run again after a crash, and the results with it. Results of
+    committed micro-batches stay as they are.
 
     Parameters
     ----------
     left_type, right_type
         DDL of the elements, and of the table's rows: fields, or one type.
     key_of
-        From an element to the key to ask for; None, or a tuple with a None, has no rows.
+        From an element to the key to look up; None, or a tuple with a None, has no rows.
     table
         The table.
     join_type
-        INNER, or LEFT: then elements without rows come out with None.
+        INNER, or LEFT, which emits elements without rows with None.
     function
-        What is made of a pair; None: the fields of both.
+        Makes rows of a pair; None: the output is the fields of both.
     cache
-        What is kept of the answers; None: each batch of a micro-batch asks anew.
+        Cache of answers; None: each batch of a micro-batch looks its keys up again.
     keys_per_call
-        At most; the keys of a micro-batch are asked for together.
+        The most keys in one call; the keys of a micro-batch are looked up together.
 
     Raises
     ------
@@ -113,13 +113,13 @@ class LookupJoin(JoinOfPairs):
 
     def __post_init__(self) -> None:
         self._check_pairs()
-        function_of_one("key_of", self.key_of)
+        check_function_of_one("key_of", self.key_of)
         kind: type = LookupTable
         instance_of("table", self.table, kind, what_to_do="give an object of a subclass of LookupTable")
         check_methods(self.table, kind, f"the {type(self.table).__name__} that is given as table")
         if self.cache is not None:
             instance_of("cache", self.cache, LookupCache, what_to_do="give a LookupCache, or leave it out")
-        positive_count("keys_per_call", self.keys_per_call)
+        check_positive_count("keys_per_call", self.keys_per_call)
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a lookup join cannot be a {self.join_type.value} join",
@@ -133,7 +133,7 @@ _PARAMETERS = 900
 
 
 class SqliteTable(LookupTable):
-    """Rows of a table or view, by some of its columns.
+    """A lookup table that is a table or view of SQLite.
 
     Parameters
     ----------
@@ -142,14 +142,14 @@ class SqliteTable(LookupTable):
     table
         Name of the table.
     key_columns
-        What elements ask for: with one column the key is a scalar, else a tuple.
+        Columns of the key: one column means a scalar key, several a tuple.
     columns
-        What a row has; with one column it is a scalar, else a tuple.
+        Columns of a row: one column means a scalar, several a tuple.
 
     Raises
     ------
     ConfigError
-        There is no key column or no column, or a name cannot be one; in a job: a key is none of the table's.
+        There is no key column or no column, or a name is invalid; in a job: a key does not fit the table.
     """
 
     def __init__(
@@ -167,16 +167,16 @@ class SqliteTable(LookupTable):
         self._file, self._width, self._is_scalar = str(file), len(key_columns), len(columns) == 1
         self._table, self._key_columns = table, tuple(key_columns)
         self._connection: sqlite3.Connection | None = None
-        wanted = ", ".join(f"t.{_quoted(column)}" for column in columns)
+        wanted = ", ".join(f"t.{_quote(column)}" for column in columns)
         places = [f"k{at}" for at in range(self._width)]
         same = " AND ".join(
-            f"t.{_quoted(column)} = {name}" for column, name in zip(key_columns, places, strict=True)
+            f"t.{_quote(column)} = {name}" for column, name in zip(key_columns, places, strict=True)
         )
         self._values = f"({', '.join('?' * (self._width + 1))})"
         # Keys are named by their number: SQLite may give a key back as another type than it was asked for.
         self._query = (
             f"WITH asked(at, {', '.join(places)}) AS (VALUES {{values}}) "
-            f"SELECT at, {wanted} FROM asked JOIN {_quoted(table)} AS t ON {same}"
+            f"SELECT at, {wanted} FROM asked JOIN {_quote(table)} AS t ON {same}"
         )
 
     def open(self) -> None:
@@ -193,12 +193,12 @@ class SqliteTable(LookupTable):
         for begin in range(0, len(keys), step):
             asked = keys[begin : begin + step]
             query = self._query.format(values=", ".join([self._values] * len(asked)))
-            parameters = [part for at, key in enumerate(asked) for part in (at, *self._parts(key))]
+            parameters = [part for at, key in enumerate(asked) for part in (at, *self._split_key(key))]
             try:
                 rows = self._connection.execute(query, parameters)
             except (sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
-                # What cannot be handed to SQLite; all else is the database's, and may be over soon.
-                kinds = sorted({type(part).__name__ for key in asked for part in self._parts(key)})
+                # SQLite cannot take the key's type; other errors are the database's, and may be transient.
+                kinds = sorted({type(part).__name__ for key in asked for part in self._split_key(key)})
                 raise ConfigError(
                     f"the lookup table '{self._table}' cannot be asked for keys of the types "
                     f"{', '.join(kinds)}",
@@ -213,7 +213,7 @@ class SqliteTable(LookupTable):
         if self._connection is not None:
             self._connection.close()
 
-    def _parts(self, key: Any) -> tuple[Any, ...]:
+    def _split_key(self, key: Any) -> tuple[Any, ...]:
         if self._width == 1:
             return (key,)
         if not isinstance(key, tuple | list) or len(key) != self._width:
@@ -226,7 +226,7 @@ class SqliteTable(LookupTable):
         return tuple(key)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     if not name or "\0" in name:
         raise ConfigError(
             f"{name!r} cannot be the name of a table or column in SQLite",

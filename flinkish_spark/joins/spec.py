@@ -1,4 +1,4 @@
-"""What a program says about joins: interval, temporal, window, co-group; and their functions."""
+"""Specifications of joins (interval, temporal, window, co-group), and their functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flinkish_spark.types.hints import first_required, unfit_for_rows
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.functions import WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import WindowSpec
-from flinkish_spark.windows.time_window import function_of_one
+from flinkish_spark.windows.time_window import check_function_of_one
 
 
 class JoinContext(Protocol):
@@ -40,14 +40,14 @@ class JoinContext(Protocol):
         """Return the right element's event time; None as for the left one."""
 
     def timestamp(self) -> int | None:
-        """Return the event time of what is emitted."""
+        """Return the event time of the emitted rows."""
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row, with the time of the result, to a side output."""
 
 
 class ProcessJoinFunction(RichFunction, ABC):
-    """Makes rows of a pair.
+    """A join function, which makes rows of a pair.
 
     Examples
     --------
@@ -63,12 +63,12 @@ class ProcessJoinFunction(RichFunction, ABC):
         Parameters
         ----------
         left, right
-            The elements; None for the one that is missing in an outer join.
+            The elements; None for a missing one in an outer join.
         """
 
 
 class Concatenate(ProcessJoinFunction):
-    """Emits the fields of the left element followed by those of the right one, None for a missing one's.
+    """A join function that emits the left element's fields, then the right one's; None for a missing element.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Concatenate(ProcessJoinFunction):
 
 
 class JoinOfPairs:
-    """A join that makes something of pairs."""
+    """A join whose function gets pairs."""
 
     left_type: str
     right_type: str
@@ -101,19 +101,19 @@ class JoinOfPairs:
 
     @property
     def actual_function(self) -> ProcessJoinFunction:
-        """The function, or the one that puts the fields of both together."""
+        """The function, or by default one that emits the fields of both."""
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
 
     def _check_pairs(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
-        one_of("join_type", self.join_type, JoinType)
+        check_element_ddl("left_type", self.left_type)
+        check_element_ddl("right_type", self.right_type)
+        check_one_of("join_type", self.join_type, JoinType)
         if self.function is not None:
             _check_function(self.function, ProcessJoinFunction)
 
 
 class CoGroupFunction(ABC):
-    """Makes rows of all elements of a key and window, of both inputs; either may have none.
+    """A function that makes rows of all elements of both inputs in a key's window; one input may have none.
 
     Examples
     --------
@@ -129,17 +129,17 @@ class CoGroupFunction(ABC):
     def co_group(
         self, key: Any, context: WindowContext, lefts: Sequence[Any], rights: Sequence[Any]
     ) -> Iterable[Any] | None:
-        """Return the rows of a window, whenever it fires; `yield` emits."""
+        """Return the rows of a window each time it fires; `yield` emits."""
 
     def clear(self, context: WindowContext) -> None:
-        """Clear what was kept for a window that is cleaned up."""
+        """Clear state of a window at its cleanup."""
 
     def close(self) -> None:
         """Give back what `open` made."""
 
 
 class JoinType(Choice):
-    """Which elements come out without a partner: none, those of one side, or those of both."""
+    """The kind of a join: which sides emit elements without a partner."""
 
     INNER = "INNER"
     LEFT = "LEFT"
@@ -148,38 +148,38 @@ class JoinType(Choice):
 
     @property
     def keeps_left(self) -> bool:
-        """Whether a left element without a partner comes out, with None for the right one."""
+        """True if a left element without a partner is emitted, with None for the right one."""
         return self in (JoinType.LEFT, JoinType.FULL)
 
     @property
     def keeps_right(self) -> bool:
-        """Whether a right element without a partner comes out, with None for the left one."""
+        """True if a right element without a partner is emitted, with None for the left one."""
         return self in (JoinType.RIGHT, JoinType.FULL)
 
 
 class Side(enum.IntEnum):
-    """Which input; its number is that of the input, and is stored."""
+    """An input of a join; its number is stored."""
 
     LEFT = 0
     RIGHT = 1
 
 
 class Bound(Choice):
-    """Whether a bound belongs to the interval that it bounds."""
+    """A bound of an interval, which contains it or not."""
 
     INCLUSIVE = "INCLUSIVE"
     EXCLUSIVE = "EXCLUSIVE"
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Checks of what joins are told, at the call that tells it.
+# Checks of the arguments of joins.
 
 
-#: Bounds and times beyond this would leave 64 bits when they are added to a time.
+#: Larger bounds, added to a time, could exceed 64 bits.
 _MOST_MS = MAX_WATERMARK_MS // 2
 
 
-def one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
+def check_one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
     members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     instance_of(name, value, kind, what_to_do=f"give one of {members}")
 
@@ -189,7 +189,7 @@ def tag_or_none(name: str, value: object) -> None:
         instance_of(name, value, OutputTag, what_to_do="give an OutputTag, or leave it out")
 
 
-def element_ddl(name: str, value: Any) -> None:
+def check_element_ddl(name: str, value: Any) -> None:
     instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
     try:
         kind = parse_ddl(value)
@@ -209,7 +209,7 @@ def element_ddl(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class IntervalJoin(JoinOfPairs):
-    """Joins elements of one key whose event times are near: `left + lower <= right <= left + upper`.
+    """A join of elements of one key whose event times are near: `left + lower <= right <= left + upper`.
 
     Parameters
     ----------
@@ -218,18 +218,18 @@ class IntervalJoin(JoinOfPairs):
     lower_ms, upper_ms
         How much later than the left element the right one may be, at least and at most; may be negative.
     lower, upper
-        Whether the bounds themselves count.
+        Whether each bound belongs to the interval.
     join_type
-        Which elements come out without a partner.
+        Which sides emit elements without a partner.
     function
-        What is made of a pair; None: the fields of both.
+        Makes rows of a pair; None: the output is the fields of both.
     left_late, right_late
-        Where elements go whose time is before the watermark; None: they are dropped and counted.
+        Side output of elements whose time is before the watermark; None: they are dropped and counted.
 
     Raises
     ------
     ConfigError
-        Something is of another type, or no time lies between the bounds.
+        An argument has a wrong type, or the interval is empty.
 
     Examples
     --------
@@ -254,8 +254,8 @@ class IntervalJoin(JoinOfPairs):
         with refused_as_config_errors("set it to a number of milliseconds, which may be negative"):
             check_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
             check_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
-        one_of("lower", self.lower, Bound)
-        one_of("upper", self.upper, Bound)
+        check_one_of("lower", self.lower, Bound)
+        check_one_of("upper", self.upper, Bound)
         tag_or_none("left_late", self.left_late)
         tag_or_none("right_late", self.right_late)
         if self.least_ms > self.greatest_ms:
@@ -267,37 +267,37 @@ class IntervalJoin(JoinOfPairs):
 
     @property
     def least_ms(self) -> int:
-        """The least difference of times that joins."""
+        """The least difference of times of a pair."""
         return self.lower_ms + (self.lower is Bound.EXCLUSIVE)
 
     @property
     def greatest_ms(self) -> int:
-        """The greatest difference of times that joins."""
+        """The greatest difference of times of a pair."""
         return self.upper_ms - (self.upper is Bound.EXCLUSIVE)
 
 
 @dataclass(frozen=True)
 class TemporalJoin(JoinOfPairs):
-    """Joins each left element with the right one of its key that was the newest at its event time.
+    """A join of each left element with its key's newest right element at the event time of the left one.
 
-    A right element is a version, valid from its event time up to that of the next. Left elements wait until
-    the watermark has reached their time; so it does not matter which of the two comes first.
+    A right element is a version, valid from its event time up to the time of the next one. Left elements wait
+    until the watermark has reached their time, so the order of arrival does not matter.
 
     Parameters
     ----------
     left_type, right_type
         DDL of the elements: fields, or one type.
     join_type
-        INNER, or LEFT: then left elements for which there is no version come out with None.
+        INNER, or LEFT, which emits left elements without a version with None.
     function
-        What is made of a pair; None: the fields of both. Its rows have the time of the left element.
+        Makes rows of a pair, with the time of the left element; None: the output is the fields of both.
     is_deletion
-        Tells right elements that end a version without beginning a new one; None: there are none.
+        Recognises right elements that end a version without beginning a new one; None: there are none.
     version_ttl
         How long the versions of a key live after the last one came, by processing time; None: the newest
         one stays for ever.
     late_output
-        Where left elements go that came behind the watermark when the version of their time was no longer
+        Side output of late left elements that came when the version of their time was no longer
         known; None: they are dropped and counted.
 
     Raises
@@ -324,7 +324,7 @@ class TemporalJoin(JoinOfPairs):
         self._check_pairs()
         tag_or_none("late_output", self.late_output)
         if self.is_deletion is not None:
-            function_of_one("is_deletion", self.is_deletion)
+            check_function_of_one("is_deletion", self.is_deletion)
         if self.version_ttl is not None:
             instance_of(
                 "version_ttl", self.version_ttl, StateTtl, what_to_do="give a StateTtl, or leave it out"
@@ -344,24 +344,24 @@ def _check_function(function: object, kind: type) -> None:
 
 @dataclass(frozen=True)
 class WindowCoGroup:
-    """Gives a function the elements of both inputs that are in one window of one key.
+    """A co-group: a function gets all elements of both inputs in a key's window.
 
     Parameters
     ----------
     left_type, right_type
         DDL of the elements: fields, or one type.
     windows
-        Which windows, and when they fire. Where an assigner, trigger or evictor of yours looks at elements,
-        it gets a :class:`~flinkish_spark.operators.joins.TaggedElement`: `side` and `value`.
+        The windows, and when they fire. A custom assigner, trigger or evictor gets elements as
+        :class:`~flinkish_spark.operators.joins.TaggedElement`, with `side` and `value`.
     function
-        What is made of a window.
+        Makes rows of a window.
     left_late, right_late
-        Where elements go that came too late for all their windows; None: they are dropped and counted.
+        Side output of elements that are too late for all their windows; None: they are dropped and counted.
 
     Raises
     ------
     ConfigError
-        Something is of another type, or `windows` has a `late_output`.
+        An argument has a wrong type, or `windows` has a `late_output`.
     """
 
     left_type: str
@@ -372,24 +372,24 @@ class WindowCoGroup:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        element_ddl("left_type", self.left_type)
-        element_ddl("right_type", self.right_type)
+        check_element_ddl("left_type", self.left_type)
+        check_element_ddl("right_type", self.right_type)
         _check(self)
         _check_function(self.function, CoGroupFunction)
 
 
 @dataclass(frozen=True)
 class WindowJoin(JoinOfPairs):
-    """Joins each element with all of the other input that are in the same window of the same key.
+    """A join of each element with all elements of the other input in the same window of the same key.
 
     Parameters
     ----------
     left_type, right_type, windows, left_late, right_late
         As of a :class:`WindowCoGroup`.
     join_type
-        Which elements come out without a partner.
+        Which sides emit elements without a partner.
     function
-        What is made of a pair; None: the fields of both. Its rows have the time of the window's results.
+        Makes rows of a pair, with the time of the window's results; None: the output is the fields of both.
 
     Examples
     --------

@@ -252,7 +252,7 @@ class AsyncWait:
                 raise
             self._meter.counted["timeouts"] += len(call)
             return self._called("timeout", call)
-        return result if error is None else self._called("failed", call, error)
+        return result if error is None else self._called("on_error", call, error)
 
     async def _with_retries(
         self, call: Sequence[Asked], limit: asyncio.Timeout

@@ -46,7 +46,7 @@ from flinkish_spark.windows.assigners import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
-from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WithWindow
+from flinkish_spark.windows.functions import ProcessWindowFunction, WindowBounds, WindowContext
 from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import NoEventTime
 
@@ -636,4 +636,4 @@ def folded_field(column: AggregateColumn, input_type: str, keys: KeysAndWindow) 
 
 
 def chosen_element(choice: ElementChoice, input_type: str) -> WindowComputation:
-    return ReduceWindow(element_reduce(choice, input_type), WithWindow())
+    return ReduceWindow(element_reduce(choice, input_type), WindowBounds())

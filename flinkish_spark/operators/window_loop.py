@@ -46,7 +46,7 @@ from flinkish_spark.state.codec import decode_values, encode_values, values_in
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.windows.functions import ProcessWindowFunction, WithKeyAndWindow, WithWindow
+from flinkish_spark.windows.functions import KeyAndWindowBounds, ProcessWindowFunction, WindowBounds
 from flinkish_spark.windows.spec import ProcessWindow, WindowComputation, WindowSpec
 
 
@@ -307,11 +307,11 @@ class LoopedWindows:
         return self.windows.clock
 
     @property
-    def bounds(self) -> WithKeyAndWindow | WithWindow | None:
+    def bounds(self) -> KeyAndWindowBounds | WindowBounds | None:
         """What of ours is put around results, if that is all; of classes made of them nobody knows."""
         then = None if isinstance(self.computation, ProcessWindow) else self.computation.then
-        if isinstance(then, WithKeyAndWindow | WithWindow):
-            return then if type(then) in (WithKeyAndWindow, WithWindow) else None
+        if isinstance(then, KeyAndWindowBounds | WindowBounds):
+            return then if type(then) in (KeyAndWindowBounds, WindowBounds) else None
         return None
 
     @property

@@ -26,7 +26,7 @@ from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.rows import ElementType, OutputError, as_row
 from flinkish_spark.types.to_python import taken
-from flinkish_spark.windows.assigners import MergingWindowAssigner, assigning
+from flinkish_spark.windows.assigners import MergingWindowAssigner, make_assign
 from flinkish_spark.windows.spec import ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, Trigger, TriggerResult, check_result
@@ -76,7 +76,7 @@ class TriggerScope:
         for window in self.merged:
             state.merge((key, window), into)
 
-    def merged_windows(self) -> Iterator[TimeWindow]:
+    def visit_merged_windows(self) -> Iterator[TimeWindow]:
         """Make each of the merged windows the current one, and then again the one that is."""
         key, current = self._scope.key, self._scope.namespace
         try:
@@ -253,7 +253,7 @@ class WindowOperator(KeyedStreamOperator):
         self._scope, self._context, self._timers = states.scope, context, timers
         #: What becomes of an element that is late.
         self.put_late: Callable[[Any], None] = partial(put_aside, context, self._spec.late_output)
-        self._assign = assigning(self._assigner)
+        self._assign = make_assign(self._assigner)
         #: The current key without a window, for states that its windows share.
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)

@@ -1,4 +1,4 @@
-"""What a lineage begins with: positions of its sources, and states of its operators."""
+"""The start of a lineage: positions of its sources, and states of its operators."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _NOWHERE = StoreSpec("/")
 
 @dataclass(frozen=True)
 class Beginning:
-    """The seed of the live lineage, for as long as that lives."""
+    """The seed of the live lineage."""
 
-    # Spark logs offsets by the order of sources, so the plan has the same seeds in it long after their state
+    # Spark logs offsets by the order of sources, so the plan keeps the seed's sources long after their state
     # was read.
 
-    #: None for a lineage that began with nothing.
+    #: None for a lineage that began without state.
     seed: Seed | None = None
-    #: Where the seed lies; means nothing without one.
+    #: The folder of the seed, if there is one.
     folder: StoreSpec = _NOWHERE
 
     def label(self, chain: Chain) -> str:
-        begins = self._of(chain)
+        begins = self._find_chain(chain)
         return "" if begins is None else _digest([dict(begins.positions), dict(begins.states)])
 
-    def label_of_input(self, chain: Chain, name: str) -> str:
-        begins = self._of(chain)
+    def find_input_label(self, chain: Chain, name: str) -> str:
+        begins = self._find_chain(chain)
         return "" if begins is None or name not in begins.positions else _digest(begins.positions[name])
 
-    def positioned(self, node: SourceNode, chain: Chain, name: str) -> Source:
-        begins = self._of(chain)
+    def position_source(self, node: SourceNode, chain: Chain, name: str) -> Source:
+        begins = self._find_chain(chain)
         if begins is None or name not in begins.positions:
             return node.source
         label = _digest(begins.positions[name])
@@ -50,12 +50,12 @@ class Beginning:
         return node.source.starting_at(SourceStart(begins.positions[name], folder, label))
 
     def state_of(self, spark: SparkSession, operator: str, chain: Chain) -> DataFrame | None:
-        begins = self._of(chain)
+        begins = self._find_chain(chain)
         if begins is None or operator not in begins.states:
             return None
         return load_seed(spark, self.folder, operator, chain.name)
 
-    def _of(self, chain: Chain) -> SeededChain | None:
+    def _find_chain(self, chain: Chain) -> SeededChain | None:
         return None if self.seed is None else self.seed.chain(chain.name)
 
 
@@ -63,5 +63,5 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-#: A lineage that no seed was made for.
+#: The start of a lineage without a seed.
 NOTHING = Beginning()

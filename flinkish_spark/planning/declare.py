@@ -55,7 +55,7 @@ from flinkish_spark.types.hints import (
     without_none,
 )
 from flinkish_spark.types.schemas import PREFIX, output_schema
-from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WithWindow
+from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WindowBounds
 from flinkish_spark.worker.functions import AppendColumns, One, RowFunction
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import KeyedFunction
 
 
-#: Key groups are numbered by the job's settings; this is the most that a state store should hold.
+#: The most key groups that a state store should hold.
 MAX_PARALLELISM_LIMIT = 32_768
 
 
@@ -77,10 +77,10 @@ def check_max_parallelism(groups: int) -> None:
         )
 
 
-def accumulator_type(given: StateType, uid: str) -> StateType:
+def check_accumulator_type(given: StateType, uid: str) -> StateType:
     try:
         declared_ddl(given)
-        # A class has to be one of which instances can be made again.
+        # Stored accumulators must be restorable as instances of the class.
         maker_of(given)
     except NoSuchType as error:
         raise SchemaError(
@@ -103,7 +103,7 @@ def check_same_fields(first: T.StructType, other: T.StructType, what: str) -> No
 
 def check_late_output(tag: OutputTag, schema: T.StructType, uid: str, *, types_may_differ: bool) -> None:
     """Raise SchemaError if elements with these fields cannot go out by a tag."""
-    # At the start of a job: the first late element may come after weeks.
+    # Checked when the job starts: the first late element may come after weeks.
     declared = output_schema(tag.output, uid)
     ours, theirs = ([field.dataType.simpleString() for field in one] for one in (schema, declared))
     if len(ours) == len(theirs) if types_may_differ else ours == theirs:
@@ -121,7 +121,7 @@ def check_keyed_function(function: object, uid: str) -> None:
     kind = next((one for one in kinds if isinstance(function, one)), None)
     if kind is None:
         raise GraphError(
-            f"process() of '{uid}' got {_what(function)}",
+            f"process() of '{uid}' got {_describe(function)}",
             what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
         )
     check_methods(function, kind, f"'{uid}'")
@@ -144,23 +144,23 @@ def declare_operator(
     return node
 
 
-def declared_uid(
+def resolve_uid(
     graph: StreamGraph, uid: str | None, method: str, *fronts: str | StreamNode | KeyedEntry
 ) -> str:
-    """Return the uid that a program says, or warn and return one that follows from its place there."""
+    """Return the given uid; without one, warn and derive it from the place in the program."""
     if uid is not None:
         return uid
-    derived = graph.derived_uid(method, fronts)
+    derived = graph.derive_uid(method, fronts)
     warnings.warn(
         f"{method.replace('_', ' ')} has no uid and is called '{derived}', by its place in the program: what "
         f'it keeps is not found again when that changes. Say it to keep it: uid="{derived}"',
-        stacklevel=_frames_of_ours(),
+        stacklevel=_find_stack_level(),
     )
     return derived
 
 
-def _frames_of_ours() -> int:
-    """Return which frame is the first of the user's, as `warnings.warn` counts them for who called this."""
+def _find_stack_level() -> int:
+    """Return the `stacklevel` for `warnings.warn` of the first frame outside this package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("flinkish_spark."):
         frame, level = frame.f_back, level + 1
@@ -192,7 +192,7 @@ def check_strategy(strategy: object, method: str, uid: str) -> None:
             check_can_be_sent(function, "of the watermark strategy", uid)
 
 
-#: By method: the class that stands for a function of one record, the one for two inputs, its two methods.
+#: By method: the function class for one input, the class for two inputs, and the two methods of the latter.
 _KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str, str]]] = {
     "map": (MapFunction, CoMapFunction, ("map1", "map2")),
     "flat_map": (FlatMapFunction, CoFlatMapFunction, ("flat_map1", "flat_map2")),
@@ -202,16 +202,16 @@ _KINDS: dict[str, tuple[type[RichFunction], type[RichFunction] | None, tuple[str
 
 @dataclass(frozen=True)
 class RecordCall:
-    #: From a record to what comes of it.
+    #: From a record to the result.
     call: Callable[[Any], Any]
-    #: Whose method that is, to be opened and closed; None for a plain function.
+    #: The object to open and close, if `call` is its method; None for a plain function.
     rich: RichFunction | None
 
 
-def record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
+def make_record_call(function: Any, method: str, uid: str | None = None) -> RecordCall:
     kind = _KINDS[method][0]
     if isinstance(function, kind):
-        check_methods(function, kind, _where(method, uid))
+        check_methods(function, kind, _describe_call(method, uid))
         return RecordCall(getattr(function, method), function)
     is_class, why = isinstance(function, type), ""
     is_wrong = not callable(function) or (is_class and issubclass(function, RichFunction))
@@ -219,51 +219,53 @@ def record_call(function: Any, method: str, uid: str | None = None) -> RecordCal
         is_wrong, why = True, "what a class makes is there, and so keeps every record"
     if is_wrong:
         raise GraphError(
-            f"{_where(method, uid)} got {_what(function)}",
+            f"{_describe_call(method, uid)} got {_describe(function)}",
             why=why,
             what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
             uid=uid or "",
         )
-    check_function(function, f"the function of {_where(method, uid)}", 1, is_rows=method == "flat_map")
+    check_function(
+        function, f"the function of {_describe_call(method, uid)}", 1, is_rows=method == "flat_map"
+    )
     return RecordCall(function, None)
 
 
-def connected_calls(
+def make_connected_calls(
     first: Any, second: Any, method: str, uid: str | None = None
 ) -> tuple[RecordCall, RecordCall]:
     kind, methods = _KINDS[method][1:]
     assert kind is not None
     if isinstance(first, kind):
         if second is None:
-            check_methods(first, kind, _where(method, uid))
+            check_methods(first, kind, _describe_call(method, uid))
             left, right = (RecordCall(getattr(first, one), first) for one in methods)
             return left, right
         why = f"a {kind.__name__} has a method for each of the two streams"
     elif second is None:
         why = "two streams are connected"
     else:
-        return record_call(first, method, uid), record_call(second, method, uid)
+        return make_record_call(first, method, uid), make_record_call(second, method, uid)
     raise GraphError(
-        f"{_where(method, uid)} of connected streams got {_what(first)}, and "
-        f"{'nothing' if second is None else _what(second)} beside it",
+        f"{_describe_call(method, uid)} of connected streams got {_describe(first)}, and "
+        f"{'nothing' if second is None else _describe(second)} beside it",
         why=why,
         what_to_do=f"give it an instance of a {kind.__name__} subclass alone, or a function for each stream",
         uid=uid or "",
     )
 
 
-def _where(method: str, uid: str | None) -> str:
+def _describe_call(method: str, uid: str | None) -> str:
     return f"{method}()" if uid is None else f"{method}() of '{uid}'"
 
 
-def _what(function: Any) -> str:
+def _describe(function: Any) -> str:
     if isinstance(function, type):
         return f"the class {function.__name__}"
     return f"a {type(function).__name__}"
 
 
 # ----------------------------------------------------------------------------------------------------------
-# What a function emits, by the hints of its methods, where nobody says it as DDL.
+# Output fields inferred from a function's type hints, if they are not declared.
 
 
 _MANY = (collections.abc.Iterable, collections.abc.Iterator, collections.abc.Generator)
@@ -273,32 +275,32 @@ _LISTS = (list, collections.abc.Sequence)
 _NO_HINT = inspect.Signature.empty
 
 
-def inferred_output(
+def infer_output(
     call: Callable[..., Any], what: str, *others: Callable[..., Any], is_iterable: bool
 ) -> T.StructType:
-    """Return the fields of the rows that a function emits, by the hints for what it returns."""
+    """Return the fields of the rows that a function emits, by its return type hint."""
     reasons = []
     for one in (call, *others):
         try:
-            hint = return_hint(one)
-            return fields_of(_row_of(hint) if is_iterable else without_none(hint))
+            hint = find_return_hint(one)
+            return fields_of(_find_row_type(hint) if is_iterable else without_none(hint))
         except NoSuchType as error:
-            reasons.append(f"{_name_of(one)}: {error}")
+            reasons.append(f"{_name_function(one)}: {error}")
     hint_text = "Iterator[Total]" if is_iterable else "Total"
     raise SchemaError(
         f"the output of {what} is not known",
         why="; ".join(reasons),
         what_to_do='say output="user STRING, total LONG", or let the hint for what '
-        f"{_name_of(call)} returns be `-> {hint_text}`, with a dataclass or a NamedTuple `Total`",
+        f"{_name_function(call)} returns be `-> {hint_text}`, with a dataclass or a NamedTuple `Total`",
     )
 
 
-def aggregate_output(
+def infer_aggregate_output(
     aggregate: AggregateFunction, then: ProcessWindowFunction | None, what: str
 ) -> T.StructType:
-    if then is not None and not isinstance(then, WithWindow):
-        return inferred_output(then.process, what, is_iterable=True)
-    result = inferred_output(aggregate.get_result, what, is_iterable=False)
+    if then is not None and not isinstance(then, WindowBounds):
+        return infer_output(then.process, what, is_iterable=True)
+    result = infer_output(aggregate.get_result, what, is_iterable=False)
     if then is None:
         return result
     bounds = parse_ddl(WINDOW_BOUNDS)
@@ -306,26 +308,26 @@ def aggregate_output(
     return T.StructType([*result, *bounds])
 
 
-def return_hint(call: Callable[..., Any]) -> Any:
+def find_return_hint(call: Callable[..., Any]) -> Any:
     while isinstance(call, functools.partial):
         call = call.func
-    # An object that can be called has its hints where it says how.
+    # A callable object has its hints on `__call__`.
     routine: Any = call if inspect.isroutine(call) else type(call).__call__
     routine = inspect.unwrap(getattr(routine, "__func__", routine))
     hint = getattr(routine, "__annotations__", {}).get("return", _NO_HINT)
     if hint is _NO_HINT:
         raise NoSuchType("there is no hint for what it returns")
-    # Classes that are defined in a function are known to those that use them.
+    # Classes that are defined inside a function are in the closures of functions that use them.
     holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
     try:
-        return typing.get_type_hints(holder, routine.__globals__, _nonlocals(routine))["row"]
+        return typing.get_type_hints(holder, routine.__globals__, _find_nonlocals(routine))["row"]
     except Exception as error:
         # A hint may be any expression, which may raise anything.
         says = f"{type(error).__name__}: {error}"
         raise NoSuchType(f"its hint {hint!r} cannot be read here: {says}") from None
 
 
-def _nonlocals(routine: Any) -> dict[str, Any]:
+def _find_nonlocals(routine: Any) -> dict[str, Any]:
     found = {}
     for name, cell in zip(routine.__code__.co_freevars, routine.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
@@ -333,7 +335,7 @@ def _nonlocals(routine: Any) -> dict[str, Any]:
     return found
 
 
-def _row_of(hint: Any) -> Any:
+def _find_row_type(hint: Any) -> Any:
     plain = without_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
@@ -345,15 +347,15 @@ def _row_of(hint: Any) -> Any:
     raise NoSuchType(f"{named(hint)} does not say what it holds")
 
 
-def _name_of(call: Callable[..., Any]) -> str:
+def _name_function(call: Callable[..., Any]) -> str:
     return f"{getattr(call, '__name__', type(call).__name__)}()"
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Keys as a user names them: columns, expressions, or a function that makes them of records in Python.
+# Keys as a user gives them: columns, expressions, or a Python function of a record.
 
 
-#: Types whose values are not equal to themselves reliably, or cannot be a Python dict's key.
+#: Types whose values do not compare reliably, or cannot be keys of a Python dict.
 UNFIT_KEYS = (
     T.ArrayType,
     T.MapType,
@@ -365,7 +367,7 @@ UNFIT_KEYS = (
 _SAY_IT = 'say key="STRING", or key="user STRING, product LONG" for a tuple'
 
 
-def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
+def parse_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
     if not keys:
         raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
     functions = [key for key in keys if is_key_function(key)]
@@ -377,7 +379,7 @@ def chosen_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, .
             'key_by(lambda order: (order.user, order.product), key="user STRING, product LONG")',
         )
     if functions:
-        return (_key_function(functions[0], declared),)
+        return (_make_key_function(functions[0], declared),)
     for key in keys:
         if not isinstance(key, str | Column) or (isinstance(key, str) and not key):
             raise GraphError(
@@ -398,7 +400,7 @@ def is_key_function(key: Any) -> bool:
     return isinstance(key, KeySelector) or (callable(key) and not isinstance(key, str | Column))
 
 
-def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
+def find_callable(function: Any, method: str) -> tuple[Callable[[Any], Any], RichFunction | None]:
     if isinstance(function, KeySelector):
         check_methods(function, KeySelector, f"the key of {method}")
         return function.get_key, function
@@ -411,9 +413,9 @@ def callable_of(function: Any, method: str) -> tuple[Callable[[Any], Any], RichF
     return function, None
 
 
-def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
-    call, rich = callable_of(function, "key_by()")
-    kind = _hinted(call) if declared is None else _declared(declared)
+def _make_key_function(function: Any, declared: StateType | None) -> KeyFunction:
+    call, rich = find_callable(function, "key_by()")
+    kind = _infer_key_type(call) if declared is None else _parse_key_type(declared)
     check_can_be_sent(call, "of", "key_by")
     if isinstance(kind, T.StructType):
         made = KeyFunction(call, rich, kind)
@@ -444,12 +446,12 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
     if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
         raise GraphError(
             f"{what} {name}, a {kind.simpleString()}",
-            why="Spark takes different texts for equal under its collation, and state in Python would not",
+            why="its collation makes different texts equal in Spark, but they are different keys in Python",
             what_to_do=f"key by a STRING that is the same for equal texts, such as F.expr('lower({name})')",
         )
 
 
-def _declared(declared: StateType) -> T.DataType:
+def _parse_key_type(declared: StateType) -> T.DataType:
     try:
         kind = declared_type(declared)
         if isinstance(declared, str) and (name := first_required(kind)) is not None:
@@ -462,9 +464,9 @@ def _declared(declared: StateType) -> T.DataType:
         raise SchemaError(what, why=str(error), what_to_do=_SAY_IT) from None
 
 
-def _hinted(call: Callable[[Any], Any]) -> T.DataType:
+def _infer_key_type(call: Callable[[Any], Any]) -> T.DataType:
     try:
-        return _type_of(return_hint(call))
+        return _find_type(find_return_hint(call))
     except NoSuchType as error:
         raise SchemaError(
             "the type of the key that the function of key_by() makes is not known",
@@ -473,7 +475,7 @@ def _hinted(call: Callable[[Any], Any]) -> T.DataType:
         ) from None
 
 
-def _type_of(hint: Any) -> T.DataType:
+def _find_type(hint: Any) -> T.DataType:
     hint = without_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and arguments and Ellipsis not in arguments:
@@ -486,27 +488,27 @@ def _type_of(hint: Any) -> T.DataType:
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A part of a key that stands beside the fields of a record; to an aggregate it is none of them."""
+    """A part of a key in a column of its own, which is no field of the record."""
 
     name: str
 
 
-#: A part of a key in a plan: a field of the records, a column beside them, or an expression of Spark's.
+#: A part of a key in a plan: a field of the records, a column of its own, or a Spark expression.
 KeyPart = str | KeyColumn | Column
 
 
-def with_computed_keys(
+def compute_keys(
     frame: DataFrame, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
-    """Return a frame with the columns that functions make keys in, and what each operator is keyed by."""
-    workers, schema, found = key_workers(frame.schema, operators, origins)
+    """Add columns with the keys that functions make; return the frame and the key of each operator."""
+    workers, schema, found = make_key_workers(frame.schema, operators, origins)
     return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
 
 
-def key_workers(
+def make_key_workers(
     given: T.StructType, operators: Sequence[tuple[str, Sequence[Key]]], origins: Origins
 ) -> tuple[tuple[AppendColumns, ...], T.StructType, list[tuple[KeyPart, ...]]]:
-    """Return what adds the keys of several operators to rows, the columns then, and what each is keyed by."""
+    """Return workers that add the keys of several operators, the columns then, and the key of each."""
     workers, found = list[AppendColumns](), list[tuple[KeyPart, ...]]()
     for place, (uid, keys) in enumerate(operators):
         function = next((key for key in keys if isinstance(key, KeyFunction)), None)
@@ -514,15 +516,15 @@ def key_workers(
             found.append(tuple(key for key in keys if not isinstance(key, KeyFunction)))
             continue
         names = tuple(f"{PREFIX}at{place}_key{at}" for at in range(len(function.parts)))
-        worker = replace(key_worker(function, given, uid, origins), names=names)
+        worker = replace(make_key_worker(function, given, uid, origins), names=names)
         workers.append(worker)
         given = worker.columns
         found.append(tuple(map(KeyColumn, names)))
     return tuple(workers), given, found
 
 
-def key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
-    """Return what adds the parts of an operator's key to rows of `given`; see :func:`with_computed_keys`."""
+def make_key_worker(key: KeyFunction, given: T.StructType, uid: str, origins: Origins) -> AppendColumns:
+    """Return a worker that adds the parts of an operator's key to rows; see :func:`compute_keys`."""
     what = f"the key function of operator '{uid}'"
     function = RowFunction(uid, key.call, key.rich, origins, what, counts_as=key.counts_as)
     names = tuple(f"{PREFIX}key{at}" for at in range(len(key.parts)))

@@ -1,4 +1,4 @@
-"""Operators that are made when the fields of their input are known, which is when the job is planned."""
+"""Factories of operators, called when the job is planned and the fields of the inputs are known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flinkish_spark.functions.keyed import (
     KeyedBroadcastProcessFunction,
     ReduceFunction,
 )
-from flinkish_spark.functions.match_recognize import MatchRecognize, comparison, measures
+from flinkish_spark.functions.match_recognize import MatchRecognize, parse_comparison, parse_measures
 from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
@@ -68,18 +68,18 @@ from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast
 
 
 class OperatorFactory(Protocol):
-    """Makes an operator at each planning, when the fields of its inputs are known."""
+    """A factory that makes an operator at each planning, when the fields of its inputs are known."""
 
     @property
     def needs_event_time(self) -> bool:
-        """Whether it cannot work without timestamps."""
+        """True if the operator cannot work without timestamps."""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
         """Return the operator for the fields of its inputs; called at each planning."""
 
 
-class _OfKey:
-    """State of a key, for as long as the program says."""
+class _TtlFactory:
+    """Base of factories whose operators keep state per key with a time to live."""
 
     needs_event_time = False
     ttl: StateTtl | None
@@ -92,7 +92,7 @@ class _OfKey:
 class Windows:
     spec: WindowSpec
     computation: WindowComputation
-    #: Fields of the results that are declared, without that of retractions; None for those of the elements.
+    #: Declared fields of the results, without the retraction field; None for the fields of the elements.
     result: T.StructType | None = None
 
     @property
@@ -107,10 +107,10 @@ class Windows:
         result = ddl_of(self._result(schemas[0]))
         return window_operator(self.spec, self.computation, element_type, result)
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
-        return with_retraction_field(self.spec, self._result(schemas[0]))
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
+        return add_retraction_field(self.spec, self._result(schemas[0]))
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         tag = self.spec.late_output
         return [] if tag is None else [(tag, schemas[0])]
 
@@ -119,7 +119,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Reducing(_OfKey):
+class Reducing(_TtlFactory):
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
 
@@ -132,7 +132,7 @@ class Reducing(_OfKey):
 
 
 @dataclass(frozen=True)
-class Aggregating(_OfKey):
+class Aggregating(_TtlFactory):
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
@@ -142,38 +142,38 @@ class Aggregating(_OfKey):
 
 
 @dataclass(frozen=True)
-class OverChangelog(_OfKey):
-    #: The field with the kinds.
+class ChangelogFactory(_TtlFactory):
+    #: Name of the field with the row kind.
     row_kind: str
-    #: How long what is known of a key lives.
+    #: Time to live of the state of a key.
     ttl: StateTtl | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
-    def kind_at(self, schema: T.StructType) -> int:
+    def find_kind_position(self, schema: T.StructType) -> int:
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():
             raise SchemaError(
-                f"a changelog has its kinds in the field '{self.row_kind}', and there is no such STRING",
+                f"the changelog has no STRING field '{self.row_kind}' for the row kind",
                 what_to_do=f"choose from {', '.join(schema.names)}",
             )
         return schema.names.index(self.row_kind)
 
 
 @dataclass(frozen=True)
-class ChangelogAggregating(OverChangelog):
+class ChangelogAggregating(ChangelogFactory):
     aggregate: AggregateFunction | None = None
     accumulator_type: StateType = ""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         assert self.aggregate is not None
-        at = self.kind_at(schemas[0])
+        at = self.find_kind_position(schemas[0])
         return ChangelogAggregateOperator(at, self.aggregate, self.accumulator_type, self.ttl)
 
 
 @dataclass(frozen=True)
-class ChangelogFolding(OverChangelog):
+class ChangelogFolding(ChangelogFactory):
     columns: tuple[AggregateColumn, ...] = ()
     #: Names of the key's fields.
     keys: tuple[str, ...] = ()
@@ -182,9 +182,9 @@ class ChangelogFolding(OverChangelog):
         names = schemas[0].names
         keys = [names.index(key) for key in self._own_keys(schemas[0])]
         folds = [(fold, None if at is None else names.index(at)) for fold, _, at in self._folds(schemas[0])]
-        return ChangelogFoldOperator(self.kind_at(schemas[0]), keys, folds, self.ttl)
+        return ChangelogFoldOperator(self.find_kind_position(schemas[0]), keys, folds, self.ttl)
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         own = [T.StructField(key, schemas[0][key].dataType) for key in self._own_keys(schemas[0])]
         named = zip(self.columns, self._folds(schemas[0]), strict=True)
         made = [T.StructField(column.name, kind) for column, (_, kind, _) in named]
@@ -201,16 +201,16 @@ class ChangelogFolding(OverChangelog):
 
 
 @dataclass(frozen=True)
-class Normalizing(OverChangelog):
-    """Whole changes out of upserts."""
+class Normalizing(ChangelogFactory):
+    """Makes a full changelog (with -U rows) from upserts."""
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        return NormalizeOperator(self.kind_at(schemas[0]), schemas[0], self.ttl)
+        return NormalizeOperator(self.find_kind_position(schemas[0]), schemas[0], self.ttl)
 
 
 @dataclass(frozen=True)
-class FoldingElements(_OfKey):
-    """A sum, a least or a greatest of a field, element by element."""
+class FoldingElements(_TtlFactory):
+    """A sum, minimum or maximum of a field, updated for each element."""
 
     aggregate: ElementAggregate
     ttl: StateTtl | None = None
@@ -220,20 +220,20 @@ class FoldingElements(_OfKey):
         return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 
-class _OverColumns(_OfKey):
+class _ColumnFactory(_TtlFactory):
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
         return MergePartials(aggregation, self.ttl)
 
 
 @dataclass(frozen=True)
-class FoldingColumns(_OverColumns):
-    """An aggregate over columns, most of it in front of the shuffle; once per key and micro-batch."""
+class FoldingColumns(_ColumnFactory):
+    """An aggregate over columns, emitted once per key and micro-batch; mostly computed before the shuffle."""
 
-    #: A fold of an element, or a table of them.
+    #: An aggregate that emits elements, or a tuple of columns.
     columns: ElementAggregate | tuple[AggregateColumn, ...]
     ttl: StateTtl | None = None
 
-    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         if not isinstance(self.columns, tuple):
             return element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
@@ -241,8 +241,8 @@ class FoldingColumns(_OverColumns):
 
 
 @dataclass(frozen=True)
-class ReducingColumns(_OverColumns):
-    """A reduction by a function of the user's, once per key and micro-batch; in part before the shuffle."""
+class ReducingColumns(_ColumnFactory):
+    """A user's reduce function, emitted once per key and micro-batch; partly computed before the shuffle."""
 
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
@@ -251,19 +251,19 @@ class ReducingColumns(_OverColumns):
         reducer("reduce", self.reduce)
         super().__post_init__()
 
-    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         return ReducedRows(self.reduce, ddl_of(schema))
 
 
 @dataclass(frozen=True)
-class AggregatingColumns(_OverColumns):
-    """An aggregate of the user's, once per key and micro-batch; in part before the shuffle."""
+class AggregatingColumns(_ColumnFactory):
+    """A user's aggregate, emitted once per key and micro-batch; partly computed before the shuffle."""
 
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
 
-    def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         return AggregatedRows(self.aggregate, ddl_of(schema), self.accumulator_type)
 
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
@@ -272,36 +272,36 @@ class AggregatingColumns(_OverColumns):
 
 @dataclass(frozen=True)
 class FoldingWindows:
-    """Folds of windows: over columns, most of it before the shuffle, or else element by element."""
+    """Aggregates of windows: over columns and mostly before the shuffle if possible, else per element."""
 
     spec: WindowSpec
-    #: Folds of fields; just one for windows that columns cannot have. Or a choice of elements.
+    #: Aggregates of fields, exactly one for windows that cannot run over columns; or a choice of elements.
     columns: tuple[AggregateColumn, ...] | ElementChoice
 
     @property
     def needs_event_time(self) -> bool:
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
 
-    def aggregation(self, schema: T.StructType) -> ColumnAggregation:
+    def make_aggregation(self, schema: T.StructType) -> ColumnAggregation:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
             return element_aggregation(self.columns, ddl)
         return Columns(self.columns, ddl)
 
-    def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
+    def find_key_positions(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
         if isinstance(self.columns, ElementChoice):
             return ()
         return tuple(at for at, key in enumerate(keys) if isinstance(key, str) and key in schema.names)
 
-    def over_columns(
+    def make_column_fold(
         self, windows: ColumnWindows, schema: T.StructType, keys: Sequence[object]
     ) -> WindowFold:
-        rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.aggregation(schema))
+        rules = WindowRules(windows, self.spec.allowed_lateness_ms, self.make_aggregation(schema))
         late_output = self.spec.late_output
         reader = read_partials if late_output is None else read_elements
-        return WindowFold(rules, self.key_places(schema, keys), reader, late_output)
+        return WindowFold(rules, self.find_key_positions(schema, keys), reader, late_output)
 
-    def by_element(
+    def make_element_operator(
         self, schema: T.StructType, keys: Sequence[object], result: T.StructType
     ) -> WindowOperator:
         ddl = ddl_of(schema)
@@ -309,11 +309,13 @@ class FoldingWindows:
             computation = chosen_element(self.columns, ddl)
         else:
             (column,) = self.columns
-            computation = folded_field(column, ddl, KeysAndWindow(self.key_places(schema, keys), len(keys)))
+            computation = folded_field(
+                column, ddl, KeysAndWindow(self.find_key_positions(schema, keys), len(keys))
+            )
         return window_operator(self.spec, computation, ddl, ddl_of(result))
 
 
-def with_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType:
+def add_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructType:
     if spec.retraction_field is None:
         return result
     return T.StructType([*result, T.StructField(spec.retraction_field, T.BooleanType())])
@@ -323,7 +325,7 @@ def with_retraction_field(spec: WindowSpec, result: T.StructType) -> T.StructTyp
 ColumnFolding = FoldingColumns | ReducingColumns | AggregatingColumns
 
 
-def fields_of(aggregation: ColumnAggregation) -> T.StructType:
+def find_fields(aggregation: ColumnAggregation) -> T.StructType:
     kind = parse_ddl(aggregation.state_type())
     if len(aggregation.names) == 1:
         return T.StructType([T.StructField(aggregation.names[0], kind)])
@@ -341,9 +343,9 @@ class Patterns:
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         events, named = self._events(schemas[0]), self.search.time_field
-        at = None if named is None else _place_of_time(events, named)
+        at = None if named is None else _find_time_position(events, named)
         said = {
-            leaf.text: comparison(leaf.text, events, one.automaton.names)
+            leaf.text: parse_comparison(leaf.text, events, one.automaton.names)
             for one in self.search.patterns
             for leaf in one.automaton.leaves
             if isinstance(leaf, Comparison)
@@ -354,7 +356,7 @@ class Patterns:
             search = replace(search, function=MeasuredMatches(function.text, function.lost, told))
         return PatternOperator(search, ElementType(ddl_of(events)), at)
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         function = self.search.function
         assert isinstance(function, MeasuredMatches)
         return self._measures(self._events(schemas[0]), function)[1]
@@ -363,9 +365,9 @@ class Patterns:
         self, events: T.StructType, function: MeasuredMatches
     ) -> tuple[list[Expression], T.StructType]:
         names = dict.fromkeys(name for one in self.search.patterns for name in one.automaton.names)
-        return measures(function.text, events, names)
+        return parse_measures(function.text, events, names)
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         tag = self.search.late_output
         return [] if tag is None else [(tag, self._events(schemas[0]))]
 
@@ -376,7 +378,7 @@ class Patterns:
 @dataclass(frozen=True)
 class RowPatterns:
     said: MatchRecognize
-    #: The key's columns that are fields; they come out in front where one row is told per match.
+    #: The fields among the key's columns; with one row per match they are the first output columns.
     keys: tuple[str, ...]
     late_output: OutputTag | None = None
     needs_event_time = True
@@ -385,48 +387,48 @@ class RowPatterns:
         fields = schemas[0]
         search, _ = self.said.search(fields)
         order = self.said.order
-        at = None if order is None else _place_of_time(fields, order)
+        at = None if order is None else _find_time_position(fields, order)
         return RowPatternOperator(
-            search, ElementType(ddl_of(fields)), at, self._key_places(fields), self.late_output
+            search, ElementType(ddl_of(fields)), at, self._find_key_positions(fields), self.late_output
         )
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         fields = schemas[0]
         search, measures = self.said.search(fields)
         own = fields.fields
         if search.rows is RowsPerMatch.ONE_ROW:
-            own = [fields[place] for place in self._key_places(fields)]
+            own = [fields[place] for place in self._find_key_positions(fields)]
         return T.StructType([*(T.StructField(one.name, one.dataType) for one in own), *measures])
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         return [] if self.late_output is None else [(self.late_output, schemas[0])]
 
-    def _key_places(self, fields: T.StructType) -> list[int]:
+    def _find_key_positions(self, fields: T.StructType) -> list[int]:
         names = [name.lower() for name in fields.names]
         return [names.index(key.lower()) for key in self.keys if key.lower() in names]
 
 
-def _place_of_time(fields: T.StructType, name: str) -> int:
+def _find_time_position(fields: T.StructType, name: str) -> int:
     for place, field in enumerate(fields):
         if field.name.lower() == name.lower() and isinstance(field.dataType, T.LongType | T.TimestampType):
             return place
     raise SchemaError(
-        f"the field '{name}' is to say the time of events, and is no time",
+        f"the field '{name}' cannot be the time of events",
         why=f"the fields are {fields.simpleString()}",
         what_to_do="name a field of type LONG, in milliseconds, or TIMESTAMP",
     )
 
 
 KeyedJoin = IntervalJoin | WindowJoin | WindowCoGroup | TemporalJoin
-#: Stands for the type of an input until it is known.
+#: Placeholder for the type of an input until it is known.
 UNKNOWN_TYPE = "unknown STRING"
-#: Before the name of a right field that a left one has too.
+#: Prefix of a right field whose name a left field has too.
 _RIGHT = "right_"
 
 
 @dataclass(frozen=True)
 class Joining:
-    #: What the program says, with :data:`UNKNOWN_TYPE` for the types of the inputs.
+    #: The join as declared, with :data:`UNKNOWN_TYPE` for the types of the inputs.
     join: KeyedJoin
 
     @property
@@ -444,19 +446,19 @@ class Joining:
             return TemporalJoinOperator(join)
         return WindowCoGroupOperator(join)
 
-    def late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
+    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         join = self.join
         tags = (join.late_output,) if isinstance(join, TemporalJoin) else (join.left_late, join.right_late)
         return [(tag, schema) for tag, schema in zip(tags, schemas, strict=False) if tag is not None]
 
-    def output(self, *schemas: T.StructType) -> T.StructType:
+    def find_output(self, *schemas: T.StructType) -> T.StructType:
         if isinstance(self.join, WindowCoGroup) or self.join.function is not None:
             raise InternalError("the output of a join with a function is declared with it")
-        return joined_fields(*schemas)
+        return join_fields(*schemas)
 
 
-def joined_fields(left: T.StructType, right: T.StructType) -> T.StructType:
-    """Return the left fields, then the right ones, which get another name where theirs is taken."""
+def join_fields(left: T.StructType, right: T.StructType) -> T.StructType:
+    """Return the left fields, then the right ones; a right field whose name is taken gets a prefix."""
     taken = {name.lower() for name in left.names}
     fields = [T.StructField(field.name, field.dataType) for field in left]
     for field in right:

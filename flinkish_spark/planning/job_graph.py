@@ -1,6 +1,6 @@
-"""From the stream graph to the job graph: which operators Spark runs in the same tasks, and why.
+"""The job graph of a stream graph: which operators Spark runs in the same tasks, and why.
 
-The planner translates the logical plan, and this module says what that runs. A test compares it with the plan
+The planner translates the logical plan; this module describes the result. A test compares it with the plan
 of a running query.
 """
 
@@ -26,7 +26,7 @@ from flinkish_spark.planning.factories import (
 )
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
 from flinkish_spark.planning.optimizer import optimize
-from flinkish_spark.planning.partitioning import ByPartitioner, Narrow, Spread, is_partitioning
+from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, Rescale, is_partitioning
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import (
@@ -42,10 +42,10 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TimedNode,
     TransformNode,
-    operator_of,
-    upstreams,
+    find_operator,
+    find_upstreams,
 )
-from flinkish_spark.planning.transforms import TransformSettings, frame_function
+from flinkish_spark.planning.transforms import TransformSettings, find_frame_function
 from flinkish_spark.protocol.job_graph import (
     ChainingReason,
     JobEdge,
@@ -59,7 +59,7 @@ from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.worker.broadcast_runner import Checkpointed
 
-#: What stands in a job graph as an operator. Unions, moves and side outputs are parts of edges.
+#: Nodes that are operators of a job graph. Unions, moves and side outputs are parts of edges.
 _Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
 
 _OF_STATE = {
@@ -69,29 +69,29 @@ _OF_STATE = {
 }
 
 
-def job_graph(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
-    """Describe what Spark runs of a program; what leads to no sink is not in it."""
+def describe_job(job: str, graph: StreamGraph, tasks: int, planned: PlannedJob | None = None) -> JobGraph:
+    """Describe the operators that Spark runs for a program: those from which a path leads to a sink."""
     logical = optimize(graph) if planned is None else planned.logical
-    return JobGraph(job, tuple(_Reading(logical, tasks, planned).operators()))
+    return JobGraph(job, tuple(_JobGraphBuilder(logical, tasks, planned).describe_operators()))
 
 
 def name_operators(graph: StreamGraph, tasks: int) -> None:
-    """Tell each function of a program which operator of the job graph it is: of its outputs the first."""
+    """Set each function's id in the job graph; a function with several outputs has the id of the first."""
     known: set[int] = set()
-    reading = _Reading(optimize(graph), tasks)
-    for _ in reading.operators():
+    reading = _JobGraphBuilder(optimize(graph), tasks)
+    for _ in reading.describe_operators():
         pass
     for node, own in reading.ids.items():
-        settings = _settings_of(node)
+        settings = _find_settings(node)
         if settings is not None and id(settings) not in known:
             known.add(id(settings))
             settings.operator = own
 
 
-def job_graph_to(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
-    """Describe what is in front of the end of one stream."""
-    alone = graph.ending_with(node)
-    return JobGraph(job, tuple(_Reading(optimize(alone), tasks).operators_in_front_of(alone.sinks[0])))
+def describe_stream(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
+    """Describe the operators from which a path leads to a stream."""
+    alone = graph.end_at(node)
+    return JobGraph(job, tuple(_JobGraphBuilder(optimize(alone), tasks).describe_upstream(alone.sinks[0])))
 
 
 @dataclass(frozen=True)
@@ -100,20 +100,19 @@ class _Passage:
 
     path: Path
     end: KeyedNode | SinkNode
-    #: Of the operator that it leads to.
+    #: Entry of the operator at its end.
     entry: int = 0
     distribution: Distribution | None = None
-    #: With which step of it the part begins that each sink does for itself; None where none does.
+    #: Index of the first step that each sink runs for itself; None if there is none.
     deferred_from: int | None = None
-    #: With which step of it the part begins that is not in the plan already.
+    #: Index of the first step that is not counted yet.
     counts_from: int = 0
-    #: With which step of it the part begins that runs in one pass with the rest of other paths; None where
-    #: none does.
+    #: Index of the first step that runs in one pass with steps of other paths; None if there is none.
     branch_from: int | None = None
 
     @property
     def is_behind_state(self) -> bool:
-        return operator_of(self.path.base) is not None
+        return find_operator(self.path.base) is not None
 
     def is_in_branch(self, at: int) -> bool:
         return self.branch_from is not None and at >= self.branch_from
@@ -123,36 +122,36 @@ class _Passage:
         return not (self.is_behind_state and isinstance(self.end, KeyedNode))
 
 
-class _Reading:
+class _JobGraphBuilder:
     def __init__(self, plan: LogicalPlan, tasks: int, planned: PlannedJob | None = None) -> None:
         self._plan, self._graph, self._tasks, self._planned = plan, plan.graph, tasks, planned
         self._runs: Counter[_Node] = Counter()
-        #: By what they lead to: each by what is in front, the entry, and the output of that.
+        #: By target: the edges, each by its source, the entry, and the source's output.
         self._edges: dict[_Node, dict[tuple[_Node, int, str], JobEdge]] = {}
         self.ids: dict[_Node, str] = {}
         self._parallelism: dict[_Node, int | None] = {}
-        self._read()
+        self._read_plan()
 
-    def operators(self) -> Iterator[JobOperator]:
-        yield from self._made(self._graph.sinks)
-        yield from self._beside_sources()
+    def describe_operators(self) -> Iterator[JobOperator]:
+        yield from self._make_all(self._graph.sinks)
+        yield from self._find_dead_letter_sinks()
 
-    def operators_in_front_of(self, sink: SinkNode) -> Iterable[JobOperator]:
-        return self._made(front for front, *_ in self._edges[sink])
+    def describe_upstream(self, sink: SinkNode) -> Iterable[JobOperator]:
+        return self._make_all(front for front, *_ in self._edges[sink])
 
-    def _made(self, nodes: Iterable[_Node]) -> Iterable[JobOperator]:
+    def _make_all(self, nodes: Iterable[_Node]) -> Iterable[JobOperator]:
         made: dict[_Node, JobOperator] = {}
         for node in nodes:
             self._make(node, made)
         return made.values()
 
-    # -- the plan, as the planner makes it: each part as often as it stands there ---------------------
-    def _read(self) -> None:
+    # -- the plan as the planner makes it; each part counts as often as it occurs there ----------------
+    def _read_plan(self) -> None:
         seen: dict[Chain, set[KeyedNode]] = {}
         shared = {
             operator: passages
             for group in self._plan.groups
-            for operator, passages in self._passages_of_group(group).items()
+            for operator, passages in self._find_passages(group).items()
         }
         for sink in self._graph.sinks:
             self._runs[sink] += 1
@@ -160,22 +159,22 @@ class _Reading:
                 is_new = end.chain not in seen
                 of_chain = seen.setdefault(end.chain, set())
                 for path in end.paths:
-                    operator = operator_of(path.base)
+                    operator = find_operator(path.base)
                     if operator in shared and is_new:
                         self._runs[operator] += 1
                         for passage in shared[operator]:
                             self._walk(passage)
                     elif operator not in shared and (operator is not None or is_new):
                         self._read_base(path.base, of_chain)
-                    # What follows an operator runs on the evaluated micro-batch, for this sink.
-                    counts = is_new or operator_of(path.base) is not None
+                    # Steps after an operator run on the evaluated micro-batch, for this sink.
+                    counts = is_new or find_operator(path.base) is not None
                     counts_from = 0 if counts else len(path.steps)
                     self._walk(_Passage(path, sink, 0, None, end.deferred_from, counts_from))
         for source in self._graph.sources:
             self._runs[source] += len(source.source.side_uids(source.uid))
 
-    def _passages_of_group(self, group: TaskGroup) -> Mapping[KeyedNode, list[_Passage]]:
-        """Return the paths into operators that share tasks, and count the scans before them once."""
+    def _find_passages(self, group: TaskGroup) -> Mapping[KeyedNode, list[_Passage]]:
+        """Return the paths into operators that share tasks; count each shared scan once."""
         found: dict[KeyedNode, dict[str, _Passage]] = {operator: {} for operator, _ in group.members}
         for scan in group.scans:
             beside = [readers for readers in scan.branches if self._is_branch(readers[0])]
@@ -199,22 +198,22 @@ class _Reading:
         }
 
     def _is_branch(self, reader: Reader) -> bool:
-        """Whether a path runs beside others behind one scan; the planner has seen what cannot."""
+        """Return whether a path runs in one pass with other paths of its scan, as the planner decided."""
         known = reader.operator.uid, reader.name
         return self._planned is None or any(known in own for own in self._planned.branches)
 
     def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
-        operator = operator_of(base)
+        operator = find_operator(base)
         if operator is None:
             assert isinstance(base, SourceNode)
             self._runs[base] += 1
             return
         if operator in seen:
-            # Read on several paths, or by several sinks: it stands in the plan once.
+            # Read on several paths or by several sinks, but once in the plan.
             return
         seen.add(operator)
         self._runs[operator] += 1
-        for upstream in upstreams(operator):
+        for upstream in find_upstreams(operator):
             self._read_base(upstream.base, seen)
             for input_ in upstream.inputs:
                 entry = operator.entries[input_.entry]
@@ -222,24 +221,24 @@ class _Reading:
                     self._walk(_Passage(path, operator, input_.entry, entry.distribution))
 
     def _walk(self, passage: _Passage) -> None:
-        """Note the edges of a path; a sink that reads what another one reads counts its last edge only."""
+        """Add the edges of a path; a second sink of the same stream adds its last edge only."""
         base = passage.path.base
         front: _Node = base.parent if isinstance(base, SideNode) else base
         output = base.tag.name if isinstance(base, SideNode) else ""
         moved: list[ShipStrategy] = []
         for at, step in enumerate(passage.path.steps, start=1):
             if isinstance(step, TransformNode) and is_partitioning(step.function):
-                moved += [_ship_of(step)] if passage.moves else []
+                moved += [_find_ship_strategy(step)] if passage.moves else []
                 continue
             is_evaluated = passage.deferred_from is not None and at > passage.deferred_from
             runs = at > passage.counts_from or is_evaluated
-            edge = self._between(passage, front, passage.path.steps[:at], moved, output)
+            edge = self._make_edge(passage, front, passage.path.steps[:at], moved, output)
             self._note(front, step, edge, runs)
             self._runs[step] += runs
             front, output, moved = step, "", []
-        self._note(front, passage.end, self._into_end(passage, front, moved, output), True)
+        self._note(front, passage.end, self._make_last_edge(passage, front, moved, output), True)
 
-    def _between(
+    def _make_edge(
         self,
         passage: _Passage,
         front: _Node,
@@ -249,7 +248,7 @@ class _Reading:
     ) -> JobEdge:
         step, at = steps[-1], len(steps) - 1
         if passage.moves:
-            settings = _settings_of(step)
+            settings = _find_settings(step)
             if settings is not None and settings.parallelism is not None:
                 return JobEdge("", ShipStrategy.REBALANCE, ChainingReason.OWN_TASKS, 0, output, tuple(moved))
             if is_set_apart(self._graph, steps):
@@ -257,11 +256,11 @@ class _Reading:
             if moved:
                 why = ChainingReason.MOVED if moved[-1].is_shuffle else ChainingReason.SAME_TASKS
                 return JobEdge("", moved[-1], why, 0, output, tuple(moved[:-1]))
-        both = _settings_of(front) is not None and _settings_of(step) is not None
+        both = _find_settings(front) is not None and _find_settings(step) is not None
         is_first = isinstance(front, KeyedNode) or passage.deferred_from == at
         if is_first and isinstance(passage.end, SinkNode):
             why = ChainingReason.EVALUATED
-        elif passage.is_in_branch(at) and _settings_of(step) is not None:
+        elif passage.is_in_branch(at) and _find_settings(step) is not None:
             why = (
                 ChainingReason.SAME_PASS if both and passage.is_in_branch(at - 1) else ChainingReason.BRANCHES
             )
@@ -270,7 +269,7 @@ class _Reading:
             why = ChainingReason.SAME_PASS if is_one_pass else ChainingReason.SAME_TASKS
         return JobEdge("", ShipStrategy.FORWARD, why, 0, output)
 
-    def _into_end(
+    def _make_last_edge(
         self, passage: _Passage, front: _Node, moved: Sequence[ShipStrategy], output: str
     ) -> JobEdge:
         if passage.distribution is not None:
@@ -278,12 +277,12 @@ class _Reading:
             return JobEdge("", ship, why, passage.entry, output, tuple(moved))
         if moved and moved[-1].is_shuffle:
             return JobEdge("", moved[-1], ChainingReason.MOVED, 0, output, tuple(moved[:-1]))
-        if passage.is_behind_state and front is not operator_of(passage.path.base):
+        if passage.is_behind_state and front is not find_operator(passage.path.base):
             return JobEdge("", ShipStrategy.FORWARD, ChainingReason.SAME_TASKS, 0, output, tuple(moved))
         return JobEdge("", ShipStrategy.FORWARD, ChainingReason.EVALUATED, 0, output, tuple(moved))
 
     def _note(self, front: _Node, behind: _Node, edge: JobEdge, counts: bool) -> None:
-        """Keep an edge; one that is there on another path, too, is what holds on both."""
+        """Add an edge; if another path has it too, keep the reason that holds on both."""
         there = self._edges.setdefault(behind, {})
         place = front, edge.entry, edge.output
         known = there.get(place, replace(edge, runs=0))
@@ -291,13 +290,13 @@ class _Reading:
         there[place] = replace(kept, runs=known.runs + counts)
 
     def _is_in_arrow(self, node: _Node) -> bool:
-        """Return whether a transform is done in the pass that reads records; only the planner knows."""
+        """Return whether a transform runs in the Arrow pass that reads records; only the planner knows."""
         return self._planned is not None and node in self._planned.in_arrow
 
     def _begins_in_python(self, node: _Node) -> bool:
         if isinstance(node, TimedNode):
             return _is_function(node.strategy.timestamps)
-        return _settings_of(node) is not None or self._is_in_arrow(node)
+        return _find_settings(node) is not None or self._is_in_arrow(node)
 
     def _ends_in_python(self, node: _Node) -> bool:
         if isinstance(node, TimedNode) and node.strategy.generator is not None:
@@ -316,21 +315,23 @@ class _Reading:
             edges = [
                 replace(one, why=ChainingReason.STREAMS_MEET) if one.why.is_chained else one for one in edges
             ]
-        self.ids[node] = self._id_of(node, edges)
-        self._parallelism[node] = self._tasks_of(node, arriving)
-        made[node] = self._described(node, tuple(edges))
+        self.ids[node] = self._make_id(node, edges)
+        self._parallelism[node] = self._count_tasks(node, arriving)
+        made[node] = self._describe(node, tuple(edges))
 
-    def _described(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
+    def _describe(self, node: _Node, edges: tuple[JobEdge, ...]) -> JobOperator:
         keys: tuple[str, ...] = ()
-        uid, groups, shares, settings = "", None, "", _settings_of(node)
+        uid, groups, shares, settings = "", None, "", _find_settings(node)
         match node:
             case SourceNode():
                 uid, kind, does = node.uid, OperatorKind.SOURCE, type(node.source).__name__
                 name, is_python = self._graph.names.get(uid, uid), node.source.kind != Source.kind
             case KeyedNode():
-                uid, kind, does = node.uid, OperatorKind.STATEFUL, _what(node.function)
+                uid, kind, does = node.uid, OperatorKind.STATEFUL, _describe_function(node.function)
                 name, is_python = self._graph.names.get(uid, uid), True
-                keys = tuple(dict.fromkeys(_key(key) for entry in node.entries for key in entry.keys))
+                keys = tuple(
+                    dict.fromkeys(_describe_key(key) for entry in node.entries for key in entry.keys)
+                )
                 groups = node.max_parallelism
                 for first, *others in ([one for one, _ in group.members] for group in self._plan.groups):
                     shares = _digest(["uid", first.uid]) if node in others else shares
@@ -342,7 +343,7 @@ class _Reading:
                 is_python = self._ends_in_python(node)
             case TransformNode() if settings is None:
                 kind, does = OperatorKind.TRANSFORM, "DataFrame function"
-                name, is_python = f"transform {_name(node.function)}", self._is_in_arrow(node)
+                name, is_python = f"transform {_name_function(node.function)}", self._is_in_arrow(node)
             case TransformNode():
                 assert settings is not None
                 kind, is_python, side = OperatorKind.FUNCTION, True, getattr(node.function, "side", None)
@@ -354,23 +355,23 @@ class _Reading:
         own = self.ids[node]
         return JobOperator(own, uid, name, does, kind, runs_in, keys, tasks, groups, runs, edges, shares)
 
-    def _id_of(self, node: _Node, edges: Sequence[JobEdge]) -> str:
-        """Return an id that depends on nothing but the program: the same in every process."""
+    def _make_id(self, node: _Node, edges: Sequence[JobEdge]) -> str:
+        """Return an id that depends on the program only, so it is the same in every process."""
         if isinstance(node, SourceNode | KeyedNode | SinkNode):
             return _digest(["uid", node.uid])
         sort = "timestamps"
         if isinstance(node, TransformNode):
-            sort = "transform" if _settings_of(node) is None else type(node.function).__name__
+            sort = "transform" if _find_settings(node) is None else type(node.function).__name__
         place = [sort, [[e.source, e.ship.value, e.output, e.entry] for e in edges]]
         number = 0
         while (found := _digest([*place, number])) in self.ids.values():
             number += 1
         return found
 
-    def _tasks_of(self, node: _Node, arriving: Mapping[tuple[_Node, int, str], JobEdge]) -> int | None:
+    def _count_tasks(self, node: _Node, arriving: Mapping[tuple[_Node, int, str], JobEdge]) -> int | None:
         if isinstance(node, KeyedNode):
             return self._tasks
-        settings = _settings_of(node)
+        settings = _find_settings(node)
         if settings is not None and settings.parallelism is not None:
             return int(settings.parallelism)
         if len(arriving) != 1:
@@ -381,11 +382,11 @@ class _Reading:
         if edge.ship.is_shuffle:
             before = node.parent if isinstance(node, TransformNode | TimedNode | SinkNode) else None
             moved = before.function if isinstance(before, TransformNode) else None
-            asked = moved.parallelism if isinstance(moved, Spread | ByPartitioner) else None
+            asked = moved.parallelism if isinstance(moved, Rebalance | CustomPartitioning) else None
             return asked or self._tasks
         return None if edge.ship is ShipStrategy.RESCALE else self._parallelism[front]
 
-    def _beside_sources(self) -> Iterator[JobOperator]:
+    def _find_dead_letter_sinks(self) -> Iterator[JobOperator]:
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 front = self.ids.get(source) or _digest(["uid", source.uid])
@@ -394,32 +395,32 @@ class _Reading:
                 yield JobOperator(own, uid, uid, "dead letters", kind, RunsIn.JVM, (), None, None, 1, (edge,))
 
 
-def _settings_of(step: _Node) -> TransformSettings | None:
-    if not isinstance(step, TransformNode) or frame_function(step) is not None:
+def _find_settings(step: _Node) -> TransformSettings | None:
+    if not isinstance(step, TransformNode) or find_frame_function(step) is not None:
         return None
     return getattr(step.function, "settings", None)
 
 
-def _ship_of(step: TransformNode) -> ShipStrategy:
+def _find_ship_strategy(step: TransformNode) -> ShipStrategy:
     match step.function:
-        case Narrow():
+        case Rescale():
             return ShipStrategy.RESCALE
-        case ByPartitioner():
+        case CustomPartitioning():
             return ShipStrategy.CUSTOM
-    return ShipStrategy.GLOBAL if step.function == Spread(1) else ShipStrategy.REBALANCE
+    return ShipStrategy.GLOBAL if step.function == Rebalance(1) else ShipStrategy.REBALANCE
 
 
 def _is_function(timestamps: object) -> bool:
     return timestamps is not None and not isinstance(timestamps, str | Column)
 
 
-def _key(key: Key) -> str:
+def _describe_key(key: Key) -> str:
     if isinstance(key, KeyFunction):
         return "a function"
     return key if isinstance(key, str) else "an expression"
 
 
-#: What people call operators of ours that no class of theirs names.
+#: Display names of operators that no user's class names.
 _OF_OURS = {
     "Aggregating": "running aggregate",
     "AggregatingColumns": "running aggregate",
@@ -439,7 +440,7 @@ _OF_OURS = {
 }
 
 
-def _what(function: object) -> str:
+def _describe_function(function: object) -> str:
     match function:
         case Windows() | FoldingWindows():
             return type(function.spec.assigner).__name__
@@ -454,7 +455,7 @@ def _what(function: object) -> str:
     return _OF_OURS.get(name, name)
 
 
-def _name(function: object) -> str:
+def _name_function(function: object) -> str:
     named = str(getattr(function, "__name__", type(function).__name__))
     return "(lambda)" if named == "<lambda>" else named
 

@@ -33,19 +33,19 @@ from flinkish_spark.planning.factories import (
     RowPatterns,
     Windows,
 )
-from flinkish_spark.planning.meaning import meaning_of
+from flinkish_spark.planning.meaning import describe_meaning
 from flinkish_spark.planning.sent_columns import (
     RENAME,
-    Folded,
+    FoldPlan,
     KeyedInput,
-    Sent,
-    columns_sent,
-    transport_of,
-    without_event_times,
+    SentColumns,
+    find_sent_columns,
+    make_transport,
+    no_event_times,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
-from flinkish_spark.planning.times import SourceMarkers, subtask_in
+from flinkish_spark.planning.times import SourceMarkers, find_subtask
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape
@@ -76,7 +76,7 @@ from flinkish_spark.worker.keyed_operator import (
 from flinkish_spark.worker.runners import InputShape, RowShape
 
 STATE_DDL = "value BINARY"
-#: When a key group's entries move out of its state value; tests that crash jobs make it small.
+#: When a key group's entries move out of its state value; crash tests make it small.
 BASE_POLICY = BasePolicy()
 
 
@@ -85,22 +85,22 @@ class KeyedParts:
     """The parts of a keyed operator's plan."""
 
     node: KeyedNode
-    #: In their order, by entry.
+    #: Ordered by entry.
     inputs: tuple[KeyedInput, ...]
-    #: Outputs of operators in front, in one frame with the inputs, that those behind this one read.
+    #: Outputs of earlier operators that later operators read, in one frame with the inputs.
     passing: tuple[KeyedInput, ...]
-    #: The operator's among those who report to the driver.
+    #: The operator's number as a reporter to the driver.
     number: int
     bundling: Bundling
     #: The side outputs that are read.
     sides: Sequence[SideNode]
-    #: Key groups and their state, if the lineage begins with state of this operator.
+    #: Key groups and their state, if the lineage begins with state for this operator.
     seed: DataFrame | None
-    #: Of the sources that it reads itself, if latency is measured; those of others come with the rows.
+    #: Latency markers of the sources that it reads directly, if latency is measured.
     markers: SourceMarkers | None
-    #: What errors call it beside its uid; empty if nobody has said one.
+    #: Name in errors, beside the uid; empty if not set.
     name: str
-    #: Tells what it adds to accumulators from what others add; empty in all chains but the first.
+    #: Identifies its share of the accumulators; empty in all chains but the first.
     counts_as: str
     #: Name of the chain in which it runs.
     chain: str
@@ -108,13 +108,13 @@ class KeyedParts:
 
 @dataclass(frozen=True, eq=False)
 class _Operator:
-    """A keyed operator before its rows are brought to it."""
+    """A keyed operator before its rows are routed to it."""
 
     parts: KeyedParts
     routing: Routing
-    #: What travels of its inputs, and behind them of what passes it.
-    sent: tuple[Sent, ...]
-    #: Fields of the main output, of side outputs, and of what passes, as they stand in the frame.
+    #: Columns sent of its inputs, then of the streams that pass it.
+    sent: tuple[SentColumns, ...]
+    #: Fields of the main output, side outputs and passing streams, as named in the frame.
     outputs: tuple[T.StructType, ...]
     spec: KeyedOperatorSpec
 
@@ -124,20 +124,19 @@ class _Operator:
 
     @property
     def timed(self) -> tuple[bool, ...]:
-        """Return whether rows of each output have event times."""
+        """True for each output whose rows have event times."""
         shape = self.spec.shape
         return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
 
-    def with_seed(self, rows: DataFrame) -> DataFrame:
-        """Send each key group its state, which the first micro-batch brings."""
+    def add_seed(self, rows: DataFrame) -> DataFrame:
+        """Add the seed's rows: each key group gets its state with the first micro-batch."""
         seed, routing = self.parts.seed, self.routing
         if seed is None:
             return rows
-        # What partitions keep beside their key groups goes to every partition, which chooses: there may be
-        # another number of them.
+        # State of partitions goes to every partition, which takes its share: their number may have changed.
         group = F.col("key_group")
-        own_route = F.array(F.element_at(_int_array(routing.of_group), group + 1))
-        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _int_array(routing.of_broadcast)).otherwise(
+        own_route = F.array(F.element_at(_make_int_array(routing.of_group), group + 1))
+        routes = F.when(group <= C.FIRST_PARTITION_GROUP, _make_int_array(routing.of_broadcast)).otherwise(
             own_route
         )
         states = seed.select(
@@ -150,15 +149,15 @@ class _Operator:
         )
         return rows.unionByName(named_scan(states, ScanRole.SEED, self.parts.node.uid))
 
-    def packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
+    def make_packer(self, number: int, given: KeyedInput, sent: SentColumns) -> BlockPacker:
         uid, counts_as, combine = self.parts.node.uid, self.parts.counts_as, None
         if sent.folded is not None and sent.folded.combiner is not None:
             own = f"{counts_as}/input {number}" if counts_as else ""
             combine = BlamedCombine(uid, self.parts.bundling.key_groups, sent.folded.combiner, own)
         is_broadcast = given.distribution is Distribution.BROADCAST
         calls = None
-        # A key group needs that of its partition before it. What a broadcast element wants done with keyed
-        # state concerns all key groups.
+        # A key group needs its partition's broadcast state first. A broadcast element may apply a function to
+        # the keyed state of all key groups.
         if self.has_broadcast and given.distribution in (Distribution.BY_KEY, Distribution.BROADCAST):
             called = self.routing.of_bundle if is_broadcast else self.routing.of_broadcast
             calls = Calls(self.parts.number, called)
@@ -171,58 +170,58 @@ class _Operator:
             calls=calls,
         )
 
-    def control_routes(self) -> Column:
+    def make_control_routes(self) -> Column:
         """Return the routes of a control row: a barrier goes everywhere, a call to its key group."""
         kind, routing = F.col(C.KIND), self.routing
         is_own_call = (kind == int(C.Kind.WAKE)) & (F.col(C.CHANNEL) == self.parts.number)
-        called = F.array(F.element_at(_int_array(routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1))
+        called = F.array(F.element_at(_make_int_array(routing.of_bundle), F.col(C.SEQUENCE).cast("int") + 1))
         if self.has_broadcast:
-            called = F.concat(called, _int_array(routing.of_broadcast))
-        routes = F.when(kind == int(C.Kind.BARRIER), _int_array(routing.of_barrier))
-        same = F.get(_int_array(routing.of_barrier), subtask_in(F.col(C.CHANNEL)))
+            called = F.concat(called, _make_int_array(routing.of_broadcast))
+        routes = F.when(kind == int(C.Kind.BARRIER), _make_int_array(routing.of_barrier))
+        same = F.get(_make_int_array(routing.of_barrier), find_subtask(F.col(C.CHANNEL)))
         routes = routes.when(kind == int(C.Kind.MARKER), F.array(same))
-        # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
-        return routes.when(is_own_call, called).otherwise(_int_array(routing.of_barrier[:1]))
+        # Reports to the driver, and calls of later operators, only pass: one partition is enough.
+        return routes.when(is_own_call, called).otherwise(_make_int_array(routing.of_barrier[:1]))
 
 
-def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
-    """Send rows into operators that share tasks; what several inputs of them read is scanned once.
+def _route_rows(operators: Sequence[_Operator]) -> DataFrame:
+    """Return the rows for operators that share tasks; a frame that several inputs read is scanned once.
 
     A packed record goes to its key group's route, and a barrier to every partition of the operators.
     """
     shares = [
-        _Share(place, number, one, given, sent)
+        _InputShare(place, number, one, given, sent)
         for place, one in enumerate(operators)
         for number, (given, sent) in enumerate(
             zip((*one.parts.inputs, *one.parts.passing), one.sent, strict=True)
         )
     ]
-    together: dict[int, list[_Share]] = {}
+    together: dict[int, list[_InputShare]] = {}
     for share in shares:
         together.setdefault(id(share.frame), []).append(share)
-    frames = [_packed(own, is_alone=len(operators) == 1) for own in together.values()]
+    frames = [_pack_inputs(own, is_alone=len(operators) == 1) for own in together.values()]
     apart = [share for share in shares if len(share.given.frames) == 2]
     if apart:
-        # Of a control source there is one frame, whichever input has it.
+        # All source inputs share the control source's barrier rows; add them once.
         targets = [
-            (one.control_routes(), [share.number for share in apart if share.operator is one])
+            (one.make_control_routes(), [share.number for share in apart if share.operator is one])
             for one in dict.fromkeys(share.operator for share in apart)
         ]
-        frames.append(named_scan(_spread(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
+        frames.append(named_scan(_route_control_rows(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
     return reduce(DataFrame.unionByName, frames)
 
 
 @dataclass(frozen=True)
-class _Share:
-    """One input of operators that share a frame; what is computed for it has its place in the name."""
+class _InputShare:
+    """One input of operators that share a frame; columns computed for it are named by its place."""
 
-    #: Of the operator among those that share tasks.
+    #: The operator's place in its task group.
     place: int
-    #: Of the input among the operator's.
+    #: The input's number at its operator.
     number: int
     operator: _Operator
     given: KeyedInput
-    sent: Sent
+    sent: SentColumns
 
     @property
     def frame(self) -> DataFrame:
@@ -238,7 +237,7 @@ class _Share:
 
     @property
     def names(self) -> dict[str, str]:
-        """Map each column that travels, but the hash, to its name in the frame."""
+        """Map each column that is sent, except the hash, to its name in the frame."""
         shared = self.given.shared
         own = {} if shared is None else {known: name for name, known in shared.columns}
         own |= {} if shared is None else {C.SEQUENCE: shared.place}
@@ -249,8 +248,8 @@ class _Share:
             for name, column in zip(chosen.schema.names[1:], chosen.columns, strict=True)
         }
 
-    def with_expressions(self, frame: DataFrame) -> DataFrame:
-        """Return the frame with the keys that Spark computes, null in rows of others."""
+    def add_key_columns(self, frame: DataFrame) -> DataFrame:
+        """Add columns with the keys that Spark computes; they are null in rows of other inputs."""
         chosen, shared = self.sent.chosen, self.given.shared
         if not chosen.expressions:
             return frame
@@ -275,8 +274,8 @@ class _Share:
             OwnRows() if shared is None else shared.own,
         )
 
-    def dealt(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
-        packer = self.operator.packer(self.number, self.given, self.sent)
+    def deal_blocks(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
+        packer = self.operator.make_packer(self.number, self.given, self.sent)
         names, routes = self.names, self.record_routes
         columns = (routes.hash_name, *names.values(), *marks)
         return DealtBlocks(routes.route_name, columns, (C.KEY_HASH, *names, *marks), packer, takes)
@@ -289,20 +288,20 @@ def _is_own(rows: SharedRows) -> Column:
     return found & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in rows.frame.columns else found
 
 
-def _packed(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
-    """Return the blocks of inputs whose rows stand in one frame, and the control rows between them."""
-    # A record may be for several, with another route to each; so its routes are among the columns.
+def _pack_inputs(shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
+    """Return the blocks of inputs that share a frame, and the frame's control rows."""
+    # A record may be for several inputs, with a different route for each; so routes are columns.
     frame, first = shares[0].frame, shares[0].place
     for one in shares:
-        frame = one.with_expressions(frame)
+        frame = one.add_key_columns(frame)
     marks = [C.MARK] if C.MARK in frame.columns else []
     has_control = C.KIND in frame.columns
     wanted = dict.fromkeys([*(C.CONTROL if has_control else ()), *marks])
     for one in shares:
         own = one.record_routes.own
         wanted |= dict.fromkeys([*one.names.values(), *own.columns])
-    # Behind all expressions of the user's, which might know the columns by an alias.
-    narrow = C.behind_select(frame, [*wanted], lambda rows: _scan_of(rows, shares, is_alone=is_alone))
+    # After all expressions of the user, which may refer to columns by an alias.
+    narrow = C.behind_select(frame, [*wanted], lambda rows: _label_scan(rows, shares, is_alone=is_alone))
     operators = dict.fromkeys(one.operator for one in shares) if has_control else ()
     controls = (ControlRoutes(one.routing, one.parts.number, one.has_broadcast) for one in operators)
     route = RouteRows(
@@ -311,26 +310,26 @@ def _packed(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
         T.StructType([narrow.schema[name] for name in wanted]),
     )
     takes = [Takes.ALL] + [Takes.BARRIERS if one.place == first else Takes.NONE for one in shares[1:]]
-    deal = DealBlocks(tuple(one.dealt(marks, own) for one, own in zip(shares, takes, strict=True)))
+    deal = DealBlocks(tuple(one.deal_blocks(marks, own) for one, own in zip(shares, takes, strict=True)))
     return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
-def _scan_of(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
-    """Return a frame so that the source in it is known by its name, and by the chains of all who read it."""
+def _label_scan(frame: DataFrame, shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
+    """Label the scan in a frame with the source's name and the chains of all readers."""
     named = [(one.operator.parts.chain, one.given.source) for one in shares]
     inputs = [(chain, name) for chain, name in named if name is not None]
     if not inputs:
         return frame
-    # What is read for one operator alone may stand in several chains.
+    # A scan for one operator alone may be in several chains.
     return named_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
 
 
-def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
-    """Return control rows with their routes; a barrier once for each input, which its sequence says."""
+def _route_control_rows(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
+    """Return control rows with routes; a barrier is repeated per input, whose number is its sequence."""
     arrays = []
     for routes, numbers in targets:
         inputs = F.array(*[F.lit(number).cast("long") for number in numbers])
-        arrays.append(F.transform(routes, partial(_target, inputs)))
+        arrays.append(F.transform(routes, partial(_make_target, inputs)))
     exploded = barriers.select(F.explode(F.concat(*arrays)).alias("target"), *C.CONTROL)
     is_barrier = F.col(C.KIND) == int(C.Kind.BARRIER)
     sequences = F.when(is_barrier, F.col("target.inputs")).otherwise(F.array(F.col(C.SEQUENCE)))
@@ -339,26 +338,26 @@ def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]
     return exploded.select(*routed, F.explode(sequences).alias(C.SEQUENCE), no_block)
 
 
-def _target(inputs: Column, route: Column) -> Column:
+def _make_target(inputs: Column, route: Column) -> Column:
     return F.struct(route.alias("route"), inputs.alias("inputs"))
 
 
-def _int_array(values: Sequence[int]) -> Column:
-    # One text for Spark's parser: a literal for each key group would take some thousand calls into the JVM.
+def _make_int_array(values: Sequence[int]) -> Column:
+    # One SQL text: a literal per key group would take thousands of calls into the JVM.
     return F.expr(f"array({', '.join(map(str, values))})")
 
 
 def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, OperatorShape]]:
-    """Plan operators that share tasks: one pass over one frame, with the outputs of each, main ones first."""
+    """Plan operators that share tasks, as one pass over one frame; return main output and shape of each."""
     found: list[_Operator] = []
     for place, parts in enumerate(operators):
         own = None if len(operators) == 1 else place
-        found.append(_operator_of(parts, own, sum(len(one.outputs) for one in found)))
-    rows = _rows_of(found)
+        found.append(_prepare_operator(parts, own, sum(len(one.outputs) for one in found)))
+    rows = _route_rows(found)
     for one in found:
-        rows = one.with_seed(rows)
+        rows = one.add_seed(rows)
         if one.parts.markers is not None:
-            rows = rows.unionByName(one.parts.markers.routed(one.routing.of_barrier))
+            rows = rows.unionByName(one.parts.markers.route(one.routing.of_barrier))
     run = tuple(KeyedOperator(one.spec) for one in found)
     applied = rows.groupBy(C.ROUTE).applyInPandasWithState(
         run[0] if len(run) == 1 else SharedTasks(run),
@@ -386,23 +385,26 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
             by_workers=frame,
         )
         key_types = tuple(kind.simpleString() for kind in shape.key_types)
-        made.append((stream, OperatorShape(node.max_parallelism, key_types, meaning_of(node))))
+        made.append((stream, OperatorShape(node.max_parallelism, key_types, describe_meaning(node))))
     return made
 
 
-def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Operator:
-    """Return what is known of an operator; `place` is that among those that share tasks with it."""
+def _prepare_operator(parts: KeyedParts, place: int | None, first_output: int) -> _Operator:
+    """Prepare an operator; `place` is its place in its task group, None if it is alone."""
     node, routing = parts.node, Routing(parts.bundling, place or 0)
-    sent = tuple(columns_sent(node, given) for given in parts.inputs)
-    whole = [transport_of(node, given, ()) for given in parts.passing]
-    passing = tuple(Sent(one, one) for one in whole)
+    sent = tuple(find_sent_columns(node, given) for given in parts.inputs)
+    whole = [make_transport(node, given, ()) for given in parts.passing]
+    passing = tuple(SentColumns(one, one) for one in whole)
     has_times = all(one.has_times for one in parts.inputs)
-    operator, shape = operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
-    # Functions know the names that were declared; in the frame no name may be there twice.
+    operator, shape = make_operator_and_shape(node, parts.inputs, sent, parts.sides, has_times=has_times)
+    # Functions use the declared names; in the frame each name must be unique.
     main, *own_sides = shape.outputs
     sides = (*own_sides, *(given.schema for given in parts.passing))
-    first = nullable(main) if place is None else _renamed(main, first_output)
-    outputs = (first, *(_renamed(fields, first_output + number) for number, fields in enumerate(sides, 1)))
+    first = nullable(main) if place is None else _rename_fields(main, first_output)
+    outputs = (
+        first,
+        *(_rename_fields(fields, first_output + number) for number, fields in enumerate(sides, 1)),
+    )
     spec = KeyedOperatorSpec(
         uid=node.uid,
         bundling=parts.bundling,
@@ -431,17 +433,17 @@ def _operator_of(parts: KeyedParts, place: int | None, first_output: int) -> _Op
     return _Operator(parts, routing, (*sent, *passing), outputs, spec)
 
 
-def operator_and_shape(
+def make_operator_and_shape(
     node: KeyedNode,
     inputs: Sequence[KeyedInput],
-    sent: Sequence[Sent],
+    sent: Sequence[SentColumns],
     sides: Sequence[SideNode],
     *,
     has_times: bool,
 ) -> tuple[StatefulOperator, RowShape]:
-    """Return what runs in the workers, and how rows come and go there; needs no Spark."""
-    schemas = _schemas(node, inputs)
-    main = _main_output(node, schemas, sent[0].folded)
+    """Return the operator that workers run, and the shape of its rows; needs no Spark."""
+    schemas = _find_schemas(node, inputs)
+    main = _find_main_output(node, schemas, sent[0].folded)
     shape = RowShape(
         inputs=tuple(
             InputShape(
@@ -455,24 +457,26 @@ def operator_and_shape(
             )
             for given, one in zip(inputs, sent, strict=True)
         ),
-        key_types=_key_types(node, inputs, sent),
+        key_types=_find_key_types(node, inputs, sent),
         outputs=(main, *(side.output for side in sides)),
         side_names=tuple(side.tag.name for side in sides),
-        with_times=_with_times(node, sent),
+        with_times=_emits_times(node, sent),
     )
     tags = [side.tag for side in sides]
-    return _operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
+    return _make_operator(node, schemas, sent[0].folded, tags, has_times=has_times), shape
 
 
-def _schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
-    """Return the fields of each entry; all paths into one entry have the same."""
+def _find_schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
+    """Return the fields of each entry; all paths into an entry must have the same fields."""
     found: dict[int, T.StructType] = {}
     for given in inputs:
         check_same_fields(found.setdefault(given.entry, given.schema), given.schema, f"operator '{node.uid}'")
     return [found[entry] for entry in sorted(found)]
 
 
-def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sent]) -> tuple[T.DataType, ...]:
+def _find_key_types(
+    node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[SentColumns]
+) -> tuple[T.DataType, ...]:
     keyed = [
         one for one, given in zip(sent, inputs, strict=True) if given.distribution is Distribution.BY_KEY
     ]
@@ -483,44 +487,46 @@ def _key_types(node: KeyedNode, inputs: Sequence[KeyedInput], sent: Sequence[Sen
         if other.transport.key_types != first:
             shown = [", ".join(k.simpleString() for k in one) for one in (first, other.transport.key_types)]
             raise GraphError(
-                f"operator '{node.uid}' is keyed by ({shown[0]}) on one way and by ({shown[1]}) on another",
-                why="a key is found by its hash, which is another one for another type",
+                f"operator '{node.uid}' is keyed by ({shown[0]}) on one path and by ({shown[1]}) on another",
+                why="state is found by the hash of its key, which depends on the key's types",
                 what_to_do="cast the keys to the same types",
                 uid=node.uid,
             )
     return first
 
 
-def _renamed(fields: T.StructType, number: int) -> T.StructType:
+def _rename_fields(fields: T.StructType, number: int) -> T.StructType:
     return T.StructType(
         [T.StructField(f"{C.SIDE}{number}_{at}", field.dataType) for at, field in enumerate(fields)]
     )
 
 
-def _main_output(node: KeyedNode, schemas: Sequence[T.StructType], folded: Folded | None) -> T.StructType:
+def _find_main_output(
+    node: KeyedNode, schemas: Sequence[T.StructType], folded: FoldPlan | None
+) -> T.StructType:
     if node.output is not None:
         return node.output
     if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
-        found = node.function.output(*schemas)
-        # What the fields of the inputs are called is known now only.
+        found = node.function.find_output(*schemas)
+        # Names of the inputs' fields are known only now.
         check_field_names(found, f"the output of '{node.uid}'", RENAME)
         return found
     return schemas[0] if folded is None else folded.output
 
 
-def _with_times(node: KeyedNode, sent: Sequence[Sent]) -> bool:
+def _emits_times(node: KeyedNode, sent: Sequence[SentColumns]) -> bool:
     has_times, function = any(C.TIME in one.transport.schema.names for one in sent), node.function
     if not isinstance(function, VectorizedProcessFunction):
         return has_times
     if function.event_time is not None and not has_times:
-        raise without_event_times(node.uid)
+        raise no_event_times(node.uid)
     return function.event_time is not None
 
 
-def _operator(
+def _make_operator(
     node: KeyedNode,
     schemas: Sequence[T.StructType],
-    folded: Folded | None,
+    folded: FoldPlan | None,
     read: Sequence[OutputTag],
     *,
     has_times: bool,
@@ -539,10 +545,10 @@ def _operator(
     if isinstance(function, Checkpointed | VectorizedProcessFunction):
         return function
     if function.needs_event_time and not has_times:
-        raise without_event_times(node.uid)
+        raise no_event_times(node.uid)
     if isinstance(function, Windows | Joining | Patterns | RowPatterns):
-        for tag, schema in function.late_outputs(*schemas):
-            # What is read by that name may be declared by another tag: both sides' may have one name.
+        for tag, schema in function.find_late_outputs(*schemas):
+            # Two tags of one name may be declared: one for each side of a join.
             for declared in (tag, *(one for one in read if one.name == tag.name)):
                 check_late_output(declared, schema, node.uid, types_may_differ=True)
     return function.create(*schemas)

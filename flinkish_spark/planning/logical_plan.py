@@ -1,4 +1,4 @@
-"""A job's plan before Spark knows of it: the stream graph, and what each rule has decided about it."""
+"""A job's plan before Spark is involved: the stream graph, and the decision of each rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from flinkish_spark.operators.recorded_answers import Readers
 from flinkish_spark.planning.beginning import NOTHING, Beginning
-from flinkish_spark.planning.partitioning import ByPartitioner
+from flinkish_spark.planning.partitioning import CustomPartitioning
 from flinkish_spark.planning.stream_graph import (
     Base,
     KeyedEntry,
@@ -19,32 +19,32 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     TransformNode,
     Upstream,
-    operator_of,
-    upstreams,
+    find_operator,
+    find_upstreams,
 )
 from flinkish_spark.planning.transforms import LookupTransform, RowTransform
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
 
 
 @dataclass(frozen=True, eq=False)
-class End:
+class ChainEnd:
     """The end of a chain, as a sink reads it."""
 
     chain: Chain
-    #: From sources one or several; from an operator one.
+    #: One or several from sources, or one from an operator.
     paths: tuple[Path, ...]
-    #: With which step the part begins that each sink does for itself, on the evaluated micro-batch; None
-    #: where the chain ends behind all steps from a source, or in front of all from an operator.
+    #: Index of the first step that each sink runs for itself on the evaluated micro-batch; None if the chain
+    #: contains all steps from a source, or none from an operator.
     deferred_from: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """An operator that shares tasks, as it reads one path from a source."""
+    """One path from a source into an operator that shares tasks."""
 
-    #: The operator's place among those that share tasks.
+    #: The operator's place in its task group.
     place: int
-    #: Of the path among the operator's, in the order of its entries.
+    #: The path's number at the operator, in the order of its entries.
     number: int
     operator: KeyedNode
     chain: Chain
@@ -58,9 +58,9 @@ class Reader:
 class SharedScan:
     """One scan of a source for several readers."""
 
-    #: How many steps all of their paths have in common.
+    #: Number of steps that all of their paths share.
     common: int
-    #: Readers of the same path, whose rows are the same; paths that part run in one pass behind the scan.
+    #: Readers grouped by path; different paths run in one pass after the scan.
     branches: tuple[tuple[Reader, ...], ...]
 
 
@@ -69,36 +69,36 @@ class TaskGroup:
     """Operators that share tasks: one shuffle serves all of them."""
 
     members: tuple[tuple[KeyedNode, Chain], ...]
-    #: Of all operators, those of one behind each other.
+    #: Readers of all operators, grouped by operator.
     readers: tuple[Reader, ...]
     scans: tuple[SharedScan, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class LineOperator:
-    """An operator in a line of operators that stand one behind the other."""
+    """An operator in a line, where each operator reads the one before it."""
 
     operator: KeyedNode
-    #: Of what it reads of sources: names of the scans, by the upstream's number.
+    #: Names of the scans of sources that it reads, by the upstream's number.
     names: Mapping[int, str]
-    #: What operators in front have made, and others behind this one or sinks read: it passes this one.
+    #: Outputs of earlier operators that later operators or sinks read; these streams pass this operator.
     passing: tuple[Base, ...]
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Who asks about the elements of one path into an async operator."""
+class AsyncReaders:
+    """The callers of an async operator about the elements of one path."""
 
-    #: Who may ask about the same elements at the same time; None where one alone does, once.
+    #: Readers of recorded answers; None if one caller asks once about each element.
     readers: Readers | None
     is_in_several_chains: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Counting:
-    """Where each function and operator counts; it may stand in several places."""
+    """The one place in the plan where each function and operator adds to accumulators."""
 
-    #: By function or operator the node and the chain in which it counts, in the order of the plan.
+    #: By function or operator: node and chain where it counts, in the order of the plan.
     first: Mapping[object, tuple[object, Chain]]
     #: Numbers of steps, by identity, in the same order.
     steps: Mapping[int, int]
@@ -106,19 +106,19 @@ class Counting:
     def counts(self, known_as: object, node: object, chain: Chain) -> bool:
         return known_as in self.first and self.first[known_as] == (node, chain)
 
-    def on_path(self, path: Path, chain: Chain) -> tuple[bool, ...]:
-        """Return what counts of all that a path in a chain has: paths that differ in it are planned apart."""
-        functions = [(counted_as(step), step) for step in path.steps]
-        operators = [(node.uid, node) for node in operators_below(path.base)]
+    def find_counts(self, path: Path, chain: Chain) -> tuple[bool, ...]:
+        """Return which parts of a path count in a chain; paths that differ in this are planned apart."""
+        functions = [(identify_counted(step), step) for step in path.steps]
+        operators = [(node.uid, node) for node in find_operators_below(path.base)]
         return tuple(
             self.counts(known_as, node, chain)
             for known_as, node in [*operators, *functions]
             if known_as is not None
         )
 
-    def step(self, step: TransformNode, chain: Chain, path: Path, *front: str) -> TransformNode:
-        """Return a step whose function knows as what it counts, if it does; `front` tells its paths apart."""
-        function, known_as = step.function, counted_as(step)
+    def mark_step(self, step: TransformNode, chain: Chain, path: Path, *front: str) -> TransformNode:
+        """Set the counter id of a step's function if it counts here; `front` distinguishes its paths."""
+        function, known_as = step.function, identify_counted(step)
         if known_as is None or not self.counts(known_as, step, chain):
             return step
         number = list(self.first).index(known_as)
@@ -129,23 +129,23 @@ class Counting:
         if isinstance(function, RowTransform):
             row = replace(function.function, counts_as=counts_as)
             return TransformNode(step.parent, replace(function, function=row))
-        assert isinstance(function, LookupTransform | ByPartitioner)
+        assert isinstance(function, LookupTransform | CustomPartitioning)
         return TransformNode(step.parent, replace(function, counts_as=counts_as))
 
-    def between(self, upstream: Upstream, chain: Chain) -> Upstream:
-        """Return what an operator reads of another one, with functions that know as what they count."""
+    def mark_upstream(self, upstream: Upstream, chain: Chain) -> Upstream:
+        """Set the counter ids of the functions between two operators."""
         inputs = []
         for one in upstream.inputs:
             numbered = enumerate(one.paths)
-            paths = (self._counted(path, chain, str(one.entry), str(number)) for number, path in numbered)
+            paths = (self._mark_path(path, chain, str(one.entry), str(number)) for number, path in numbered)
             inputs.append(replace(one, paths=tuple(paths)))
         return Upstream(tuple(inputs))
 
-    def _counted(self, path: Path, chain: Chain, *front: str) -> Path:
-        return path.changed(lambda step: self.step(step, chain, path, *front))
+    def _mark_path(self, path: Path, chain: Chain, *front: str) -> Path:
+        return path.replace_transforms(lambda step: self.mark_step(step, chain, path, *front))
 
-    def entry(self, node: KeyedNode, at: int, chain: Chain, of: str) -> KeyedEntry:
-        """Return an entry of an operator whose key functions know as what they count."""
+    def mark_entry(self, node: KeyedNode, at: int, chain: Chain, of: str) -> KeyedEntry:
+        """Set the counter ids of the key functions of an operator's entry."""
         entry = node.entries[at]
         if not self.counts(node.uid, node, chain):
             return entry
@@ -155,61 +155,64 @@ class Counting:
         )
         return replace(entry, keys=tuple(keys))
 
-    def keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
-        entries = (self.entry(node, at, chain, of) for at in range(len(node.entries)))
+    def mark_keys(self, node: KeyedNode, chain: Chain, of: str) -> KeyedNode:
+        entries = (self.mark_entry(node, at, chain, of) for at in range(len(node.entries)))
         return replace(node, entries=tuple(entries))
 
-    def operator(self, node: KeyedNode, chain: Chain) -> str:
-        """Return as what an operator counts; empty if it does not."""
+    def find_counter_id(self, node: KeyedNode, chain: Chain) -> str:
+        """Return an operator's counter id; empty if it does not count here."""
         return f"{node.uid}/{chain.name}" if self.counts(node.uid, node, chain) else ""
 
 
-def counted_as(step: Step) -> object:
-    """Return what is one function where it is counted, if it can add to accumulators; else None."""
-    # Its outputs are nodes of their own, each of which runs all of it. Two connected streams have other
-    # calls.
+def identify_counted(step: Step) -> object:
+    """Return the identity of a step's function if it can add to accumulators, else None."""
+    # Each output of a function is a node that runs the whole function. Two connected streams call different
+    # methods.
     match step.function if isinstance(step, TransformNode) else None:
         case RowTransform(function=function) as transform if function.rich is not None:
             return id(transform.settings), id(step.parent), getattr(function.call, "__name__", "")
         case LookupTransform() as transform if transform.join.function is not None:
             return id(transform.settings), id(step.parent), ""
-        case ByPartitioner() as transform if transform.rich is not None:
+        case CustomPartitioning() as transform if transform.rich is not None:
             return id(transform), id(step.parent), ""
     return None
 
 
-def operators_below(base: Base) -> tuple[KeyedNode, ...]:
-    operator = operator_of(base)
+def find_operators_below(base: Base) -> tuple[KeyedNode, ...]:
+    operator = find_operator(base)
     if operator is None:
         return ()
-    return (operator, *(node for upstream in upstreams(operator) for node in operators_below(upstream.base)))
+    return (
+        operator,
+        *(node for upstream in find_upstreams(operator) for node in find_operators_below(upstream.base)),
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class LogicalPlan:
     graph: StreamGraph
     beginning: Beginning = NOTHING
-    #: Of the live log, which goes on as it began; None where a log begins.
+    #: Layout of the live log, which must not change; None for a new log.
     recorded: PlanLayout | None = None
-    #: By the uids of sinks (cut_chains).
-    ends: Mapping[str, tuple[End, ...]] = field(default_factory=dict)
-    #: Whether the source's control rows may be among its records (mark_records).
+    #: By the uid of the sink (cut_chains).
+    ends: Mapping[str, tuple[ChainEnd, ...]] = field(default_factory=dict)
+    #: True if the source's control rows may be among its records (mark_records).
     marks_records: bool = False
     #: (share_tasks, share_scans)
     groups: tuple[TaskGroup, ...] = ()
-    #: By chain the operators in it, where these stand in a line (pass_streams).
+    #: By chain: its operators, if they form a line (pass_streams).
     lines: Mapping[str, tuple[LineOperator, ...]] = field(default_factory=dict)
     #: By async operator and path (place_async_calls).
-    calls: Mapping[tuple[str, str], Asking] = field(default_factory=dict)
-    #: Which functions add to accumulators, and as what (count_functions).
+    calls: Mapping[tuple[str, str], AsyncReaders] = field(default_factory=dict)
+    #: Where each function adds to accumulators (count_functions).
     counting: Counting = field(default_factory=lambda: Counting({}, {}))
 
     @property
     def may_share(self) -> bool:
-        """Whether several chains may read one scan: not in a log that began when each had its own."""
+        """True if chains may share a scan; a live log in which each chain has its own scan goes on so."""
         return self.recorded is None or bool(self.recorded.shared) or bool(self.recorded.together)
 
     @property
-    def all_ends(self) -> Sequence[End]:
-        """The ends that sinks read, those of each sink behind each other."""
+    def all_ends(self) -> Sequence[ChainEnd]:
+        """The ends that sinks read, grouped by sink."""
         return [end for ends in self.ends.values() for end in ends]

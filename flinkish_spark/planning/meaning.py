@@ -32,7 +32,7 @@ from flinkish_spark.planning.factories import (
     RowPatterns,
     Windows,
 )
-from flinkish_spark.planning.stream_graph import KeyedNode, base_of
+from flinkish_spark.planning.stream_graph import KeyedNode, name_bases
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.windows.assigners import (
     EventTimeSessionWindows,
@@ -49,10 +49,10 @@ from flinkish_spark.worker.broadcast_runner import Checkpointed
 
 _OPERATOR, _FUNCTION = "operator", "a function of the program"
 
-#: What may change under the same uid, by class: all other fields are part of the meaning. `docs/state.md`
-#: says what becomes of the state, and `tests/unit/planning/test_meaning.py` shows it of each.
+#: Fields that may change under the same uid, by class; all others are part of the meaning. `docs/state.md`
+#: describes what happens to the state, and `tests/unit/planning/test_meaning.py` shows it for each.
 HARMLESS: Mapping[type, frozenset[str]] = {
-    # Windows end where they began to; a window of another size, or another gap, is one of its own.
+    # Open windows keep their end; a window of another size or gap is a different window.
     **dict.fromkeys(
         (TumblingEventTimeWindows, TumblingProcessingTimeWindows), frozenset({"size_ms", "offset_ms"})
     ),
@@ -62,7 +62,7 @@ HARMLESS: Mapping[type, frozenset[str]] = {
     ),
     **dict.fromkeys((EventTimeSessionWindows, ProcessingTimeSessionWindows), frozenset({"gap_ms"})),
     WindowSpec: frozenset({"allowed_lateness_ms", "late_output", "retraction_field"}),
-    # Types of states evolve by the names of their fields.
+    # State types evolve by field name.
     Windows: frozenset({"result"}),
     AggregateWindow: frozenset({"aggregate", "accumulator_type", "then"}),
     ReduceWindow: frozenset({"reduce", "then"}),
@@ -76,7 +76,7 @@ HARMLESS: Mapping[type, frozenset[str]] = {
     ChangelogAggregating: frozenset({"aggregate", "accumulator_type", "ttl"}),
     ChangelogFolding: frozenset({"ttl"}),
     Normalizing: frozenset({"ttl"}),
-    # Who joins is decided when a result is made, of elements that wait without a mark of the type.
+    # Pairs are found when a result is made; stored elements do not depend on the join type.
     **dict.fromkeys(
         (IntervalJoin, WindowJoin),
         frozenset({"left_type", "right_type", "join_type", "function", "left_late", "right_late"}),
@@ -90,47 +90,47 @@ HARMLESS: Mapping[type, frozenset[str]] = {
     LookedFor: frozenset({"name", "automaton"}),
     Stage: frozenset({"name", "condition", "until"}),
     AfterMatchSkip: frozenset({"raises"}),
-    # What is kept are rows, which another text reads as well.
+    # The state is rows, which a changed text can read too.
     RowPatterns: frozenset({"keys", "late_output"}),
 }
 
-#: What is told in place of a field's value.
+#: Replacements for the values of some fields.
 _INSTEAD: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (WindowSpec, "trigger"): lambda spec: spec.actual_trigger,
     (MatchRecognize, "clauses"): lambda said: said.clauses.get("WITHIN"),
 }
 
 
-def meaning_of(node: KeyedNode) -> dict[str, str]:
+def describe_meaning(node: KeyedNode) -> dict[str, str]:
     """Return facts about an operator's state; functions, names and types of states change freely."""
     facts = {
-        f"key of input {number}": ", ".join(map(_key_text, entry.keys))
+        f"key of input {number}": ", ".join(map(_describe_key, entry.keys))
         for number, entry in enumerate(node.entries, 1)
         if entry.distribution is Distribution.BY_KEY
     }
     function = node.function
     if isinstance(function, Joining):
-        # By what they come from: where inputs change places, the state of each would be the other's.
-        bases = [base_of(entry.parent) for entry in node.entries]
+        # Named by their base: if the inputs were swapped, each side would get the other's state.
+        bases = [name_bases(entry.parent) for entry in node.entries]
         if len(set(bases)) == len(bases):
             facts |= {
                 f"elements of '{base}'": side for base, side in zip(bases, ("left", "right"), strict=True)
             }
     is_code = isinstance(function, RichFunction | BroadcastFunctions | Checkpointed)
-    facts |= {_OPERATOR: _FUNCTION} if is_code else dict(_facts(_OPERATOR, function))
+    facts |= {_OPERATOR: _FUNCTION} if is_code else dict(_find_facts(_OPERATOR, function))
     return facts
 
 
-def _key_text(key: Any) -> str:
+def _describe_key(key: Any) -> str:
     if isinstance(key, Column):
-        # Numbers behind the variables of a lambda depend on what the session has made before.
+        # Number suffixes of a lambda's variables depend on earlier expressions of the session.
         text = str(key)
         return re.sub(r"_\d+\b", "", text) if "lambda" in text else text
     return key if isinstance(key, str) else _FUNCTION
 
 
-def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a value says, by name; what lies in a value has the names of both."""
+def _find_facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the facts of a value by name; facts of nested values have dotted names."""
     ours = next((one for one in type(value).__mro__ if one.__module__.startswith("flinkish_spark.")), None)
     if value is None or isinstance(value, str | int | float):
         yield name, "none" if value is None else str(value)
@@ -139,33 +139,33 @@ def _facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, AggregateColumn):
         yield name, f"{value.name} {value.fold.name}({value.field or '*'})"
     elif isinstance(value, tuple) and all(isinstance(one, AggregateColumn) for one in value):
-        yield name, ", ".join(sorted(text for one in value for _, text in _facts(name, one)))
+        yield name, ", ".join(sorted(text for one in value for _, text in _find_facts(name, one)))
     elif isinstance(value, tuple):
         for number, one in enumerate(value, 1):
-            yield from _facts(_name_of(name, one, number), one)
+            yield from _find_facts(_name_fact(name, one, number), one)
     elif ours is None or isinstance(value, RichFunction):
         yield name, _FUNCTION
     else:
-        # A trigger of the program's fires when it says so, whatever it derives from: windows that have not
-        # fired at their end would be taken for those that have.
+        # A trigger of the program may fire at other times than the class it derives from: windows that have
+        # not fired at their end would be mistaken for fired ones.
         is_own = isinstance(value, Trigger) and type(value) is not ours is not Trigger
         yield name, f"{ours.__name__} of the program" if is_own else ours.__name__
         if isinstance(value, WindowAssigner):
             yield f"{name}.clock", value.clock.name.lower().replace("_", " ")
-        for field, own in _fields(value, ours):
+        for field, own in _find_fields(value, ours):
             if field not in HARMLESS.get(ours, ()):
                 instead = _INSTEAD.get((ours, field))
                 inner = field if name == _OPERATOR else f"{name}.{field}"
-                yield from _facts(inner, own if instead is None else instead(value))
+                yield from _find_facts(inner, own if instead is None else instead(value))
 
 
-def _name_of(name: str, value: Any, number: int) -> str:
+def _name_fact(name: str, value: Any, number: int) -> str:
     if isinstance(value, LookedFor):
         return f"{name} {value.fingerprint}"
     return f"{name} {value.name}" if isinstance(value, Stage) else f"{name} {number}"
 
 
-def _fields(value: Any, ours: type) -> Iterator[tuple[str, Any]]:
+def _find_fields(value: Any, ours: type) -> Iterator[tuple[str, Any]]:
     if dataclasses.is_dataclass(ours):
         yield from ((one.name, getattr(value, one.name)) for one in dataclasses.fields(ours))
         return

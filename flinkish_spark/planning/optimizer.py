@@ -1,6 +1,6 @@
-"""From the stream graph to the logical plan: rules, each of which decides one thing, and their order.
+"""The optimizer, which makes a logical plan of a stream graph by rules; each rule decides one thing.
 
-A rule is a function from a logical plan to a logical plan, and knows no session and no DataFrame.
+A rule is a function from a logical plan to a logical plan; it uses no session and no DataFrame.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from flinkish_spark.protocol.plan_layout import PlanLayout
 
 Rule = Callable[[LogicalPlan], LogicalPlan]
 
-#: This order matters. All rules go by the chains. Scans are shared by operators that share tasks. What counts
-#: is what the plan comes by first, so that rule sees all others' work.
+#: The order matters. All rules use the chains. Only operators that share tasks share scans. A function counts
+#: at its first place in the plan, so the last rule must see the results of all others.
 RULES: tuple[Rule, ...] = (
     cut_chains,
     mark_records,
@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
 def optimize(
     graph: StreamGraph, beginning: Beginning = NOTHING, recorded: PlanLayout | None = None
 ) -> LogicalPlan:
-    """Return the plan of a job; `recorded` is the layout of the live log, if there is one."""
+    """Return the logical plan of a job; `recorded` is the layout of the live log, if there is one."""
     plan = LogicalPlan(graph, beginning, recorded)
     for rule in RULES:
         plan = rule(plan)
@@ -51,7 +51,7 @@ def optimize(
 
 
 def plan_of_stream(graph: StreamGraph, node: StreamNode) -> LogicalPlan:
-    """Return the plan of a stream's records outside of a job: nothing in it is shared or marked."""
-    # Without what other streams of its operators would add. What counts in one chain is planned apart there.
-    alone = replace(graph.ending_with(node), begun_chains=frozenset())
+    """Return the logical plan of one stream outside of a job: nothing in it is shared or marked."""
+    # No chain has begun, so each operator read is a chain of its own, which is planned apart.
+    alone = replace(graph.end_at(node), begun_chains=frozenset())
     return count_functions(pass_streams(cut_chains(LogicalPlan(alone))))

@@ -1,4 +1,4 @@
-"""Which task gets which rows: rebalance, rescale, global and own partitioners."""
+"""Partitioning of rows over tasks: rebalance, rescale, global and custom partitioners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flinkish_spark.core.suggestions import they_have
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import Partitioner
-from flinkish_spark.planning.declare import MAX_PARALLELISM_LIMIT, callable_of, check_can_be_sent
+from flinkish_spark.planning.declare import MAX_PARALLELISM_LIMIT, check_can_be_sent, find_callable
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.schemas import PREFIX
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# A row goes where its place says, never where a counter or chance does: a task that Spark repeats must send
-# the same rows to the same tasks, or rows are lost or doubled where a task behind it had read the first
-# attempt. The place is channel and sequence, so that all rows that flat_map made of a record stay together;
-# behind a keyed operator, where rows have neither, it is the row's number in its task. Spark's own round
-# robin would have to sort all rows by all columns first, for the same reason.
+# A row's target depends on its place, never on a counter or on chance: a task that Spark repeats must send
+# the same rows to the same tasks, or rows are lost or doubled if a later task has read the first attempt.
+# The place is channel and sequence, so all rows that flat_map made of a record stay together; after a keyed
+# operator, where rows have neither, it is the row's number in its task. For the same reason Spark's own
+# round robin would have to sort all rows by all columns first.
 #
-# Spark gives a task the rows that it has fetched in any order. So they are sorted by where they stood in
-# front: each task has them in the canonical order again, and what goes by the order behind it (a transform
-# that chooses its own columns, a generator of watermarks, a sink) sees the same each time.
+# A task receives shuffled rows in any order. So it sorts them by their position before the shuffle: they are
+# in the canonical order again, and steps that depend on the order (a transform that selects its own columns,
+# a watermark generator, a sink) see the same order each time.
 
-#: Where a row stood in front of the shuffle.
+#: A row's position before the shuffle.
 PLACE = f"{PREFIX}place"
-#: The partition that a partitioner has chosen.
+#: The partition chosen by a partitioner.
 TARGET = f"{PREFIX}target"
 _WITH_PLACE = ("*", f"monotonically_increasing_id() AS {PLACE}")
 #: Spark's own default for `spark.sql.shuffle.partitions`.
@@ -45,59 +45,59 @@ _TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Distributes rows evenly, by a hash of their place."""
+class Rebalance:
+    """A shuffle that distributes rows evenly, by a hash of their place."""
 
-    #: Over how many tasks; None for as many as there are shuffle partitions.
+    #: Number of tasks; None for the number of shuffle partitions.
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         has_place = {C.CHANNEL, C.SEQUENCE} <= set(frame.columns)
         by = (C.CHANNEL, C.SEQUENCE) if has_place else (PLACE,)
         placed = frame.selectExpr(*_WITH_PLACE)
-        return _in_order(placed.repartition(_tasks(frame, self.parallelism), *by))
+        return _restore_order(placed.repartition(_count_tasks(frame, self.parallelism), *by))
 
 
 @dataclass(frozen=True)
-class Narrow:
-    """Has fewer tasks read what several read; nothing is moved."""
+class Rescale:
+    """A merge of several tasks' inputs into fewer tasks, without a shuffle."""
 
-    #: At most how many tasks; None for as many as there are shuffle partitions.
+    #: The most tasks; None for the number of shuffle partitions.
     parallelism: int | None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        return frame.coalesce(_tasks(frame, self.parallelism))
+        return frame.coalesce(_count_tasks(frame, self.parallelism))
 
 
 @dataclass(frozen=True)
-class ByPartitioner:
-    """Sends each row to the task that a function chooses."""
+class CustomPartitioning:
+    """A shuffle that sends each row to the task that a function chooses."""
 
     name: str
     #: From a key and a number of tasks to a task.
     partition: Callable[[Any, int], int]
     #: From a record to its key; or the name of a field.
     key: Callable[[Any], Any] | str
-    #: Opened in each task, if it wants to be.
+    #: The object to open in each task; None for plain functions.
     rich: RichFunction | None
-    #: How many tasks; None for as many as there are shuffle partitions.
+    #: Number of tasks; None for the number of shuffle partitions.
     parallelism: int | None
     origins: Origins = field(default_factory=Origins)
     counts_as: str = ""
 
-    def located(self, origins: Origins) -> ByPartitioner:
+    def replace_origins(self, origins: Origins) -> CustomPartitioning:
         return replace(self, origins=origins)
 
     def check_key(self, fields: Sequence[str]) -> None:
         if isinstance(self.key, str) and self.key not in fields:
             raise GraphError(
-                f"partition_custom() goes by '{self.key}', which the records do not have",
+                f"partition_custom() has the key '{self.key}', which the records do not have",
                 why=they_have(fields, self.key),
                 what_to_do="name one of them, or give a function of a record",
             )
 
     def __call__(self, frame: DataFrame) -> DataFrame:
-        tasks = _tasks(frame, self.parallelism)
+        tasks = _count_tasks(frame, self.parallelism)
         names = [one for one in frame.columns if not one.startswith(PREFIX)]
         self.check_key(names)
         key = FieldAt(names.index(self.key)) if isinstance(self.key, str) else self.key
@@ -105,13 +105,13 @@ class ByPartitioner:
         function = RowFunction(self.name, target, self.rich, self.origins, counts_as=self.counts_as)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
         placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
-        # What is no record has no target: Spark sends a null to the first task.
-        return _in_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
+        # A row that is no record has no target: Spark sends null to the first task.
+        return _restore_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
 
 
 @dataclass(frozen=True)
 class FieldAt:
-    """A field of a record, by its position: not every name can be an attribute's."""
+    """A field of a record by position, since not every field name is a valid attribute name."""
 
     position: int
 
@@ -119,18 +119,18 @@ class FieldAt:
         return record[self.position]
 
 
-def _in_order(frame: DataFrame) -> DataFrame:
+def _restore_order(frame: DataFrame) -> DataFrame:
     return frame.sortWithinPartitions(PLACE).drop(PLACE)
 
 
-def _tasks(frame: DataFrame, parallelism: int | None) -> int:
+def _count_tasks(frame: DataFrame, parallelism: int | None) -> int:
     if parallelism is not None:
         return parallelism
     spark = frame.sparkSession
-    return chosen_partitions(spark) or fitting_partitions(spark, MAX_PARALLELISM_LIMIT)
+    return read_shuffle_partitions(spark) or fit_partitions(spark, MAX_PARALLELISM_LIMIT)
 
 
-def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPartitioner:
+def make_custom_partitioning(partitioner: Any, key: Any, parallelism: int | None) -> CustomPartitioning:
     partition = partitioner.partition if isinstance(partitioner, Partitioner) else partitioner
     if not callable(partition) or isinstance(partition, type):
         raise GraphError(
@@ -141,23 +141,23 @@ def by_partitioner(partitioner: Any, key: Any, parallelism: int | None) -> ByPar
     named = getattr(partition, "__name__", type(partitioner).__name__)
     of = type(partitioner).__name__ if isinstance(partitioner, Partitioner) else named
     name = "partition_custom" if of == "<lambda>" else f"partition_custom {of}"
-    call, rich = (key, None) if isinstance(key, str) and key else callable_of(key, "partition_custom()")
+    call, rich = (key, None) if isinstance(key, str) and key else find_callable(key, "partition_custom()")
     check_can_be_sent((partition, call), "of", name)
-    return ByPartitioner(name, partition, call, rich, parallelism)
+    return CustomPartitioning(name, partition, call, rich, parallelism)
 
 
-def said_parallelism(method: str, parallelism: Any) -> int | None:
-    return None if parallelism is None else checked_parallelism(method, parallelism)
+def check_optional_parallelism(method: str, parallelism: Any) -> int | None:
+    return None if parallelism is None else check_parallelism(method, parallelism)
 
 
-def checked_parallelism(method: str, parallelism: Any) -> int:
+def check_parallelism(method: str, parallelism: Any) -> int:
     is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
     if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
             f"{method}() got {parallelism!r} ({type(parallelism).__name__}) as the number of tasks",
             why=f"it is a whole number from 1 to {MAX_PARALLELISM_LIMIT}",
-            what_to_do="give one; rebalance() and the like take as many as Spark has shuffle partitions "
-            "if it is left out",
+            what_to_do="give one; if it is left out, rebalance() and the like take the number of shuffle "
+            "partitions",
             setting="parallelism",
             value=parallelism,
         )
@@ -165,16 +165,16 @@ def checked_parallelism(method: str, parallelism: Any) -> int:
 
 
 def shuffle_partitions(spark: SparkSession) -> int:
-    return chosen_partitions(spark) or _SPARKS_OWN
+    return read_shuffle_partitions(spark) or _SPARKS_OWN
 
 
-def chosen_partitions(spark: SparkSession) -> int | None:
+def read_shuffle_partitions(spark: SparkSession) -> int | None:
     chosen = SETTINGS.get(spark, SHUFFLE_PARTITIONS)
     return None if chosen is None else int(chosen)
 
 
-def fitting_partitions(spark: SparkSession, most: int) -> int:
-    """Return how many tasks fit the cores of a session: two for each, and never more than Spark's 200."""
+def fit_partitions(spark: SparkSession, most: int) -> int:
+    """Return the number of tasks for a session: two per core, and at most Spark's default of 200."""
     return max(1, min(2 * spark.sparkContext.defaultParallelism, _SPARKS_OWN, most))
 
 
@@ -183,8 +183,8 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
         return
     raise ConfigError(
         f"the parallelism of {what} cannot be {asked}",
-        why="all keyed operators of a job have as many tasks as Spark has shuffle partitions, and there "
-        f"are {partitions}: state is stored by them",
+        why=f"all keyed operators of a job run in Spark's {partitions} shuffle partitions, by which their "
+        "state is stored",
         what_to_do=f'call spark.conf.set("spark.sql.shuffle.partitions", {asked}) before; a job that has '
         "state already moves its key groups when it starts with another number",
         setting="parallelism",
@@ -193,4 +193,4 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
 
 
 def is_partitioning(function: object) -> bool:
-    return isinstance(function, Spread | Narrow | ByPartitioner)
+    return isinstance(function, Rebalance | Rescale | CustomPartitioning)

@@ -22,30 +22,30 @@ from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncPlace
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.between import (
     Branch,
-    MustStandApart,
+    ControlRowError,
     RecordStream,
-    behind_frames,
-    branch_rows,
-    check_said_between,
+    apply_frame_prefix,
+    assign_times,
+    check_tasks_between,
+    compute_branches,
     is_read_plainly,
-    shared_inputs,
+    share_inputs,
     transform_records,
-    with_times,
 )
-from flinkish_spark.planning.declare import check_same_fields, with_computed_keys
+from flinkish_spark.planning.declare import check_same_fields, compute_keys
 from flinkish_spark.planning.keyed import KeyedParts, plan_operators
-from flinkish_spark.planning.logical_plan import End, LogicalPlan, Reader, SharedScan, TaskGroup
+from flinkish_spark.planning.logical_plan import ChainEnd, LogicalPlan, Reader, SharedScan, TaskGroup
 from flinkish_spark.planning.optimizer import optimize, plan_of_stream
-from flinkish_spark.planning.partitioning import ByPartitioner, Spread, shuffle_partitions
+from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, shuffle_partitions
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sent_columns import (
     KeyedInput,
     PlannedStream,
-    frames_of,
+    find_frames,
     has_expression,
-    keyed_input,
-    of_branch,
-    of_source,
+    make_branch_input,
+    make_keyed_input,
+    make_source_input,
 )
 from flinkish_spark.planning.sink_rows import (
     DeferredPass,
@@ -53,9 +53,9 @@ from flinkish_spark.planning.sink_rows import (
     PlannedSink,
     SinkPart,
     TaggedStream,
-    fields_in,
-    functions_before_sink,
-    sink_workers,
+    find_fields,
+    make_sink_workers,
+    plan_functions_before_sink,
     tag,
 )
 from flinkish_spark.planning.stream_graph import (
@@ -70,18 +70,18 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TransformNode,
     Upstream,
-    operator_of,
-    scans_of,
-    upstreams,
+    find_operator,
+    find_scans,
+    find_upstreams,
 )
-from flinkish_spark.planning.times import SourceMarkers, plan_times, reporters
+from flinkish_spark.planning.times import SourceMarkers, find_reporters, plan_times
 from flinkish_spark.planning.transforms import (
     LookupTransform,
+    NonRowTransform,
     RowTransform,
-    Spoiler,
     Transform,
-    frame_function,
-    transformed,
+    apply_transform,
+    find_frame_function,
 )
 from flinkish_spark.protocol.alignment import AnnouncedChannels
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
@@ -97,40 +97,40 @@ from flinkish_spark.types.schemas import check_field_names
 #             -> tagged union of every stream that a sink reads
 #
 # A barrier is one row of the control source; a keyed operator turns it into one per shuffle partition.
-# Transforms in front of a keyed operator are part of the streaming plan and see records only. Those between
-# two keyed operators are part of it, too, and control rows pass them by. Those behind the last one run on
-# the evaluated micro-batch, because splitting the operator's output in the plan would run the operator
-# twice.
+# Transforms before a keyed operator are part of the streaming plan and see records only. Transforms between
+# two keyed operators are part of it, too, and control rows bypass them. Transforms after the last keyed
+# operator run on the evaluated micro-batch, because splitting the operator's output in the plan would run
+# the operator twice.
 #
-# What the logical plan says is translated here. These are the decisions that are left, since only Spark's
-# analysis of what the program wrote tells:
+# The planner translates the logical plan. It makes these decisions itself, since they depend on Spark's
+# analysis of the program's expressions and transforms:
 #
-# - A source's control rows stand apart from its records after all, where something moves rows, where a
-#   DataFrame function does more than look at each row, or where an expression for a time or a key calls
-#   Python (`MustStandApart`, `_read_by`).
-# - A branch of a shared scan has a scan of its own, if it has such a DataFrame function (`Branch.of`).
-# - DataFrame functions of single rows run in the pass in Arrow that reads a source, or as expressions of
-#   Spark's (`RowByRow.in_arrow`); in front of a sink in one pass, or over its records alone
-#   (`functions_before_sink`).
-# - Keys that are expressions read a source apart from others, if it has rows that are times only
+# - A source's control rows are a frame of their own, not among its records, if a step moves rows, if a
+#   DataFrame function does more than look at each row, or if an expression for a time or a key calls
+#   Python (`ControlRowError`, `_read_by`).
+# - A branch of a shared scan gets its own scan if it has a DataFrame function of that kind (`Branch.of`).
+# - DataFrame functions of single rows run in the Arrow pass that reads a source, or as Spark expressions
+#   (`RowByRow.select_in_arrow`); before a sink they run in one pass, or over its records alone
+#   (`plan_functions_before_sink`).
+# - Operators with key expressions read a source separately if it has rows that are event times only
 #   (`_read_alike`).
-# - An async operator's elements are counted by the source or by the micro-batch, as the records in front of
-#   it still have their channels or not (`_stream_of`).
+# - An async operator's elements are numbered by the source if its records still have their channels, else
+#   by micro-batch (`_find_numbering`).
 # - Fields, their names, and types of keys.
 
-#: What is deferred travels with each micro-batch: functions that are larger, as by a model in them, with the
-#: streaming query, once. From here on Spark broadcasts a function.
+#: A deferred pass is sent with each micro-batch, so it may not be larger than this; larger functions, such
+#: as models, are sent once with the streaming query. From this size on Spark broadcasts a function.
 _MOST_PICKLED = 1 << 20
 #: The control source has one channel.
 SOURCE_CHANNELS = frozenset({0})
 
-#: Where a stream is in the plan: its base, its steps, how its chain begins, as which inputs, what counts in
-#: it, and whether control rows are among its records.
+#: The place of a stream in the plan: base, steps, seed of its chain, names of inputs, which steps count, and
+#: whether control rows are among its records.
 _Place = tuple[int, tuple[int, ...], str, tuple[str, ...], tuple[bool, ...], bool]
 
 
 class Planner:
-    """Translates one logical plan; each node of it once, however many sinks read it."""
+    """The translator of one logical plan; it translates each node once, however many sinks read it."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class Planner:
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
         self._read: dict[str, T.StructType] = {}
-        #: By chain the plan of an operator that shares tasks with others.
+        #: By chain: the plan of an operator that shares tasks with others.
         self._shared: dict[str, TaggedStream] = {}
-        #: By chain the plans of what is read behind its operators, where these stand in a line.
+        #: By chain: the outputs after its operators, if they form a line.
         self._lines: dict[str, Mapping[int, TaggedStream]] = {}
-        #: What the tagged union is made of, in its order.
+        #: The streams of the tagged union, in order.
         self._ends: dict[Chain, TaggedStream] = {}
         self._in_arrow: set[StreamNode] = set()
         #: Paths that are branches of one scan, by operator and input.
@@ -166,21 +166,23 @@ class Planner:
             self._control = load_control(self._spark, self._place.control_path).select(*C.CONTROL)
         return self._control
 
-    def _begin(self, logical: LogicalPlan) -> None:
+    def _start(self, logical: LogicalPlan) -> None:
         self._logical, self._graph = logical, logical.graph
         self._calls = AsyncCalls(logical.calls, self._async_place)
-        self._reporters = [one.uid for one in reporters(logical.graph)]
+        self._reporters = [one.uid for one in find_reporters(logical.graph)]
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
-        check_said_between(graph, self._partitions)
-        self._begin(optimize(graph, self._beginning, self._recorded))
+        check_tasks_between(graph, self._partitions)
+        self._start(optimize(graph, self._beginning, self._recorded))
         for group in self._logical.groups:
             self._plan_group(group)
         sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
-        union = self._united({part.stream for sink in sinks for part in sink.parts if part.has_async})
-        deferred = self._deferred(sinks)
-        time = plan_times(self._logical, lambda path, chain, name: self.stream(path, chain, (name,)))
-        bundlings = {uid: self._bundling(shape.max_parallelism) for uid, shape in self._operators.items()}
+        union = self._unite_ends({part.stream for sink in sinks for part in sink.parts if part.has_async})
+        deferred = self._plan_deferred_pass(sinks)
+        time = plan_times(self._logical, lambda path, chain, name: self.plan_stream(path, chain, (name,)))
+        bundlings = {
+            uid: self._make_bundling(shape.max_parallelism) for uid, shape in self._operators.items()
+        }
         return PlannedJob(
             union,
             tuple(sinks),
@@ -197,19 +199,19 @@ class Planner:
 
     def records(self, graph: StreamGraph, node: StreamNode) -> DataFrame:
         """Return a node's records as a plain streaming DataFrame, outside of any checkpoint."""
-        self._begin(plan_of_stream(graph, node))
+        self._start(plan_of_stream(graph, node))
         frames = []
         for end in self._logical.all_ends:
             rest = list(end.chain.inputs)
             for path in end.paths:
-                own = tuple(rest.pop(0) for _ in scans_of(path.base))
-                frames.append(_records_of(self.stream(path, end.chain, own)))
+                own = tuple(rest.pop(0) for _ in find_scans(path.base))
+                frames.append(_select_records(self.plan_stream(path, end.chain, own)))
         return reduce(DataFrame.unionByName, frames)
 
     def _plan_sinks(self) -> Iterator[PlannedSink]:
         for node in self._graph.sinks:
             ends = self._logical.ends[node.uid]
-            parts = [self._part(self._plan_end(end, node.uid), end.chain) for end in ends]
+            parts = [self._make_part(self._plan_end(end, node.uid), end.chain) for end in ends]
             schema = parts[0][1]
             for _, other in parts[1:]:
                 check_same_fields(schema, other, f"the sink '{node.uid}'")
@@ -221,25 +223,25 @@ class Planner:
         for source in self._graph.sources:
             for uid in source.source.side_uids(source.uid):
                 chain = Chain((source.uid,), (), (uid,))
-                moved = self._beginning.positioned(source, chain, source.uid)
+                moved = self._beginning.position_source(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._place, peers):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
-                    part, schema = self._part(self._with_barriers([letters], chain), chain)
+                    part, schema = self._make_part(self._add_barriers([letters], chain), chain)
                     yield PlannedSink(side.uid, side.sink, schema, (part,), len(self._reporters))
 
-    def _united(self, asked: set[int]) -> DataFrame:
-        """Return what stands at the ends of all chains; `asked` are those whose records are asked about."""
+    def _unite_ends(self, asked: set[int]) -> DataFrame:
+        """Return the union of the ends of all chains; records of the streams `asked` keep their sequence."""
         ends, frames = list(self._ends.items()), []
         for index, (chain, stream) in enumerate(ends):
             shown = [at for at, (_, other) in enumerate(ends) if other.frame is stream.frame]
             if index != shown[0]:
                 continue
             beside = [C.SEQUENCE] if asked.intersection(shown) else []
-            frames.append(named_chain(tag(stream, index, beside, self._streams_of(shown)), chain))
+            frames.append(named_chain(tag(stream, index, beside, self._find_streams(shown)), chain))
         return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
 
-    def _streams_of(self, shown: Sequence[int]) -> list[int]:
-        """Return by output which stream it is, where operators that share tasks are several in one frame."""
+    def _find_streams(self, shown: Sequence[int]) -> list[int]:
+        """Return the stream of each output, if several operators share one frame."""
         ends = list(self._ends.items())
         chain, stream = ends[shown[0]]
         if chain.name not in self._shared:
@@ -247,19 +249,19 @@ class Planner:
         first = {self._shared[ends[at][0].name].side: at for at in shown}
         found: list[int] = []
         for output in range(len(stream.outputs)):
-            # An output that nobody reads is in any.
+            # An output without a reader may belong to any stream.
             found.append(first[output] if output in first else found[-1])
         return found
 
-    def _deferred(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
+    def _plan_deferred_pass(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
         """Return the last pass of the plan, if it makes the rows of all sinks."""
         (chain, first), *others = self._ends.items()
         made = None if first.by_workers is None else C.pass_of(first.by_workers)
         if made is None or any(other.by_workers is not first.by_workers for _, other in others):
             return None
         given, worker = made
-        streams, by_side = list(self._ends.values()), self._streams_of(range(len(self._ends)))
-        workers = {sink.uid: sink_workers(sink, streams, by_side) for sink in sinks}
+        streams, by_side = list(self._ends.values()), self._find_streams(range(len(self._ends)))
+        workers = {sink.uid: make_sink_workers(sink, streams, by_side) for sink in sinks}
         of_sinks = {uid: own for uid, own in workers.items() if own is not None}
         size = len(cloudpickle.dumps((worker, of_sinks)))  # type: ignore[no-untyped-call]
         if len(of_sinks) < len(workers) or size > _MOST_PICKLED:
@@ -267,9 +269,9 @@ class Planner:
         named = named_scan(given, ScanRole.RECORDS, first.source) if first.source else given
         return DeferredPass(named_chain(named, chain), worker, of_sinks)
 
-    def _part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
+    def _make_part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
         frame = self._ends.setdefault(chain, replace(tagged, transforms=())).frame
-        fields, places = tuple(tagged.schema.names), fields_in(tagged)
+        fields, places = tuple(tagged.schema.names), find_fields(tagged)
         own = tagged.outputs[tagged.side] if tagged.outputs else fields
         named_by = next(i for i, end in enumerate(self._ends.values()) if end.frame is frame)
         columns = tuple(f"s{named_by}_{places.index(name)}" for name in own)
@@ -278,40 +280,40 @@ class Planner:
         part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
         if not tagged.transforms:
             return part, tagged.schema
-        schema, one_pass = functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
+        schema, one_pass = plan_functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
         check_field_names(schema, "the result of a transform")
         return replace(part, one_pass=one_pass), schema
 
-    def _plan_end(self, end: End, sink: str) -> TaggedStream:
+    def _plan_end(self, end: ChainEnd, sink: str) -> TaggedStream:
         """Return the end of a chain: an operator's output, or the records of all paths from sources."""
         chain = end.chain
-        if operator_of(end.paths[0].base) is not None:
-            planned = self.stream(end.paths[0], chain, chain.inputs)
+        if find_operator(end.paths[0].base) is not None:
+            planned = self.plan_stream(end.paths[0], chain, chain.inputs)
             assert isinstance(planned, TaggedStream)
             return planned
         streams = []
         for path, name in zip(end.paths, chain.inputs, strict=True):
-            stream = self.stream(path.upto(end.deferred_from), chain, (name,))
+            stream = self.plan_stream(path.cut_to(end.deferred_from), chain, (name,))
             assert isinstance(stream, RecordStream)
             streams.append(stream)
         for other in streams[1:]:
             check_same_fields(streams[0].schema, other.schema, f"the sink '{sink}'")
-        tagged = self._with_barriers(streams, chain)
+        tagged = self._add_barriers(streams, chain)
         if end.deferred_from is None:
             return tagged
-        # Each sink does the rest for itself, on the evaluated micro-batch.
+        # Each sink runs the remaining steps itself, on the evaluated micro-batch.
         (path,) = end.paths
         steps = (step for step in path.steps[end.deferred_from :] if isinstance(step, TransformNode))
-        counted = (self._logical.counting.step(step, chain, path, *chain.inputs) for step in steps)
-        counts = _stream_of(streams[0])
+        counted = (self._logical.counting.mark_step(step, chain, path, *chain.inputs) for step in steps)
+        counts = _find_numbering(streams[0])
         return replace(
-            tagged, transforms=tuple(self._calls.on_path(one.function, path, counts) for one in counted)
+            tagged, transforms=tuple(self._calls.place_on_path(one.function, path, counts) for one in counted)
         )
 
-    def _with_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
-        """Return records of sources and their control rows, as an operator's output has them."""
+    def _add_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
+        """Return records of sources with control rows, in the form of an operator's output."""
         by_workers = streams[0].frame
-        streams = [stream.records_only() for stream in streams]
+        streams = [stream.keep_records() for stream in streams]
         first = streams[0]
         fields = [F.col(quoted(name)) for name in first.schema.names]
         if first.is_marked:
@@ -320,7 +322,7 @@ class Planner:
             tagged = TaggedStream(
                 named, first.schema, first.channels, by_workers=by_workers, source=first.source
             )
-            return self._with_markers(tagged, chain)
+            return self._add_markers(tagged, chain)
         kind = (F.lit(int(C.Kind.RECORD)).alias(C.KIND), F.lit(0).cast("long").alias(C.CHECKPOINT))
         frames = [
             named_scan(
@@ -330,52 +332,52 @@ class Planner:
         ]
         barriers = named_scan(first.barriers(), ScanRole.BARRIERS)
         frame = reduce(DataFrame.unionByName, frames).unionByName(barriers, allowMissingColumns=True)
-        return self._with_markers(TaggedStream(frame, first.schema, first.channels), chain)
+        return self._add_markers(TaggedStream(frame, first.schema, first.channels), chain)
 
-    def _with_markers(self, stream: TaggedStream, chain: Chain) -> TaggedStream:
-        markers = self._markers(chain.inputs)
+    def _add_markers(self, stream: TaggedStream, chain: Chain) -> TaggedStream:
+        markers = self._make_markers(chain.inputs)
         if markers is None:
             return stream
-        # Behind: of the first partition of a DataFrame Spark writes a file even if it holds no record.
-        united = stream.frame.unionByName(markers.alone(), allowMissingColumns=True)
+        # Markers come last: Spark writes a file for a DataFrame's first partition even without a record.
+        united = stream.frame.unionByName(markers.make_rows(), allowMissingColumns=True)
         return replace(stream, frame=united, by_workers=None)
 
-    def _markers(self, inputs: Iterable[str]) -> SourceMarkers | None:
+    def _make_markers(self, inputs: Iterable[str]) -> SourceMarkers | None:
         numbers = tuple(map(self._reporters.index, inputs)) if self._marks_latency else ()
         return SourceMarkers(self._spark, numbers) if numbers else None
 
     # -- streams ------------------------------------------------------------------------------------------
 
-    def stream(
+    def plan_stream(
         self, path: Path, chain: Chain, names: tuple[str, ...], *, may_be_marked: bool = True
     ) -> PlannedStream:
         """Return a stream of the plan; a source's control rows are among its records where they may be."""
         if may_be_marked and self._logical.marks_records:
             try:
-                return self._stream(path, chain, names, marked=True)
-            except MustStandApart:
-                # A source whose records and control rows are taken apart would be read twice.
+                return self._plan_once(path, chain, names, marked=True)
+            except ControlRowError:
+                # Splitting a marked source into records and control rows would read it twice.
                 pass
-        return self._stream(path, chain, names, marked=False)
+        return self._plan_once(path, chain, names, marked=False)
 
     def _read_by(
         self, entries: Sequence[KeyedEntry], path: Path, chain: Chain, names: tuple[str, ...]
     ) -> PlannedStream:
         """Return a source's stream as operators read it: keys that call Python must not see control rows."""
-        stream = self.stream(path, chain, names)
+        stream = self.plan_stream(path, chain, names)
         keys = [key for entry in entries for key in entry.keys if isinstance(key, Column)]
         is_marked = isinstance(stream, RecordStream) and stream.is_marked
         if is_marked and any(calls_python(stream.frame, key) for key in keys):
-            return self.stream(path, chain, names, may_be_marked=False)
+            return self.plan_stream(path, chain, names, may_be_marked=False)
         return stream
 
-    def _stream(self, path: Path, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
+    def _plan_once(self, path: Path, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         steps = tuple(map(id, path.steps))
         if isinstance(path.base, SourceNode) and self._logical.may_share:
-            label = self._beginning.label_of_input(chain, *names)
+            label = self._beginning.find_input_label(chain, *names)
         else:
             label = self._beginning.label(chain)
-        counts = self._logical.counting.on_path(path, chain)
+        counts = self._logical.counting.find_counts(path, chain)
         known = id(path.base), steps, label, names, counts, marked
         if known not in self._planned:
             self._planned[known] = self._plan_path(path, chain, names, marked=marked)
@@ -384,29 +386,29 @@ class Planner:
     def _plan_path(self, path: Path, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
         if not path.steps:
             return self._plan_base(path.base, chain, names, marked=marked)
-        parent = self._stream(path.upto(-1), chain, names, marked=marked)
+        parent = self._plan_once(path.cut_to(-1), chain, names, marked=marked)
         if is_set_apart(self._graph, path.steps):
-            parent = _behind(parent, Spread(None))
+            parent = _apply_transform(parent, Rebalance(None))
         step = path.steps[-1]
         if isinstance(step, TransformNode):
-            made = _behind(parent, self._function(step, path, chain, names, parent))
-            is_of_source = isinstance(made, RecordStream) and frame_function(step) is not None
+            made = _apply_transform(parent, self._prepare_function(step, path, chain, names, parent))
+            is_of_source = isinstance(made, RecordStream) and find_frame_function(step) is not None
             if is_of_source and C.is_made_by_workers(made.frame):
                 self._in_arrow.add(step)
             return made
         assert isinstance(parent, RecordStream), "refused where it was declared"
-        return with_times(parent, step.strategy)
+        return assign_times(parent, step.strategy)
 
-    def _function(
+    def _prepare_function(
         self, step: TransformNode, path: Path, chain: Chain, names: tuple[str, ...], parent: PlannedStream
     ) -> Any:
         self._check_resources(step)
-        counted = self._logical.counting.step(step, chain, path, *names).function
-        function = self._calls.on_path(counted, path, _stream_of(parent))
+        counted = self._logical.counting.mark_step(step, chain, path, *names).function
+        function = self._calls.place_on_path(counted, path, _find_numbering(parent))
         if isinstance(parent, RecordStream) and isinstance(
-            function, RowTransform | LookupTransform | ByPartitioner
+            function, RowTransform | LookupTransform | CustomPartitioning
         ):
-            return function.located(parent.origins)
+            return function.replace_origins(parent.origins)
         return function
 
     def _check_resources(self, step: TransformNode) -> None:
@@ -417,9 +419,9 @@ class Planner:
         why = why_no_resources(self._spark, settings.resources)
         if why:
             raise ConfigError(
-                f"set_resources() was called on '{settings.name}', and this Spark has no resources for it",
+                f"set_resources() was called on '{settings.name}', and this Spark cannot give tasks any",
                 why=why,
-                what_to_do="leave it out, and say spark.task.cpus and spark.executor.* for the whole job; or "
+                what_to_do="leave it out, and set spark.task.cpus and spark.executor.* for the whole job; or "
                 "run it on a standalone cluster, YARN or Kubernetes",
             )
 
@@ -435,15 +437,15 @@ class Planner:
                 self._lines[chain.name] = self._plan_line(chain)
             return self._lines[chain.name][id(base)]
         if isinstance(base, SideNode):
-            main = self.stream(Path(base.parent), chain, names)
+            main = self.plan_stream(Path(base.parent), chain, names)
             assert isinstance(main, TaggedStream)
-            number = 1 + self._graph.sides_of(base.parent).index(base)
+            number = 1 + self._graph.find_sides(base.parent).index(base)
             return replace(main, schema=base.output, side=main.side + number)
         return self._plan_keyed(base, chain, names)
 
     def _plan_source(self, node: SourceNode, chain: Chain, name: str, *, marked: bool) -> RecordStream:
         origins = Origins(node.source.topics)
-        source = self._beginning.positioned(node, chain, name)
+        source = self._beginning.position_source(node, chain, name)
         if self._graph.needs_own_time(node):
             source = source.with_own_time() or source
         frame = source.load_marked(self._spark, self._place) if marked else None
@@ -462,81 +464,84 @@ class Planner:
         if chain.name in self._shared:
             return self._shared[chain.name]
         given, rest = list[KeyedInput](), list(names)
-        for number, upstream in enumerate(upstreams(node)):
-            own = tuple(rest.pop(0) for _ in scans_of(upstream.base))
-            counted = self._logical.counting.keys(node, chain, f"feed {number}")
+        for number, upstream in enumerate(find_upstreams(node)):
+            own = tuple(rest.pop(0) for _ in find_scans(upstream.base))
+            counted = self._logical.counting.mark_keys(node, chain, f"feed {number}")
             if isinstance(upstream.base, SourceNode):
-                given.append(self._of_source(counted, upstream, chain, own))
+                given.append(self._plan_source_input(counted, upstream, chain, own))
             else:
-                given += self._of_operator(counted, upstream, chain, own)
-        return self._operators_of([self._parts(node, chain, given)])[0]
+                given += self._plan_operator_inputs(counted, upstream, chain, own)
+        return self._plan_operators([self._make_parts(node, chain, given)])[0]
 
-    def _of_source(
+    def _plan_source_input(
         self, node: KeyedNode, upstream: Upstream, chain: Chain, names: tuple[str, ...]
     ) -> KeyedInput:
         at = upstream.inputs[0].entry
         stream = self._read_by([node.entries[at]], upstream.paths[0], chain, names)
-        return keyed_input(node, at, stream, self._reporters)
+        return make_keyed_input(node, at, stream, self._reporters)
 
-    def _of_operator(
+    def _plan_operator_inputs(
         self, node: KeyedNode, upstream: Upstream, chain: Chain, names: tuple[str, ...]
     ) -> list[KeyedInput]:
-        upstream = Upstream(self._between(upstream, chain))
+        upstream = Upstream(self._prepare_inputs(upstream, chain))
         streams = []
         for one in upstream.inputs:
-            stream = self.stream(Path(one.base), chain, names)
+            stream = self.plan_stream(Path(one.base), chain, names)
             assert isinstance(stream, TaggedStream)
             streams.append(stream)
-        streams[0], upstream = behind_frames(node.uid, upstream, streams[0])
+        streams[0], upstream = apply_frame_prefix(node.uid, upstream, streams[0])
         if is_read_plainly(node.uid, upstream):
-            return [keyed_input(node, upstream.inputs[0].entry, streams[0], self._reporters)]
-        return self._shared_inputs(node, upstream.inputs, streams)
+            return [make_keyed_input(node, upstream.inputs[0].entry, streams[0], self._reporters)]
+        return self._plan_shared_inputs(node, upstream.inputs, streams)
 
-    def _between(self, upstream: Upstream, chain: Chain) -> tuple[Input, ...]:
-        counted = self._logical.counting.between(upstream, chain)
-        return tuple(replace(one, paths=tuple(map(self._calls.between, one.paths))) for one in counted.inputs)
+    def _prepare_inputs(self, upstream: Upstream, chain: Chain) -> tuple[Input, ...]:
+        counted = self._logical.counting.mark_upstream(upstream, chain)
+        return tuple(
+            replace(one, paths=tuple(map(self._calls.place_between_operators, one.paths)))
+            for one in counted.inputs
+        )
 
-    def _operators_of(self, operators: Sequence[KeyedParts]) -> list[TaggedStream]:
+    def _plan_operators(self, operators: Sequence[KeyedParts]) -> list[TaggedStream]:
         made = plan_operators(operators)
         self._operators |= {one.node.uid: shape for one, (_, shape) in zip(operators, made, strict=True)}
         return [stream for stream, _ in made]
 
-    def _parts(
+    def _make_parts(
         self, node: KeyedNode, chain: Chain, given: list[KeyedInput], passing: Sequence[KeyedInput] = ()
     ) -> KeyedParts:
-        # Elements of an entry come before those of the next one, whatever they are read of.
+        # Elements of an entry come before elements of the next entry, whatever their upstream.
         given.sort(key=lambda one: one.entry)
         return KeyedParts(
             node=node,
             inputs=tuple(given),
             passing=tuple(passing),
             number=self._reporters.index(node.uid),
-            bundling=self._bundling(node.max_parallelism),
-            sides=self._graph.sides_of(node),
+            bundling=self._make_bundling(node.max_parallelism),
+            sides=self._graph.find_sides(node),
             seed=self._beginning.state_of(self._spark, node.uid, chain),
-            markers=self._markers(one.source for one in given if one.source is not None),
+            markers=self._make_markers(one.source for one in given if one.source is not None),
             name=self._graph.names.get(node.uid, ""),
-            counts_as=self._logical.counting.operator(node, chain),
+            counts_as=self._logical.counting.find_counter_id(node, chain),
             chain=chain.name,
         )
 
-    def _bundling(self, max_parallelism: int) -> Bundling:
+    def _make_bundling(self, max_parallelism: int) -> Bundling:
         return Bundling(max_parallelism, self._partitions, self._bundles_per_partition)
 
-    def _shared_inputs(
+    def _plan_shared_inputs(
         self,
         node: KeyedNode,
         inputs: Sequence[Input],
         streams: Sequence[TaggedStream],
         passing: Sequence[TaggedStream] = (),
     ) -> list[KeyedInput]:
-        """Return inputs whose rows stand in one frame, and behind them what passes the operator."""
+        """Return the inputs that share a frame, then the streams that pass the operator."""
         if not streams and not passing:
             return []
         entries = [(one.entry, node.entries[one.entry].distribution) for one in inputs]
         entries += [(len(node.entries), Distribution.PASSING)] * len(passing)
         found = []
-        shared = shared_inputs(node, inputs, streams, passing)
+        shared = share_inputs(node, inputs, streams, passing)
         origins = (*streams, *passing)
         for stream, (entry, distribution), (rows, schema, keys) in zip(origins, entries, shared, strict=True):
             view = rows.frame.select(*C.CONTROL, *stream.times, *rows.named)
@@ -545,25 +550,25 @@ class Planner:
         return found
 
     def _plan_line(self, chain: Chain) -> Mapping[int, TaggedStream]:
-        """Plan operators one behind the other; return what is read behind the last, by what it is of."""
+        """Plan the operators of a line in order; return the streams after the last, by id of their base."""
         line: dict[int, TaggedStream] = {}
         for known in self._logical.lines[chain.name]:
             one = known.operator
             given, inputs = list[KeyedInput](), list[Input]()
-            for number, upstream in enumerate(upstreams(one)):
+            for number, upstream in enumerate(find_upstreams(one)):
                 if isinstance(upstream.base, SourceNode):
-                    counted = self._logical.counting.keys(one, chain, f"feed {number}")
-                    given.append(self._of_source(counted, upstream, chain, (known.names[number],)))
+                    counted = self._logical.counting.mark_keys(one, chain, f"feed {number}")
+                    given.append(self._plan_source_input(counted, upstream, chain, (known.names[number],)))
                 else:
-                    inputs += self._between(upstream, chain)
-            counted = self._logical.counting.keys(one, chain, "line")
+                    inputs += self._prepare_inputs(upstream, chain)
+            counted = self._logical.counting.mark_keys(one, chain, "line")
             streams = [line[id(input_.base)] for input_ in inputs]
             passing = {id(base): line[id(base)] for base in known.passing}
-            shared = self._shared_inputs(counted, inputs, streams, tuple(passing.values()))
+            shared = self._plan_shared_inputs(counted, inputs, streams, tuple(passing.values()))
             own = [*given, *shared[: len(inputs)]]
-            (planned,) = self._operators_of([self._parts(one, chain, own, shared[len(inputs) :])])
+            (planned,) = self._plan_operators([self._make_parts(one, chain, own, shared[len(inputs) :])])
             made = {id(one): planned.schema}
-            made |= {id(side): side.output for side in self._graph.sides_of(one)}
+            made |= {id(side): side.output for side in self._graph.find_sides(one)}
             made |= {base: stream.schema for base, stream in passing.items()}
             line = {
                 base: replace(planned, schema=schema, side=number)
@@ -579,53 +584,57 @@ class Planner:
                 one = replace(made, entry=reader.entry, distribution=distribution)
                 inputs[reader.place].append((reader.number, one))
         parts = [
-            self._parts(operator, chain, [one for _, one in sorted(own, key=lambda known: known[0])])
+            self._make_parts(operator, chain, [one for _, one in sorted(own, key=lambda known: known[0])])
             for (operator, chain), own in zip(group.members, inputs, strict=True)
         ]
         self._shared |= zip(
-            (chain.name for _, chain in group.members), self._operators_of(parts), strict=True
+            (chain.name for _, chain in group.members), self._plan_operators(parts), strict=True
         )
 
     def _read_scan(self, scan: SharedScan) -> Iterator[tuple[Reader, KeyedInput]]:
-        """Yield the inputs of those who read a scan; what several do in front runs as the first's."""
+        """Yield the input of each reader of a scan; common steps are planned as the first reader's."""
         if len(scan.branches) == 1:
             yield from self._read_alike(scan.branches[0])
             return
         first = scan.branches[0][0]
-        stream = self.stream(first.path.upto(scan.common), first.chain, (first.name,), may_be_marked=False)
+        stream = self.plan_stream(
+            first.path.cut_to(scan.common), first.chain, (first.name,), may_be_marked=False
+        )
         assert isinstance(stream, RecordStream)
         branches: list[tuple[tuple[Reader, ...], Branch]] = []
         for readers in scan.branches:
-            found = self._branch(stream, readers, scan.common)
+            found = self._make_branch(stream, readers, scan.common)
             if isinstance(found, Branch):
                 branches.append((readers, found))
             else:
                 yield from self._read_alike(readers)
         self._branches.append(tuple((one.operator.uid, one.name) for own, _ in branches for one in own))
-        made = branch_rows(stream, [branch for _, branch in branches])
+        made = compute_branches(stream, [branch for _, branch in branches])
         for (readers, _), (rows, schema, keys) in zip(branches, made, strict=True):
             for reader, own in zip(readers, keys, strict=True):
-                given = of_branch(stream, rows, own, self._reporters, reader.name)
+                given = make_branch_input(stream, rows, own, self._reporters, reader.name)
                 yield reader, replace(given, schema=schema)
 
-    def _branch(self, stream: RecordStream, readers: Sequence[Reader], common: int) -> Branch | Spoiler:
-        """Return what is behind the common steps; what spoils it if it cannot run beside others."""
+    def _make_branch(
+        self, stream: RecordStream, readers: Sequence[Reader], common: int
+    ) -> Branch | NonRowTransform:
+        """Return the branch after the common steps, or the function for which it needs its own scan."""
         first, functions = readers[0], list[Transform]()
         for at, step in enumerate(first.path.steps[common:], start=common + 1):
             assert isinstance(step, TransformNode)
             names = (first.name,)
-            functions.append(self._function(step, first.path.upto(at), first.chain, names, stream))
-        return Branch.of(stream, functions, self._keys(readers))
+            functions.append(self._prepare_function(step, first.path.cut_to(at), first.chain, names, stream))
+        return Branch.of(stream, functions, self._mark_keys(readers))
 
-    def _entry(self, reader: Reader) -> KeyedEntry:
+    def _mark_entry(self, reader: Reader) -> KeyedEntry:
         of = f"feed {reader.number}"
-        return self._logical.counting.entry(reader.operator, reader.entry, reader.chain, of)
+        return self._logical.counting.mark_entry(reader.operator, reader.entry, reader.chain, of)
 
-    def _keys(self, readers: Sequence[Reader]) -> list[tuple[str, Sequence[Key]]]:
-        return [(one.operator.uid, self._entry(one).keys) for one in readers]
+    def _mark_keys(self, readers: Sequence[Reader]) -> list[tuple[str, Sequence[Key]]]:
+        return [(one.operator.uid, self._mark_entry(one).keys) for one in readers]
 
     def _read_alike(self, readers: Sequence[Reader]) -> Iterator[tuple[Reader, KeyedInput]]:
-        entries, first = [self._entry(one) for one in readers], readers[0]
+        entries, first = [self._mark_entry(one) for one in readers], readers[0]
         stream = self._read_by(entries, first.path, first.chain, (first.name,))
         assert isinstance(stream, RecordStream)
         of_expression = [has_expression(entry) for entry in entries]
@@ -634,32 +643,32 @@ class Planner:
             known = list(zip(of_expression, readers, strict=True))
             together = [(kind, [one for own, one in known if own is kind]) for kind in (False, True)]
         for by_expression, own in together:
-            frames = frames_of(stream, by_expression=by_expression)
-            with_keys, found = with_computed_keys(frames[0], self._keys(own), stream.origins)
+            frames = find_frames(stream, by_expression=by_expression)
+            with_keys, found = compute_keys(frames[0], self._mark_keys(own), stream.origins)
             for reader, keys in zip(own, found, strict=True):
                 frames_with_keys = (with_keys, *frames[1:])
-                yield reader, of_source(stream, frames_with_keys, keys, self._reporters, reader.name)
+                yield reader, make_source_input(stream, frames_with_keys, keys, self._reporters, reader.name)
 
 
 def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> DataFrame:
     return Planner(spark, NO_JOB, shuffle_partitions(spark)).records(graph, node)
 
 
-def _records_of(stream: PlannedStream) -> DataFrame:
+def _select_records(stream: PlannedStream) -> DataFrame:
     if isinstance(stream, RecordStream):
-        return stream.records_only().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
-    frame = stream.alone().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
+        return stream.keep_records().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
+    frame = stream.select_own_rows().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
-        frame = transformed(frame, function)
+        frame = apply_transform(frame, function)
     return frame
 
 
-def _behind(stream: PlannedStream, function: Transform) -> PlannedStream:
+def _apply_transform(stream: PlannedStream, function: Transform) -> PlannedStream:
     if isinstance(stream, TaggedStream):
         return replace(stream, transforms=(*stream.transforms, function))
     return transform_records(stream, function)
 
 
-def _stream_of(stream: PlannedStream) -> Stream:
+def _find_numbering(stream: PlannedStream) -> Stream:
     is_counted = isinstance(stream, RecordStream) and stream.has_channels
     return Stream.OF_SOURCE if is_counted else Stream.OF_MICRO_BATCH

@@ -1,11 +1,11 @@
 """The seed of an operator as a streaming source: all of its state, in the first micro-batch.
 
-The offset is 0 or 1: before and behind the state. Spark asks every source before it logs the first
+The offset is 0 or 1: before and after the state. Spark asks every source before it logs the first
 micro-batch of a new checkpoint, so state and first records always come together; a micro-batch that
-is run again reads the same files. Afterwards there is never anything to read, and the source stays
-in the plan only because Spark counts sources.
+is run again reads the same files. Later the source never has anything to read; it stays in the plan
+only because Spark logs offsets by the order of sources.
 
-Everything here but :func:`load_seed` runs in Python processes of Spark's, never in the user's.
+Only :func:`load_seed` runs in the user's process; everything else runs in Spark's Python processes.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class SeedReader(DataSourceStreamReader):
         assert isinstance(partition, _FilePartition)
         try:
             for batch in state_in(self._place, partition.file):
-                yield from _small(batch)
+                yield from _split_large(batch)
         except (OSError, ValueError) as error:
             # The marker tells the driver that no restart will help.
             raise OperatorFailed(f"{STATE_MARKER} operator '{self._operator}': {error}") from error
 
 
-def _small(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split_large(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches that Spark's type for bytes, of at most 2 GiB a batch, can hold."""
     schema = pa.schema([("key_group", pa.int32()), ("value", pa.binary())])
     step = batch.num_rows if batch.nbytes < _MOST_BYTES else 1

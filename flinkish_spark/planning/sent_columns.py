@@ -21,20 +21,20 @@ from flinkish_spark.operators.columnar_windows import (
     column_windows_or_why_not,
 )
 from flinkish_spark.operators.windowing import WindowOperator
-from flinkish_spark.planning.between import RecordStream, SharedRows, functions_between
+from flinkish_spark.planning.between import RecordStream, SharedRows, find_functions_between
 from flinkish_spark.planning.declare import (
     KeyColumn,
     KeyPart,
     check_late_output,
+    compute_keys,
     no_such_key,
     refuse_unfit_key,
-    with_computed_keys,
 )
 from flinkish_spark.planning.factories import (
     ColumnFolding,
     FoldingWindows,
-    fields_of,
-    with_retraction_field,
+    add_retraction_field,
+    find_fields,
 )
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
@@ -49,24 +49,24 @@ from flinkish_spark.worker.combiner import Combiner, WindowCombiner
 
 @dataclass(frozen=True)
 class KeyedInput:
-    #: Either records and barriers apart (a source), or one frame of both (another operator): a
-    #: frame that is used twice would run the operator before it twice.
+    #: Two frames, records and barriers (a source), or one frame of both (another operator): using a
+    #: frame twice would run its operator twice.
     frames: tuple[DataFrame, ...]
     schema: T.StructType
-    #: Upstream channels, each of which shows every barrier once.
+    #: Upstream channels; each delivers every barrier once.
     channels: ExpectedChannels
     origins: Origins
     keys: tuple[KeyPart, ...]
-    #: Which of the operator's entries it is for.
+    #: Number of the operator's entry.
     entry: int = 0
-    #: How its records are spread over the partitions; without a key all have the same hash.
+    #: How its records are distributed over partitions; without a key all have the same hash.
     distribution: Distribution = Distribution.BY_KEY
-    #: Name of the chain's input whose records are in the first frame; None behind another operator.
+    #: Name of the chain's input whose records are in the first frame; None after another operator.
     source: str | None = None
-    #: Its number, if its records have event times that the driver is told of here.
+    #: Its number as a reporter of event times to the driver; None if it reports none.
     reports_as: int | None = None
-    #: Where its rows are, if other inputs read the same operator, or functions lie in between. Its frame
-    #: only says then what its records look like.
+    #: Its rows, if other inputs read the same operator or there are functions between; its frame then only
+    #: defines the columns of its records.
     shared: SharedRows | None = None
 
     @property
@@ -77,31 +77,31 @@ class KeyedInput:
 PlannedStream = RecordStream | TaggedStream
 
 
-def keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
-    """Return the input of an operator's entry where one path leads into it, with nothing on it."""
+def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters: Sequence[str]) -> KeyedInput:
+    """Return the input of an operator's entry for a single path without functions."""
     entry = node.entries[at]
     if isinstance(stream, RecordStream):
-        frames = frames_of(stream, by_expression=has_expression(entry))
-        first, (keys,) = with_computed_keys(frames[0], [(node.uid, entry.keys)], stream.origins)
-        made = of_source(stream, (first, *frames[1:]), keys, reporters, stream.source)
+        frames = find_frames(stream, by_expression=has_expression(entry))
+        first, (keys,) = compute_keys(frames[0], [(node.uid, entry.keys)], stream.origins)
+        made = make_source_input(stream, (first, *frames[1:]), keys, reporters, stream.source)
     else:
-        functions_between(node.uid, stream.transforms)
+        find_functions_between(node.uid, stream.transforms)
         for key in entry.keys:
-            if isinstance(key, Column) and calls_python(stream.alone(), key):
+            if isinstance(key, Column) and calls_python(stream.select_own_rows(), key):
                 raise GraphError(
                     f"the key of operator '{node.uid}' is an expression that calls a function in Python",
-                    why="behind an operator Spark would call it for barriers, which have no fields",
-                    what_to_do="give key_by() the function itself, and key=; or compute a column in front",
+                    why="after an operator Spark would also call it for barriers, which have no fields",
+                    what_to_do="give key_by() the function itself, and key=; or compute a column before it",
                 )
-        frame, (keys,) = with_computed_keys(stream.alone(), [(node.uid, entry.keys)], Origins())
+        frame, (keys,) = compute_keys(stream.select_own_rows(), [(node.uid, entry.keys)], Origins())
         made = KeyedInput((frame,), stream.schema, stream.channels, Origins(), keys)
     return replace(made, entry=at, distribution=entry.distribution)
 
 
-def frames_of(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
-    """Return records and barriers of a source, in one frame if they may be."""
-    # An expression of the user's must not see rows without fields, and times alone are such.
-    stream = stream.records_only() if by_expression else stream
+def find_frames(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
+    """Return records and barriers of a source, in one frame if they are marked."""
+    # A user's expression must not see rows without fields, such as rows with an event time only.
+    stream = stream.keep_records() if by_expression else stream
     return (stream.frame,) if stream.is_marked else (stream.frame, stream.barriers())
 
 
@@ -109,14 +109,14 @@ def has_expression(entry: KeyedEntry) -> bool:
     return any(isinstance(key, Column) for key in entry.keys)
 
 
-def of_source(
+def make_source_input(
     stream: RecordStream,
     frames: tuple[DataFrame, ...],
     keys: tuple[KeyPart, ...],
     reporters: Sequence[str],
     name: str,
 ) -> KeyedInput:
-    """Return an input of an operator by its name in the chain, which may not be that of the scan."""
+    """Return an operator's input from a source, named as in the chain (the scan may have another name)."""
     is_timed = C.TIME in stream.frame.columns
     return KeyedInput(
         frames,
@@ -129,7 +129,7 @@ def of_source(
     )
 
 
-def of_branch(
+def make_branch_input(
     stream: RecordStream,
     rows: SharedRows,
     keys: tuple[KeyPart, ...],
@@ -138,54 +138,54 @@ def of_branch(
 ) -> KeyedInput:
     beside = [name for name in (C.CHANNEL, C.SEQUENCE, C.TIME) if name in rows.frame.columns]
     view = rows.frame.select(*beside, *rows.named)
-    made = of_source(stream, (view, stream.barriers()), keys, reporters, name)
+    made = make_source_input(stream, (view, stream.barriers()), keys, reporters, name)
     return replace(made, shared=rows)
 
 
 @dataclass(frozen=True)
 class Transport:
-    """Which columns go to the worker, under which names."""
+    """The columns that go to the worker, and their names there."""
 
-    #: Those of the input's frame, in the order of the schema; the hash in front is in none.
+    #: Columns of the input's frame, in the order of the schema without the hash, which comes first.
     columns: tuple[str, ...]
     schema: T.StructType
     field_names: tuple[str, ...]
     key_names: tuple[str, ...]
     key_types: tuple[T.DataType, ...]
-    #: Columns that Spark computes for keys which are expressions, by their names.
+    #: Columns that Spark computes for key expressions, by name.
     expressions: tuple[tuple[str, Column], ...] = ()
 
 
 @dataclass(frozen=True)
-class Folded:
-    """An operator of folds, which is made when the fields of its input are known."""
+class FoldPlan:
+    """An operator of aggregates over columns, made when the fields of its input are known."""
 
     operator: MergePartials | WindowFold | WindowOperator
-    #: Columns that it gets, under their names there; the transport has others.
+    #: Columns that it gets, by their names there; the transport has other names.
     fields: tuple[str, ...]
     #: Fields of its main output.
     output: T.StructType
-    #: Computes a part of it before the shuffle; None where rows travel as they are.
+    #: Aggregates partially before the shuffle; None if rows are sent unchanged.
     combiner: Combiner | WindowCombiner | None = None
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What goes to the worker of one input: which columns are chosen, and what travels in the end."""
+class SentColumns:
+    """Columns of one input that go to the worker: the chosen ones, and those after partial aggregation."""
 
     chosen: Transport
     transport: Transport
-    folded: Folded | None = None
+    folded: FoldPlan | None = None
 
 
-def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
+def find_sent_columns(node: KeyedNode, given: KeyedInput) -> SentColumns:
     # Spark's names ignore case.
     known = {name.lower() for name in given.schema.names}
     for key in given.keys:
         if isinstance(key, str) and key.lower() not in known:
             raise no_such_key(node.uid, key, given.schema)
     try:
-        transport = transport_of(node, given, given.keys)
+        transport = make_transport(node, given, given.keys)
     except AnalysisException as error:
         raise GraphError(
             f"operator '{node.uid}' is keyed by an expression that Spark refuses",
@@ -193,110 +193,116 @@ def columns_sent(node: KeyedNode, given: KeyedInput) -> Sent:
             what_to_do=f"correct it; the records have {', '.join(given.schema.names)}",
             uid=node.uid,
         ) from None
-    return sent_by(node, given, transport)
+    return choose_sent_columns(node, given, transport)
 
 
-def sent_by(node: KeyedNode, given: KeyedInput, transport: Transport) -> Sent:
-    """Return what travels of an input whose whole records would travel by a transport; needs no Spark."""
+def choose_sent_columns(node: KeyedNode, given: KeyedInput, transport: Transport) -> SentColumns:
+    """Return the columns to send of an input, given the transport of whole records; needs no Spark."""
     if isinstance(node.function, ColumnFolding):
-        return _folding(node.function, node.output, given, transport)
+        return _plan_fold(node.function, node.output, given, transport)
     if isinstance(node.function, FoldingWindows):
-        return folding_windows(node.function, node.uid, given.schema, given.keys, transport)
-    return Sent(transport, transport)
+        return plan_window_fold(node.function, node.uid, given.schema, given.keys, transport)
+    return SentColumns(transport, transport)
 
 
-def _folding(
+def _plan_fold(
     function: ColumnFolding, declared: T.StructType | None, given: KeyedInput, transport: Transport
-) -> Sent:
+) -> SentColumns:
     names = tuple(key for key in given.keys if isinstance(key, str))
-    aggregation = function.aggregation(given.schema, names)
-    partials = fields_of(aggregation)
+    aggregation = function.make_aggregation(given.schema, names)
+    partials = find_fields(aggregation)
     output = partials if declared is None else declared
-    kept = _kept(transport)
+    kept = _find_copied_columns(transport)
     fields = tuple(zip(transport.field_names, given.schema.names, strict=True))
-    combiner = Combiner(aggregation, _names(kept), transport.key_names, fields)
+    combiner = Combiner(aggregation, _name_columns(kept), transport.key_names, fields)
     operator = function.operator(aggregation, output)
-    folded = Folded(operator, tuple(partials.names), output, combiner)
-    return _combined(transport, kept, tuple(partials), folded)
+    folded = FoldPlan(operator, tuple(partials.names), output, combiner)
+    return _send_partials(transport, kept, tuple(partials), folded)
 
 
-def folding_windows(
+def plan_window_fold(
     function: FoldingWindows, uid: str, schema: T.StructType, keys: Sequence[object], transport: Transport
-) -> Sent:
-    """Return what travels into folds of windows: parts of them, or the rows."""
-    # Rows travel where late ones go elsewhere, and where windows are computed element by element.
+) -> SentColumns:
+    """Return the columns to send into aggregates of windows: partial aggregates, or the rows."""
+    # Rows are sent if late ones go to a side output, and if windows are computed element by element.
     if function.needs_event_time and C.TIME not in transport.schema.names:
-        raise without_event_times(uid)
-    folds = tuple(fields_of(function.aggregation(schema)))
-    own = [T.StructField(str(keys[at]), transport.key_types[at]) for at in function.key_places(schema, keys)]
+        raise no_event_times(uid)
+    folds = tuple(find_fields(function.make_aggregation(schema)))
+    own = [
+        T.StructField(str(keys[at]), transport.key_types[at])
+        for at in function.find_key_positions(schema, keys)
+    ]
     result = T.StructType([*own, *folds, *output_schema(WINDOW_BOUNDS, uid)])
-    output = with_retraction_field(function.spec, result)
+    output = add_retraction_field(function.spec, result)
     check_field_names(output, f"the output of '{uid}'", RENAME)
     if function.spec.late_output is not None:
         check_late_output(function.spec.late_output, schema, uid, types_may_differ=False)
     windows = column_windows_or_why_not(function.spec)
     if isinstance(windows, NotOverColumns):
-        by_element = function.by_element(schema, keys, result)
-        return Sent(transport, transport, Folded(by_element, tuple(schema.names), output))
-    operator = function.over_columns(windows, schema, keys)
+        by_element = function.make_element_operator(schema, keys, result)
+        return SentColumns(transport, transport, FoldPlan(by_element, tuple(schema.names), output))
+    operator = function.make_column_fold(windows, schema, keys)
     if function.spec.late_output is not None:
-        return Sent(transport, transport, Folded(operator, tuple(schema.names), output))
+        return SentColumns(transport, transport, FoldPlan(operator, tuple(schema.names), output))
     extra = tuple(T.StructField(name, T.LongType()) for name in (ELEMENTS, LAST_MS))
-    kept, fields = _kept(transport), tuple(zip(transport.field_names, schema.names, strict=True))
-    combiner = WindowCombiner(operator.rules, _names(kept), transport.key_names, fields)
+    kept, fields = (
+        _find_copied_columns(transport),
+        tuple(zip(transport.field_names, schema.names, strict=True)),
+    )
+    combiner = WindowCombiner(operator.rules, _name_columns(kept), transport.key_names, fields)
     names = tuple(field.name for field in (*folds, *extra))
-    return _combined(transport, kept, (*folds, *extra), Folded(operator, names, output, combiner))
+    return _send_partials(transport, kept, (*folds, *extra), FoldPlan(operator, names, output, combiner))
 
 
-def without_event_times(uid: str) -> GraphError:
+def no_event_times(uid: str) -> GraphError:
     return GraphError(
-        f"operator '{uid}' goes by event time, and its stream has no timestamps",
-        why="each stream that it reads needs them",
-        what_to_do="call assign_timestamps_and_watermarks() before key_by(); behind a vectorised function, "
-        "let that say which column of its rows is their event_time",
+        f"operator '{uid}' uses event time, and its stream has no timestamps",
+        why="each of its input streams needs timestamps",
+        what_to_do="call assign_timestamps_and_watermarks() before key_by(); after a vectorised function, "
+        "let the function name the column with the event_time of its rows",
         uid=uid,
     )
 
 
-def _kept(transport: Transport) -> list[T.StructField]:
+def _find_copied_columns(transport: Transport) -> list[T.StructField]:
     control = [f for f in transport.schema if f.name.startswith(PREFIX)]
     own = {f.name: f for f in transport.schema}
     return [*control, *(own[name] for name in dict.fromkeys(transport.key_names))]
 
 
-def _names(kept: Sequence[T.StructField]) -> tuple[str, ...]:
+def _name_columns(kept: Sequence[T.StructField]) -> tuple[str, ...]:
     return (C.ROUTE, *(field.name for field in kept))
 
 
-def _combined(
-    transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: Folded
-) -> Sent:
+def _send_partials(
+    transport: Transport, kept: Sequence[T.StructField], partials: Sequence[T.StructField], folded: FoldPlan
+) -> SentColumns:
     columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
     travels = replace(
         transport,
         schema=T.StructType([*kept, *columns]),
         field_names=tuple(field.name for field in columns),
     )
-    return Sent(transport, travels, folded)
+    return SentColumns(transport, travels, folded)
 
 
-def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
+def make_transport(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> Transport:
     names = {f.name: f"c{i}" for i, f in enumerate(given.schema)}
-    # The event time travels along if the stream has one.
+    # The event time is sent too if the stream has one.
     control = [C.CHANNEL, C.SEQUENCE, *([C.TIME] if given.has_times else [])]
     columns = [*control, *given.schema.names]
     fields = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, *control)]
     fields += [T.StructField(names[field.name], field.dataType) for field in given.schema]
     key_names, key_types, expressions = list[str](), list[T.DataType](), list[tuple[str, Column]]()
-    for index, (key, field) in enumerate(zip(keys, _key_fields(node, given, keys), strict=True)):
+    for index, (key, field) in enumerate(zip(keys, _find_key_fields(node, given, keys), strict=True)):
         key_types.append(field.dataType)
-        # A key that is a field travels once.
+        # A key that is a field is sent once.
         if isinstance(key, str):
             key_names.append(names[field.name])
             continue
         column = key.name if isinstance(key, KeyColumn) else f"{PREFIX}expression{index}"
         if isinstance(key, Column):
-            expressions.append((column, _of_records(key, given)))
+            expressions.append((column, _guard_expression(key, given)))
         key_names.append(f"k{index}")
         columns.append(column)
         fields.append(T.StructField(f"k{index}", field.dataType))
@@ -310,15 +316,15 @@ def transport_of(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) ->
     )
 
 
-def _of_records(key: Column, given: KeyedInput) -> Column:
-    """Return an expression that is null in control rows: they have no fields, so it could raise an error."""
+def _guard_expression(key: Column, given: KeyedInput) -> Column:
+    """Make a key expression null in control rows: they have no fields, so it could raise an error."""
     if len(given.frames) == 2 or given.shared is not None:
-        # Without control rows; or looked at in the rows of its own path only.
+        # There are no control rows, or the expression is evaluated only in rows of its own path.
         return key
     return F.when(F.col(C.KIND) == int(C.Kind.RECORD), key)
 
 
-def _key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> list[T.StructField]:
+def _find_key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> list[T.StructField]:
     known, found = given.frames[0].schema, list[T.StructField]()
     for key in keys:
         if isinstance(key, Column):
@@ -334,8 +340,8 @@ def _key_fields(node: KeyedNode, given: KeyedInput, keys: Sequence[KeyPart]) -> 
     return found
 
 
-#: What helps where an operator puts its own fields beside those of its input, as windows their bounds.
+#: Advice if an operator adds fields, such as window bounds, to fields of its input with the same name.
 RENAME = (
-    "rename the field of the input in front of key_by(): map(lambda one: (one.user, one.amount, "
+    "rename the field of the input before key_by(): map(lambda one: (one.user, one.amount, "
     'one.window_end), output="user STRING, amount LONG, hour TIMESTAMP")'
 )

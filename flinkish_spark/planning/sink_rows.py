@@ -1,4 +1,4 @@
-"""The sinks of a plan, what lies in front of them, and each one's rows of a micro-batch."""
+"""The sinks of a plan, the functions before them, and the rows of each sink in a micro-batch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode
 from flinkish_spark.planning.transforms import (
-    InWorkers,
     ReadRows,
     RecordFunction,
     RowByRow,
     Transform,
+    WorkerPass,
+    apply_transform,
     read_functions,
-    transformed,
 )
 from flinkish_spark.protocol.alignment import AnnouncedChannels, ExpectedChannels
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
@@ -49,7 +49,7 @@ from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 
-#: What tells a record from all others of its stream, where an async operator asks about it.
+#: Identify a record in its stream for an async operator.
 _PLACE = (C.CHANNEL, C.SEQUENCE)
 _PLACED = T.StructType([*CONTROL, T.StructField(C.SEQUENCE, T.LongType())])
 
@@ -60,19 +60,19 @@ class _Kind(enum.Enum):
     MOVING = "MOVING"
 
 
-def functions_before_sink(
+def plan_functions_before_sink(
     spark: SparkSession, functions: Sequence[Transform], schema: T.StructType, columns: Sequence[str]
 ) -> tuple[T.StructType, tuple[ReadRows, ...] | None]:
-    """Return the fields of records behind functions, and these in one pass; None where that cannot be."""
+    """Return the fields after functions, and the functions as steps of one pass, or None if impossible."""
     steps: list[ReadRows] = []
     control = _PLACED if any(map(is_async, functions)) else CONTROL
-    made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _kind_of)]
+    made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _classify)]
     for kind, run in runs:
         given: Sequence[object] = run
         step: ReadRows | None = None
         if kind is _Kind.OF_RECORDS:
             own = [one for one in given if isinstance(one, RecordFunction)]
-            step = InWorkers.of(own, made, columns, control)
+            step = WorkerPass.of(own, made, columns, control)
             made = step.schema
         elif kind is _Kind.OF_FRAMES:
             made, read = read_functions(spark, run, made, columns)
@@ -81,11 +81,11 @@ def functions_before_sink(
         if step is None:
             _check_places(functions)
             if kind is _Kind.OF_FRAMES and len(runs) == 1:
-                # What it comes to is known; functions are called no more than needed.
+                # The fields are known; functions are not called more often than needed.
                 return made, None
             frame = spark.createDataFrame([], schema)
             for function in functions:
-                frame = transformed(frame, function)
+                frame = apply_transform(frame, function)
             return frame.schema, None
         columns = step.outputs
         steps.append(step)
@@ -93,28 +93,28 @@ def functions_before_sink(
 
 
 def _check_places(functions: Sequence[Transform]) -> None:
-    """Refuse an async function behind a DataFrame function, where that gets records and not their places."""
+    """Refuse an async function after a DataFrame function that gets records without their places."""
     for at, function in enumerate(functions):
-        if is_async(function) and any(_kind_of(one) is _Kind.OF_FRAMES for one in functions[:at]):
+        if is_async(function) and any(_classify(one) is _Kind.OF_FRAMES for one in functions[:at]):
             settings: Any = function
             raise GraphError(
-                f"'{settings.settings.name}' calls a system outside, behind a transform() in front of a sink",
-                why="among the functions on this way one does more than look at single rows, or moves them; "
-                "so the transform() gets the records alone, and nobody knows behind it what rows are made of",
-                what_to_do="say it with functions of single records: map(), flat_map(), filter(); or call "
-                "transform() behind the async function",
+                f"the async function '{settings.settings.name}' follows a transform() before a sink",
+                why="a function on this path does more than look at single rows, or moves rows; so the "
+                "transform() gets bare records, and its rows cannot be traced back to a record",
+                what_to_do="use functions of single records: map(), flat_map(), filter(); or call "
+                "transform() after the async function",
             )
 
 
-def _kind_of(function: Transform) -> _Kind:
+def _classify(function: Transform) -> _Kind:
     given: object = function
     if isinstance(given, RecordFunction):
-        # One with a number of tasks of its own moves records first, and control rows would have to stay.
+        # A function with its own parallelism moves records first, and control rows would have to stay.
         return _Kind.OF_RECORDS if given.settings.parallelism is None else _Kind.MOVING
     return _Kind.MOVING if is_partitioning(given) else _Kind.OF_FRAMES
 
 
-#: Between the barriers' channels of two parts of a sink; above all channels that are not announced.
+#: Offset, in bits, between the barrier channels of two parts of a sink; above all unannounced channels.
 _PART_BITS = 48
 
 
@@ -127,11 +127,11 @@ class SinkPart:
     fields: tuple[str, ...]
     #: Channels whose barriers the sink must see here.
     channels: ExpectedChannels
-    #: Between the chain's end and the sink; they run on the evaluated micro-batch.
+    #: Transforms between the chain's end and the sink; they run on the evaluated micro-batch.
     transforms: tuple[Transform, ...] = ()
-    #: Which output of the operator at the chain's end it is; None where that has only one.
+    #: Number of the output of the operator at the chain's end; None if there is only one.
     side: int | None = None
-    #: What the transforms do, if they look at each row by itself; the functions are not called again then.
+    #: The transforms as one pass, if each looks at single rows; the functions are then not called again.
     one_pass: tuple[ReadRows, ...] | None = None
 
     @property
@@ -140,7 +140,7 @@ class SinkPart:
 
     @cached_property
     def is_own(self) -> Column:
-        """Whether a row of the union belongs to it; barriers are for the readers of every output."""
+        """True for rows of the union that this part takes; it takes barriers of every output."""
         is_own = F.col(C.STREAM) == self.stream
         if self.side is None:
             return is_own
@@ -148,10 +148,10 @@ class SinkPart:
 
     @cached_property
     def with_control(self) -> Selection:
-        """Control columns, then the fields; behind transforms in one pass what they make of them."""
+        """Control columns, then the fields, as the transforms leave them if they run in one pass."""
         if self.one_pass is None:
-            return Selection([*map(F.col, C.SINK_CONTROL), *self._own_fields()])
-        # Under its name: a map is hashed as JSON, in which that stands.
+            return Selection([*map(F.col, C.SINK_CONTROL), *self._select_own_fields()])
+        # Columns need their names here: a map is hashed as JSON, which contains the name.
         last = self.one_pass[-1]
         named = [(own.alias(field.name), field.dataType) for own, field in last.fields]
         hashed = F.xxhash64(*[hashable(own, kind) for own, kind in named])
@@ -161,10 +161,10 @@ class SinkPart:
         return Selection([*control, *last.named_fields])
 
     @property
-    def functions(self) -> InWorkers | None:
+    def functions(self) -> WorkerPass | None:
         """The transforms, if all of them are functions of single records."""
         steps = () if self.one_pass is None or self.has_async else self.one_pass
-        return steps[0] if len(steps) == 1 and isinstance(steps[0], InWorkers) else None
+        return steps[0] if len(steps) == 1 and isinstance(steps[0], WorkerPass) else None
 
     @property
     def has_async(self) -> bool:
@@ -172,9 +172,9 @@ class SinkPart:
 
     @cached_property
     def records_only(self) -> Selection:
-        return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._own_fields()])
+        return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._select_own_fields()])
 
-    def _own_fields(self) -> list[Column]:
+    def _select_own_fields(self) -> list[Column]:
         return [F.col(quoted(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
 
 
@@ -182,11 +182,11 @@ class SinkPart:
 class PlannedSink:
     uid: str
     sink: Sink
-    #: Fields of the sink's records, behind the transforms of each part.
+    #: Fields of the sink's records, after the transforms of each part.
     schema: T.StructType
-    #: One, or for a union several.
+    #: One part, or several for a union.
     parts: tuple[SinkPart, ...]
-    #: How many reporters the plan has: what reports of the next part count from.
+    #: Number of reporters in the plan; reports of each further part are numbered after these.
     reporters: int = 0
 
     @property
@@ -201,7 +201,7 @@ class PlannedSink:
         for number, part in enumerate(self.parts):
             # Barriers of unions come from the control source or from operators, which have fixed channels.
             assert not isinstance(part.channels, AnnouncedChannels)
-            found |= {_moved(channel, number) for channel in part.channels}
+            found |= {_shift_channel(channel, number) for channel in part.channels}
         return frozenset(found)
 
     @property
@@ -215,12 +215,12 @@ class PlannedSink:
         return tuple((part.stream, part.side) for part in self.parts)
 
 
-def _moved(channel: int, number: int) -> int:
+def _shift_channel(channel: int, number: int) -> int:
     return channel + (number << _PART_BITS)
 
 
 def hashable(column: Column, kind: T.DataType) -> Column:
-    # Spark refuses to hash maps, since equal maps may differ in order, and VARIANT.
+    # Spark does not hash VARIANT, nor maps, since equal maps may differ in order.
     has_no_hash = any(isinstance(part, T.MapType | T.VariantType) for part in parts_of(kind))
     return F.to_json(F.struct(column)) if has_no_hash else column
 
@@ -228,18 +228,18 @@ def hashable(column: Column, kind: T.DataType) -> Column:
 def select_sink_rows(frame: DataFrame, planned: PlannedSink, streams: int) -> DataFrame:
     """Return one sink's rows of a micro-batch: kind, checkpoint, channel, hash, then its fields."""
     if len(planned.parts) == 1:
-        return _rows_of(frame, planned, planned.parts[0], streams)
-    # Each part has barriers, and channels that begin with 0: they are told apart by the part's number.
+        return _select_part_rows(frame, planned, planned.parts[0], streams)
+    # Each part has barriers on channels from 0 on: add the part's number to distinguish them.
     kind, channel = F.col(C.KIND), F.col(C.CHANNEL)
     is_barrier, is_report = kind == int(C.Kind.BARRIER), kind >= C.FIRST_REPORT
     frames = []
     for number, part in enumerate(planned.parts):
-        rows = _rows_of(frame, planned, part, streams)
+        rows = _select_part_rows(frame, planned, part, streams)
         by = number * planned.reporters
         moved = rows.withColumns(
             {
                 C.KIND: F.when(is_report, kind + by).otherwise(kind).cast("int"),
-                C.CHANNEL: F.when(is_barrier, channel + _moved(0, number)).otherwise(channel),
+                C.CHANNEL: F.when(is_barrier, channel + _shift_channel(0, number)).otherwise(channel),
             }
         )
         frames.append(moved)
@@ -252,15 +252,15 @@ class JoinedRows:
     def __init__(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> None:
         parts = [part for planned, _ in sinks for part in planned.parts]
         own = [F.when(part.is_own, F.lit(place)) for place, part in enumerate(parts)]
-        # A row of a stream that several read, such as a barrier behind side outputs, is there once for each.
+        # A row with several readers, such as a barrier after side outputs, is repeated for each.
         is_once = len({part.stream for part in parts}) == len(parts)
         sink = F.coalesce(*own) if is_once else F.explode(F.array_compact(F.array(*own)))
         self._owned = Selection([F.col("*"), sink.alias(C.SINK)])
         made: dict[str, Column] = {}
-        #: Of each sink by its uid, the column for each name that its writer reads.
+        #: By uid of the sink: the column for each name that its writer reads.
         self.columns: dict[str, dict[str, str]] = {}
         for at, (planned, found) in enumerate(sinks):
-            # Sinks of one stream share its columns; what is computed is of one sink.
+            # Sinks of one stream share its columns; a computed column belongs to one sink.
             names = self.columns[planned.uid] = {}
             for name, one in found.items():
                 if isinstance(one, str):
@@ -275,15 +275,15 @@ class JoinedRows:
         return self._made.of(self._owned.of(frame).where(F.col(C.SINK).isNotNull()))
 
 
-#: A column of the union of all streams by its name, or what is computed of such columns.
+#: The name of a column of the union of all streams, or an expression over these columns.
 UnionColumn = str | Column
 
 
-def over_the_union(
+def translate_to_union(
     spark: SparkSession, planned: PlannedSink, columns: Mapping[str, Column]
 ) -> Mapping[str, UnionColumn] | None:
-    """Return columns over a sink's fields as such over the union of all streams; None if impossible."""
-    # The sink may not get rows of the union as they are, or a column may be made in Python.
+    """Translate columns over a sink's fields to columns over the union of all streams; None if impossible."""
+    # Impossible if the sink does not get rows of the union unchanged, or if Python makes a column.
     if planned.rows is None or len(planned.parts) > 1:
         return None
     given = spark.createDataFrame([], planned.schema)
@@ -297,15 +297,15 @@ def over_the_union(
     return {name: computed.get(output, output) for name, output in zip(columns, found.outputs, strict=True)}
 
 
-def _rows_of(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
+def _select_part_rows(frame: DataFrame, planned: PlannedSink, part: SinkPart, streams: int) -> DataFrame:
     rows = frame if streams == 1 and part.side is None else frame.where(part.is_own)
     if not part.is_apart:
         for step in part.one_pass or ():
-            rows = step.over(rows)
+            rows = step.apply(rows)
         return part.with_control.of(rows)
     records = part.records_only.of(rows.where(F.col(C.KIND) == int(C.Kind.RECORD)))
     for function in part.transforms:
-        records = transformed(records, function)
+        records = apply_transform(records, function)
     records = records.drop(*_PLACE)
     if [(f.name, f.dataType) for f in records.schema] != [(f.name, f.dataType) for f in planned.schema]:
         raise SchemaError(
@@ -331,22 +331,22 @@ NO_TIME_PLAN = TimePlan()
 
 @dataclass(frozen=True)
 class TaggedStream:
-    """Output of a keyed operator: records and barriers in one DataFrame, told apart by kind."""
+    """Output of a keyed operator: records and barriers in one DataFrame, with a column for the kind."""
 
     frame: DataFrame
     schema: T.StructType
     channels: ExpectedChannels
-    #: Wait for the evaluated micro-batch.
+    #: Transforms that run on the evaluated micro-batch.
     transforms: tuple[Transform, ...] = ()
     #: Columns of the frame with the fields of each output, if the operator has side outputs.
     outputs: tuple[tuple[str, ...], ...] = ()
-    #: Of each of them, whether its rows have event times.
+    #: True for each output whose rows have event times.
     timed: tuple[bool, ...] = ()
-    #: Which of them this stream is.
+    #: Number of this stream's output.
     side: int = 0
-    #: The same rows, and more columns, as workers make them; None if Spark has a part in it.
+    #: The same rows with more columns, made by workers alone; None if Spark computes some of them.
     by_workers: DataFrame | None = None
-    #: The source whose records they are; empty behind an operator.
+    #: The source of the records; empty after an operator.
     source: str = ""
 
     @property
@@ -354,7 +354,7 @@ class TaggedStream:
         has_times = C.TIME in self.frame.columns and (not self.outputs or self.timed[self.side])
         return [C.TIME] if has_times else []
 
-    def alone(self) -> DataFrame:
+    def select_own_rows(self) -> DataFrame:
         if not self.outputs:
             return self.frame
         columns = [
@@ -367,7 +367,7 @@ class TaggedStream:
 
 @dataclass(frozen=True)
 class SinkWorkers:
-    """Make a sink's rows of those that the stream's workers make."""
+    """Workers that make a sink's rows from the rows that the stream's workers make."""
 
     workers: tuple[Worker, ...]
     columns: T.StructType
@@ -377,21 +377,21 @@ class SinkWorkers:
         return len(self.workers) > 1
 
 
-def sink_workers(
+def make_sink_workers(
     sink: PlannedSink, streams: Sequence[TaggedStream], by_side: Sequence[int]
 ) -> SinkWorkers | None:
-    """Return what makes a sink's rows of the stream that it reads; None if Spark has a part in it.
+    """Return the workers that make a sink's rows from its stream; None if Spark computes some of them.
 
-    `by_side` has the stream of each output, where there are several streams.
+    `by_side` is the stream of each output, if there are several streams.
     """
     part, fields = sink.parts[0], sink.schema
     stream = streams[part.stream]
-    # Spark hashes the columns of all outputs; null is no part of a hash, but for types that have none.
+    # Spark hashes the columns of all outputs; a null does not change a hash, except of types without a hash.
     hashed = (*fields, *(one for one in stream.frame.schema if not one.name.startswith(PREFIX)))
     if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in hashed):
         return None
-    # A sink of a side output has a part of the main one's stream.
-    in_stream = fields_in(stream)
+    # A sink of a side output reads a part of the main output's stream.
+    in_stream = find_fields(stream)
     names = tuple(in_stream[int(column.rpartition("_")[2])] for column in part.columns)
     sides = frozenset(side for side, own in enumerate(by_side) if own == part.stream) if by_side else None
     if not part.transforms:
@@ -399,7 +399,7 @@ def sink_workers(
         return SinkWorkers((rows,), rows.columns)
     if (functions := part.functions) is None:
         return None
-    # Named as in the union, where the functions find them.
+    # Named as in the union, since the functions expect these names.
     kinds = stream.frame.schema
     in_union = [T.StructField(n, kinds[own].dataType) for n, own in zip(part.columns, names, strict=True)]
     given = ToSinkRows(T.StructType(in_union), names, part.side, sides, has_hash=False)
@@ -409,9 +409,9 @@ def sink_workers(
 
 @dataclass(frozen=True)
 class DeferredPass:
-    """The end of the streaming query, and the workers that make the rows of sinks of it.
+    """The end of the streaming query, and the workers that make the sinks' rows from it.
 
-    They run in the pass that stages: rows between two passes would go to the JVM and back.
+    They run in the pass that stages; as a pass of their own, rows would go to the JVM and back.
     """
 
     frame: DataFrame
@@ -419,21 +419,21 @@ class DeferredPass:
     worker: Worker
     sinks: Mapping[str, SinkWorkers]
 
-    def over(self, frame: DataFrame) -> WorkersRows:
+    def make_rows(self, frame: DataFrame) -> WorkersRows:
         return WorkersRows(frame, self.worker, self.sinks)
 
 
 @dataclass(frozen=True)
 class JoinedByWorkers:
-    """Sinks whose rows one pass makes."""
+    """Several sinks whose rows one pass of workers makes."""
 
-    #: Of each sink by its uid, the column for each name that its writer reads.
+    #: By uid of the sink: the column for each name that its writer reads.
     columns: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class UnionRows:
-    """A micro-batch as the union of all streams, of which Spark takes each sink's rows."""
+    """A micro-batch as the union of all streams, from which Spark selects each sink's rows."""
 
     frame: DataFrame
     streams: int
@@ -449,19 +449,19 @@ class UnionRows:
     def release(self) -> None:
         self.frame.unpersist()
 
-    def of_sink(self, sink: PlannedSink) -> DataFrame:
+    def select_sink(self, sink: PlannedSink) -> DataFrame:
         return select_sink_rows(self.frame, sink, self.streams)
 
     def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedRows | None:
         return JoinedRows(sinks) if len(sinks) > 1 else None
 
-    def of_sinks(self, joined: JoinedRows) -> DataFrame:
+    def select_joined(self, joined: JoinedRows) -> DataFrame:
         return joined.of(self.frame)
 
 
 @dataclass(frozen=True)
 class WorkersRows:
-    """A micro-batch of which workers make each sink's rows."""
+    """A micro-batch from which workers make each sink's rows."""
 
     frame: DataFrame
     worker: Worker
@@ -469,24 +469,24 @@ class WorkersRows:
 
     def run(self) -> None:
         """Evaluate the micro-batch for no sink."""
-        _run(self._packed())
+        _run(self._pack_rows())
 
     def keep(self) -> WorkersRows:
         """Evaluate the micro-batch once, for several passes."""
-        return replace(self, frame=self._packed().persist(), worker=UnpackBatches())
+        return replace(self, frame=self._pack_rows().persist(), worker=UnpackBatches())
 
-    def _packed(self) -> DataFrame:
+    def _pack_rows(self) -> DataFrame:
         return C.map_in_arrow(self.frame, C.InTurn((self.worker, PackBatches())), PACKED)
 
     def release(self) -> None:
         self.frame.unpersist()
 
-    def of_sink(self, sink: PlannedSink) -> DataFrame:
+    def select_sink(self, sink: PlannedSink) -> DataFrame:
         own = self.sinks[sink.uid]
         return C.map_in_arrow(self.frame, C.InTurn((self.worker, *own.workers)), own.columns)
 
     def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedByWorkers | None:
-        """Return the sinks of which one pass can make the rows; None if there are not two."""
+        """Return the sinks whose rows one pass can make; None if there are fewer than two."""
         able: dict[str, Mapping[str, str]] = {}
         for sink, columns in sinks:
             part = sink.parts[0]
@@ -496,10 +496,10 @@ class WorkersRows:
                 able[sink.uid] = named
         return JoinedByWorkers(able) if len(able) > 1 else None
 
-    def of_sinks(self, joined: JoinedByWorkers) -> DataFrame:
-        """Return rows that say by their places whose they are; only another worker can read them."""
+    def select_joined(self, joined: JoinedByWorkers) -> DataFrame:
+        """Return rows whose position says to which sink they belong; only another worker can read them."""
         each = EachSink(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
-        # No batch has the columns of all sinks, and none leaves the pass.
+        # No batch has the columns of all sinks, and no batch leaves the pass.
         return C.map_in_arrow(self.frame, C.InTurn((self.worker, each)), each.columns)
 
 
@@ -509,25 +509,25 @@ def _run(frame: DataFrame) -> None:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """What the supervisor starts: one DataFrame and who takes which rows of it."""
+    """A planned job, for the supervisor: one DataFrame, and the sinks with their parts of its rows."""
 
     frame: DataFrame
     sinks: tuple[PlannedSink, ...]
-    #: What it runs, in the order of the streams.
+    #: Its chains, in the order of the streams.
     chains: tuple[Chain, ...] = ()
-    #: The keyed operators in it by uid.
+    #: Its keyed operators by uid.
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
-    #: Who in it reports about time.
+    #: Its reporters about time.
     time: TimePlan = NO_TIME_PLAN
-    #: Of which async operators answers are recorded, and how.
+    #: Recordings of answers of its async operators.
     recordings: tuple[Recording, ...] = ()
-    #: Paths that are branches of one scan: each by the operator's uid and the name of its input.
+    #: Paths that share a scan, each as the operator's uid and the name of its input.
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()
-    #: How it runs, where the last pass is left to those who stage.
+    #: Set if the pass that stages also runs the plan's last pass.
     deferred: DeferredPass | None = None
-    #: DataFrame functions that are done in Arrow, in the pass that reads a source.
+    #: DataFrame functions that run in the Arrow pass that reads a source.
     in_arrow: frozenset[StreamNode] = frozenset()
-    #: What was translated.
+    #: The logical plan of which this is the translation.
     logical: LogicalPlan = field(default_factory=lambda: LogicalPlan(StreamGraph()))
 
     @property
@@ -545,7 +545,7 @@ class PlannedJob:
     read: Mapping[str, T.StructType] = field(default_factory=dict)
 
 
-def fields_in(stream: TaggedStream) -> list[str]:
+def find_fields(stream: TaggedStream) -> list[str]:
     control = {*C.CONTROL, C.SIDE, C.TIME}
     return [name for name in stream.frame.columns if name not in control]
 
@@ -554,7 +554,7 @@ def tag(
     stream: TaggedStream, index: int, beside: Sequence[str] = (), by_side: Sequence[int] = ()
 ) -> DataFrame:
     """Give a stream's columns names of their own in the union, and each record its hash."""
-    names = fields_in(stream)
+    names = find_fields(stream)
     columns = [F.col(quoted(name)) for name in names]
     types = stream.frame.schema
     hashed = F.xxhash64(*[hashable(c, types[n].dataType) for c, n in zip(columns, names, strict=True)])
@@ -563,7 +563,7 @@ def tag(
         C.KIND,
         C.CHECKPOINT,
         C.CHANNEL,
-        # The second number of a report; of a barrier nobody reads it.
+        # The second number of a report; for a barrier it has no meaning.
         F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
         (F.get(F.array(*map(F.lit, by_side)), F.col(C.SIDE)) if by_side else F.lit(index)).alias(C.STREAM),
         *([C.SIDE] if stream.outputs else []),

@@ -1,4 +1,4 @@
-"""The stream graph: what the user wrote, as values. Checked before anything starts."""
+"""The stream graph: the user's program as values, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UnionNode:
 
 @dataclass(frozen=True, eq=False)
 class KeyedEntry:
-    """A stream on its way into an operator with state, and its key if it is spread by one."""
+    """A stream into an operator with state, and its key if it is distributed by key."""
 
     parent: StreamNode
     keys: tuple[Key, ...]
@@ -69,13 +69,13 @@ class KeyedEntry:
 
 @dataclass(eq=False)
 class KeyedNode:
-    """A function with state. Its uid and key groups may change as long as nothing reads it."""
+    """An operator with state; its uid and key groups may change until something reads it."""
 
     uid: str
     entries: tuple[KeyedEntry, ...]
-    #: What runs, or what makes it once the fields of its input are known.
+    #: The operator, or its factory, which needs the fields of the input.
     function: KeyedFunction
-    #: Fields of what is emitted; None where these are the fields of the input.
+    #: Fields of the output; None for the fields of the input.
     output: T.StructType | None
     max_parallelism: int
 
@@ -94,24 +94,24 @@ class TimedNode:
 
 
 StreamNode = SourceNode | TransformNode | TimedNode | UnionNode | KeyedNode | SideNode
-#: What a path begins with.
+#: The first node of a path.
 Base = SourceNode | KeyedNode | SideNode
-#: What is done to records on a path.
+#: A function on a path.
 Step = TransformNode | TimedNode
 
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """From a source or an operator through steps to a stream; what follows a union is on all of its paths."""
+    """A path from a source or operator to a stream; steps after a union are on all of its paths."""
 
     base: Base
     steps: tuple[Step, ...] = ()
 
-    def upto(self, steps: int | None) -> Path:
+    def cut_to(self, steps: int | None) -> Path:
         """Return the path through its first steps; None for all."""
         return Path(self.base, self.steps[:steps])
 
-    def changed(self, change: Callable[[TransformNode], TransformNode]) -> Path:
+    def replace_transforms(self, change: Callable[[TransformNode], TransformNode]) -> Path:
         """Return the path with other transforms."""
         steps = (change(step) if isinstance(step, TransformNode) else step for step in self.steps)
         return Path(self.base, tuple(steps))
@@ -123,7 +123,7 @@ class Input:
 
     #: Number of the operator's entry.
     entry: int
-    #: From a source one; from an operator all that begin with one of its outputs, in their order.
+    #: One path from a source, or all paths from one output of an operator, in order.
     paths: tuple[Path, ...]
 
     @property
@@ -133,10 +133,10 @@ class Input:
 
 @dataclass(frozen=True, eq=False)
 class Upstream:
-    """What an operator reads of one other operator, or on one path from a source."""
+    """All inputs of an operator from one other operator, or its input on one path from a source."""
 
-    # A frame that stands twice in a plan is planned twice. So an operator whose outputs are read on several
-    # paths stands there once, and its rows are dealt to all inputs that want them.
+    # Spark plans a frame twice if it is in a plan twice. So an operator whose outputs are read on several
+    # paths is there once, and its rows are distributed to all inputs that read them.
 
     inputs: tuple[Input, ...]
 
@@ -156,7 +156,7 @@ class SinkNode:
     sink: Sink
 
 
-#: Key groups of a job that says nothing else.
+#: Default number of key groups of a job.
 DEFAULT_MAX_PARALLELISM = 128
 
 
@@ -171,18 +171,18 @@ class StreamGraph:
     #: Uids of async operators, which have answers in the place of state.
     async_uids: list[str] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
-    #: What sources and operators are called beside their uid, by that.
+    #: Names of sources and operators, by uid.
     names: dict[str, str] = field(default_factory=dict)
-    #: Key groups of operators that say nothing else.
+    #: Default number of key groups of its operators.
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
-    #: Functions without a key that may not share a vertex with others, by the identity of their settings.
+    #: Functions without a key that must not share a vertex, by the identity of their settings.
     chained: dict[int, ChainingStrategy] = field(default_factory=dict)
-    #: Operators that share tasks with those of the same group only, by uid.
+    #: Slot sharing groups of operators, by uid; operators share tasks within a group only.
     slot_sharing: dict[str, str] = field(default_factory=dict)
-    #: Names of the chains that a job has begun with; None where these follow from the graph.
+    #: Names of the chains with which a job began; None if they follow from the graph.
     begun_chains: frozenset[str] | None = None
 
-    def chained_of(self, node: object) -> ChainingStrategy:
+    def find_chaining(self, node: object) -> ChainingStrategy:
         settings = getattr(node.function, "settings", None) if isinstance(node, TransformNode) else None
         return self.chained.get(id(settings), ChainingStrategy.ALWAYS)
 
@@ -200,14 +200,14 @@ class StreamGraph:
             )
         return uid
 
-    def async_uid(self, uid: str | None, parent: StreamNode) -> str:
-        given = self.derived_uid("async", [parent]) if uid is None else uid
+    def add_async_uid(self, uid: str | None, parent: StreamNode) -> str:
+        given = self.derive_uid("async", [parent]) if uid is None else uid
         self.async_uids.append(self.check_uid(given))
         return given
 
-    def derived_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
-        """Return a free uid that follows from the place in the program: the method, and what it reads."""
-        place = [method, [front if isinstance(front, str) else _place(front) for front in fronts]]
+    def derive_uid(self, method: str, fronts: Sequence[str | StreamNode | KeyedEntry]) -> str:
+        """Return a free uid derived from the place in the program: the method and its inputs."""
+        place = [method, [front if isinstance(front, str) else _describe_place(front) for front in fronts]]
         number = 0
         while True:
             digest = hashlib.sha256(json.dumps([*place, number]).encode()).hexdigest()
@@ -216,13 +216,13 @@ class StreamGraph:
                 return uid
             number += 1
 
-    def as_declared(self) -> StreamGraph:
-        """Return a graph of the nodes that there are now; what is declared later is not in it."""
+    def copy_declared(self) -> StreamGraph:
+        """Return a copy of the graph, without nodes that are declared later."""
         parts = {each.name: copy.copy(getattr(self, each.name)) for each in fields(self)}
         return StreamGraph(**parts)
 
-    def ending_with(self, node: StreamNode) -> StreamGraph:
-        """Return the graph of one stream, which ends where a sink would be."""
+    def end_at(self, node: StreamNode) -> StreamGraph:
+        """Return the graph of one stream, with a placeholder for a sink at its end."""
         nothing: Any = None
         return replace(self, sinks=[SinkNode("", node, nothing)])
 
@@ -231,13 +231,13 @@ class StreamGraph:
         return tuple(node.uid for node in nodes)
 
     def needs_own_time(self, source: SourceNode) -> bool:
-        return any(node.strategy.uses_own_time and source in sources_of(node) for node in self.timed)
+        return any(node.strategy.uses_own_time and source in find_sources(node) for node in self.timed)
 
     def is_read(self, node: KeyedNode) -> bool:
-        """Whether a sink or another operator reads an operator: so it may be part of a job that runs."""
+        """Return whether a sink or another operator reads an operator, which may then run in a job."""
         parents = [*(sink.parent for sink in self.sinks)]
         parents += (entry.parent for one in self.operators for entry in one.entries)
-        return any(operator_of(path.base) is node for parent in parents for path in paths_to(parent))
+        return any(find_operator(path.base) is node for parent in parents for path in find_paths(parent))
 
     def rename(self, node: KeyedNode, uid: str) -> None:
         self.check_uid(uid)
@@ -246,11 +246,11 @@ class StreamGraph:
                 by_uid[uid] = by_uid.pop(node.uid)
         node.uid = uid
 
-    def sides_of(self, node: KeyedNode) -> tuple[SideNode, ...]:
+    def find_sides(self, node: KeyedNode) -> tuple[SideNode, ...]:
         return tuple(side for side in self.sides if side.parent is node)
 
     def side(self, node: KeyedNode, tag: OutputTag, output: T.StructType) -> SideNode:
-        for known in self.sides_of(node):
+        for known in self.find_sides(node):
             if known.tag.name == tag.name:
                 if known.output != output:
                     raise _two_declarations(f"'{node.uid}'", known.tag, tag, uid=node.uid)
@@ -259,7 +259,7 @@ class StreamGraph:
         return self.sides[-1]
 
     def check_row_side(self, node: TransformNode, name: str, tag: OutputTag, output: T.StructType) -> None:
-        """Check the side output of a function without a key, whose every output is a node of its own."""
+        """Check a side output of a function without a key, where each output is a node of its own."""
         known, fields = self.row_sides.setdefault((node, tag.name), (tag, output))
         if fields != output:
             raise _two_declarations(f"'{name}'", known, tag)
@@ -271,20 +271,25 @@ class StreamGraph:
             )
 
 
-def _place(node: StreamNode | KeyedEntry) -> list[Any]:
-    """Return where in the program a stream is, back to what has a uid: the same in every process."""
+#: Derived uids are stored: they keep the names that these classes had when the first ones were made.
+_NAMES_IN_UIDS = {"Rebalance": "Spread", "Rescale": "Narrow", "CustomPartitioning": "ByPartitioner"}
+
+
+def _describe_place(node: StreamNode | KeyedEntry) -> list[Any]:
+    """Return a stream's place in the program, back to nodes with a uid: the same in every process."""
     match node:
         case KeyedEntry():
             keys = [key if isinstance(key, str) else type(key).__name__ for key in node.keys]
-            return [node.distribution.name, keys, _place(node.parent)]
+            return [node.distribution.name, keys, _describe_place(node.parent)]
         case SideNode():
             return ["side", node.parent.uid, node.tag.name]
         case UnionNode():
-            return ["union", *map(_place, node.parents)]
+            return ["union", *map(_describe_place, node.parents)]
         case TimedNode():
-            return ["timestamps", _place(node.parent)]
+            return ["timestamps", _describe_place(node.parent)]
         case TransformNode():
-            return [type(node.function).__name__, _place(node.parent)]
+            name = type(node.function).__name__
+            return [_NAMES_IN_UIDS.get(name, name), _describe_place(node.parent)]
     return ["uid", node.uid]
 
 
@@ -296,22 +301,22 @@ def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any
     )
 
 
-def paths_to(node: StreamNode) -> tuple[Path, ...]:
-    """Return the paths into a stream, in the order in which its unions name them."""
+def find_paths(node: StreamNode) -> tuple[Path, ...]:
+    """Return the paths into a stream, in the order of its unions' inputs."""
     if isinstance(node, UnionNode):
-        return tuple(path for parent in node.parents for path in paths_to(parent))
+        return tuple(path for parent in node.parents for path in find_paths(parent))
     if isinstance(node, TransformNode | TimedNode):
-        return tuple(Path(path.base, (*path.steps, node)) for path in paths_to(node.parent))
+        return tuple(Path(path.base, (*path.steps, node)) for path in find_paths(node.parent))
     return (Path(node),)
 
 
-def upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
-    """Return what an operator reads, in the order in which its entries come by it first."""
+def find_upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
+    """Return the upstreams of an operator, in the order of their first use by its entries."""
     # By the operator, or by the path from a source; then by the entry and the output.
     found: dict[int, dict[tuple[int, int], list[Path]]] = {}
     for number, entry in enumerate(node.entries):
-        for path in paths_to(entry.parent):
-            in_front = operator_of(path.base)
+        for path in find_paths(entry.parent):
+            in_front = find_operator(path.base)
             inputs = found.setdefault(id(path if in_front is None else in_front), {})
             inputs.setdefault((number, id(path.base)), []).append(path)
     return tuple(
@@ -320,23 +325,23 @@ def upstreams(node: KeyedNode) -> tuple[Upstream, ...]:
     )
 
 
-def operator_of(base: Base) -> KeyedNode | None:
+def find_operator(base: Base) -> KeyedNode | None:
     if isinstance(base, SideNode):
         return base.parent
     return base if isinstance(base, KeyedNode) else None
 
 
-def sources_of(node: StreamNode) -> tuple[SourceNode, ...]:
-    return tuple(source for path in paths_to(node) for source in scans_of(path.base))
+def find_sources(node: StreamNode) -> tuple[SourceNode, ...]:
+    return tuple(source for path in find_paths(node) for source in find_scans(path.base))
 
 
-def scans_of(base: Base) -> tuple[SourceNode, ...]:
-    """Return the source of each scan below a base, in the order of the plan."""
-    operator = operator_of(base)
+def find_scans(base: Base) -> tuple[SourceNode, ...]:
+    """Return the source of each scan upstream of a base, in the order of the plan."""
+    operator = find_operator(base)
     if operator is None:
         assert isinstance(base, SourceNode)
         return (base,)
-    return tuple(scan.source for scan in operator_scans(operator))
+    return tuple(scan.source for scan in find_operator_scans(operator))
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,27 +352,27 @@ class OperatorScan:
     source: SourceNode
 
 
-def operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
-    """Return the scans of operators of one chain and of all that they read, in the order of the plan."""
+def find_operator_scans(*nodes: KeyedNode) -> tuple[OperatorScan, ...]:
+    """Return the scans of a chain's operators and their upstream operators, in the order of the plan."""
     seen = set[int]()
-    return tuple(scan for node in nodes for scan in _scans(node, seen))
+    return tuple(scan for node in nodes for scan in _iterate_scans(node, seen))
 
 
-def _scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
+def _iterate_scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
     if id(node) in seen:
         return
     seen.add(id(node))
-    for number, upstream in enumerate(upstreams(node)):
-        in_front = operator_of(upstream.base)
+    for number, upstream in enumerate(find_upstreams(node)):
+        in_front = find_operator(upstream.base)
         if in_front is not None:
-            yield from _scans(in_front, seen)
+            yield from _iterate_scans(in_front, seen)
         else:
             assert isinstance(upstream.base, SourceNode)
             yield OperatorScan(node, number, upstream.base)
 
 
-def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
-    """Return operators, each behind all those that it reads, directly or not, and once."""
+def collect_operators(*nodes: KeyedNode) -> list[KeyedNode]:
+    """Return operators and all their upstream operators, each once, and after those it reads."""
     found: dict[int, KeyedNode] = {}
     for node in nodes:
         _collect(node, found)
@@ -377,39 +382,41 @@ def operators_upto(*nodes: KeyedNode) -> list[KeyedNode]:
 def _collect(node: KeyedNode, found: dict[int, KeyedNode]) -> None:
     if id(node) in found:
         return
-    for upstream in upstreams(node):
-        in_front = operator_of(upstream.base)
+    for upstream in find_upstreams(node):
+        in_front = find_operator(upstream.base)
         if in_front is not None:
             _collect(in_front, found)
     found[id(node)] = node
 
 
 def has_paths_that_meet(node: KeyedNode) -> bool:
-    operators = operators_upto(node)
-    read = sum(operator_of(upstream.base) is not None for one in operators for upstream in upstreams(one))
+    operators = collect_operators(node)
+    read = sum(
+        find_operator(upstream.base) is not None for one in operators for upstream in find_upstreams(one)
+    )
     return read >= len(operators)
 
 
 def is_behind_keys(node: StreamNode) -> bool:
-    return any(operator_of(path.base) is not None for path in paths_to(node))
+    return any(find_operator(path.base) is not None for path in find_paths(node))
 
 
-def uid_of(path: Path) -> str:
+def find_uid(path: Path) -> str:
     return path.base.parent.uid if isinstance(path.base, SideNode) else path.base.uid
 
 
-def base_of(node: StreamNode) -> str:
-    return "+".join(dict.fromkeys(map(uid_of, paths_to(node))))
+def name_bases(node: StreamNode) -> str:
+    return "+".join(dict.fromkeys(map(find_uid, find_paths(node))))
 
 
 @dataclass(frozen=True)
 class KeyFunction:
-    #: From a record to a row with the parts of its key.
+    #: Makes a row with the parts of a record's key.
     call: Callable[[Any], Any]
-    #: Opened in each task, if it wants to be.
+    #: The object to open in each task; None for plain functions.
     rich: RichFunction | None
     parts: T.StructType
-    #: Tells what it adds to accumulators from what others add; empty where that does not count.
+    #: Identifies its share of the accumulators; empty where it does not count.
     counts_as: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Event times, latency markers and chains in a plan: who reports about time."""
+"""Event times and latency markers in a plan, and the reporters about time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.suggestions import they_have
-from flinkish_spark.planning.logical_plan import End, LogicalPlan
-from flinkish_spark.planning.rules.cut_chains import ends_with, inputs_of
+from flinkish_spark.planning.logical_plan import ChainEnd, LogicalPlan
+from flinkish_spark.planning.rules.cut_chains import find_chain_operators, find_inputs
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     Path,
     StreamGraph,
     TimedNode,
-    operator_of,
-    operator_scans,
-    upstreams,
+    find_operator,
+    find_operator_scans,
+    find_upstreams,
 )
 from flinkish_spark.protocol.event_time import AssignerRules, NoWatermarkStrategy
 from flinkish_spark.protocol.latency import SUBTASK_MASK, place_of
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 _UNTIMED = AssignerRules(NoWatermarkStrategy())
 
 
-def time_column(records: DataFrame, timestamps: Column) -> Column:
+def make_time_column(records: DataFrame, timestamps: Column) -> Column:
     kind = records.select(timestamps.alias("time")).schema["time"].dataType
     check_time_type(timestamps, kind)
     time = F.unix_millis(timestamps) if isinstance(kind, T.TimestampType) else timestamps
     return F.when(time.isNull(), F.raise_error(F.lit(NULL_TIME)).cast("long")).otherwise(time)
 
 
-def named_time(records: DataFrame, name: str | None) -> str:
-    """Return the column with the records' event times; None asks for that which the source gives them."""
+def find_time_column(records: DataFrame, name: str | None) -> str:
+    """Return the column with the records' event times; `name` None means the source's own times."""
     if name is None:
         if C.TIME in records.columns:
             return C.TIME
         raise GraphError(
             "the records have no time of their own",
-            why="the source gives them none, or a transform in front chose its own columns",
-            what_to_do='say where times are: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
-            "or call assign_timestamps_and_watermarks() right behind the source",
+            why="the source gives them none, or an earlier transform selected its own columns",
+            what_to_do='name the column: WatermarkStrategy....with_timestamp_assigner("bought_at"); '
+            "or call assign_timestamps_and_watermarks() right after the source",
         )
     if name not in records.columns:
         raise GraphError(
@@ -76,9 +76,9 @@ def check_time_type(timestamps: object, kind: T.DataType) -> None:
 
 
 def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any]) -> TimePlan:
-    """Return who in a program reports about time, and under which rules."""
-    # A source whose records reach no keyed operator counts for the end of its input only, as does one without
-    # a strategy: nobody there asks for a watermark.
+    """Return the reporters about time in a program, and their rules."""
+    # A source without a keyed operator, or without a watermark strategy, reports only the end of its input:
+    # nothing there needs a watermark.
     chains, operators, assigners = {}, {}, {}
     names = _Names()
     inputs: dict[str, set[str]] = {}
@@ -88,7 +88,7 @@ def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any])
         for end in ends:
             chain = end.chain
             operators[chain.name] = chain.operators
-            for path, name, behind in _entries(logical.graph, end):
+            for path, name, behind in _find_entries(logical.graph, end):
                 uid = source = source_of(name)
                 timed = next((step for step in reversed(path.steps) if isinstance(step, TimedNode)), None)
                 if timed is None or not chain.operators:
@@ -102,10 +102,10 @@ def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any])
                 for at, operator in enumerate(behind):
                     inputs.setdefault(operator, set()).add(uid)
                     in_front.setdefault(operator, set()).update(behind[:at])
-    # Also what others in front wait for in other chains: nobody is ahead of whom it reads.
+    # Also the inputs of earlier operators in other chains: no operator is ahead of one that it reads.
     closed = {uid: own.union(*(inputs[other] for other in in_front[uid])) for uid, own in inputs.items()}
     plan = TimePlan(
-        reporters(logical.graph),
+        find_reporters(logical.graph),
         chains,
         {name: uids for name, uids in operators.items() if uids},
         assigners,
@@ -124,71 +124,71 @@ class _Names:
         self._given: dict[str, tuple[str, ...]] = {}
 
     def give(self, name: str, *parts: str) -> None:
-        """Give one a name, made of these uids; more than once to the same does nothing."""
+        """Register a name made of these uids; refuse it if other uids have the same name."""
         other = self._given.setdefault(name, parts)
         if other != parts:
-            one, two = (" in front of ".join(f"'{uid}'" for uid in found) for found in (other, parts))
+            one, two = (" before ".join(f"'{uid}'" for uid in found) for found in (other, parts))
             raise GraphError(
                 f"{one} and {two} cannot be told apart",
-                why=f"their event times are kept by uids with a dot between them, so both are '{name}'",
+                why=f"event times are stored under both uids joined by a dot, which is '{name}' for both",
                 what_to_do="give one of these sources or operators another uid",
             )
 
 
-def reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
-    return make_reporters([node.uid for node in graph.operators], inputs_of(graph))
+def find_reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
+    return make_reporters([node.uid for node in graph.operators], find_inputs(graph))
 
 
-def _entries(graph: StreamGraph, end: End) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    """Yield each path from a source to a sink or a first operator: it, its input, the operators behind it."""
+def _find_entries(graph: StreamGraph, end: ChainEnd) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
+    """Yield each path from a source to its first operator or sink, with its input and all later operators."""
     names = end.chain.inputs
     rest = list(names)
     for path in end.paths:
-        operator = operator_of(path.base)
+        operator = find_operator(path.base)
         if operator is None:
             yield path, rest.pop(0), ()
         else:
-            scans = operator_scans(*ends_with(graph, operator))
+            scans = find_operator_scans(*find_chain_operators(graph, operator))
             named = {(id(one.operator), one.upstream): name for one, name in zip(scans, names, strict=True)}
-            yield from _paths_of(operator, named, (operator.uid,))
+            yield from _find_source_paths(operator, named, (operator.uid,))
 
 
-def _paths_of(
+def _find_source_paths(
     node: KeyedNode, named: Mapping[tuple[int, int], str], behind: tuple[str, ...]
 ) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    for number, upstream in enumerate(upstreams(node)):
-        operator = operator_of(upstream.base)
-        # Of several paths from one operator the first stands for all: they pass what it has read.
+    for number, upstream in enumerate(find_upstreams(node)):
+        operator = find_operator(upstream.base)
+        # All paths from an operator read the same sources, so the first path is enough.
         if operator is None:
             yield upstream.inputs[0].paths[0], named[id(node), number], behind
         else:
-            yield from _paths_of(operator, named, (operator.uid, *behind))
+            yield from _find_source_paths(operator, named, (operator.uid, *behind))
 
 
-# Latency markers come from no streaming source: a row of `spark.range` in a streaming plan is there in each
-# micro-batch, asks for none, and stands in no log. `current_timestamp` of such a plan is the time that Spark
-# has logged for the micro-batch when it decided its offsets.
+# Latency markers come from no streaming source: a row of `spark.range` in a streaming plan is in each
+# micro-batch, triggers none, and is in no log. `current_timestamp` is then the time that Spark logged for
+# the micro-batch when it decided its offsets.
 @dataclass(frozen=True)
 class SourceMarkers:
     spark: SparkSession
-    #: Their numbers among those who report to the driver; at least one.
+    #: Their numbers as reporters to the driver; at least one.
     sources: tuple[int, ...]
 
-    def routed(self, routes: Sequence[int]) -> DataFrame:
+    def route(self, routes: Sequence[int]) -> DataFrame:
         subtask = F.col("id") % len(routes)
-        route = F.get(_array(routes), subtask.cast("int"))
+        route = F.get(_make_array(routes), subtask.cast("int"))
         no_block = F.lit("").cast("binary").alias(C.BLOCK)
-        rows = self._rows(len(routes))
-        return rows.select(route.alias(C.ROUTE), *self._control(len(routes), subtask), no_block)
+        rows = self._make_marker_rows(len(routes))
+        return rows.select(route.alias(C.ROUTE), *self._make_control_columns(len(routes), subtask), no_block)
 
-    def alone(self) -> DataFrame:
-        return self._rows(1).select(*self._control(1, F.lit(0)))
+    def make_rows(self) -> DataFrame:
+        return self._make_marker_rows(1).select(*self._make_control_columns(1, F.lit(0)))
 
-    def _rows(self, subtasks: int) -> DataFrame:
+    def _make_marker_rows(self, subtasks: int) -> DataFrame:
         return self.spark.range(0, len(self.sources) * subtasks, 1, 1)
 
-    def _control(self, subtasks: int, subtask: Column) -> list[Column]:
-        places = _array([place_of(source, 0) for source in self.sources])
+    def _make_control_columns(self, subtasks: int, subtask: Column) -> list[Column]:
+        places = _make_array([place_of(source, 0) for source in self.sources])
         place = F.get(places, F.floor(F.col("id") / subtasks).cast("int")) + subtask
         return [
             F.lit(int(C.Kind.MARKER)).alias(C.KIND),
@@ -198,9 +198,9 @@ class SourceMarkers:
         ]
 
 
-def subtask_in(place: Column) -> Column:
+def find_subtask(place: Column) -> Column:
     return place.bitwiseAND(F.lit(SUBTASK_MASK)).cast("int")
 
 
-def _array(values: Sequence[int]) -> Column:
+def _make_array(values: Sequence[int]) -> Column:
     return F.array(*map(F.lit, values))

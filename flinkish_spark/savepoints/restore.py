@@ -13,7 +13,7 @@ from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.planning.rules.cut_chains import chains_to
+from flinkish_spark.planning.rules.cut_chains import find_chain_ends
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -112,7 +112,7 @@ def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> froz
     """Return the names of a savepoint's chains, if those that a program would have cannot begin with it."""
     sinks: dict[Chain, list[str]] = {}
     for sink in graph.sinks:
-        for end in chains_to(graph, sink.parent):
+        for end in find_chain_ends(graph, sink.parent):
             sinks.setdefault(end.chain, []).append(sink.uid)
     problems = check_chains(metadata, JobShape({}, _sources(graph), sinks))
     return frozenset(saved.chain.name for saved in metadata.chains) if problems else None

@@ -46,11 +46,11 @@ from flinkish_spark.functions.stream import (
 from flinkish_spark.job.dependencies import check_cached_name
 from flinkish_spark.operators.lookup_join import forget_answers
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-from flinkish_spark.planning.between import check_said_between
+from flinkish_spark.planning.between import check_tasks_between
 from flinkish_spark.planning.declare import check_max_parallelism, check_same_fields
-from flinkish_spark.planning.partitioning import checked_parallelism
-from flinkish_spark.planning.rules.cut_chains import chains_to
-from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, paths_to
+from flinkish_spark.planning.partitioning import check_parallelism
+from flinkish_spark.planning.rules.cut_chains import find_chain_ends
+from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, find_paths
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.testing.harness_calls import HarnessCalls
 from flinkish_spark.testing.program_operator import (
@@ -93,7 +93,7 @@ def declared(
     program: Program, inputs: Sequence[str | T.StructType], parallelism: int, max_parallelism: int
 ) -> tuple[list[tuple[SourceNode, T.StructType]], DataStream]:
     """Return a source for each input, with its fields, and the stream that a program makes of them."""
-    checked_parallelism("ProgramHarness", parallelism)
+    check_parallelism("ProgramHarness", parallelism)
     check_max_parallelism(max_parallelism)
     if not callable(program):
         raise ConfigError(
@@ -343,13 +343,13 @@ class ProgramHarness:
         sides = [(tag, stream.get_side_output(tag)) for tag in side_outputs]
         graph = stream._environment.graph
         # Ways that a job could not take are refused here, too.
-        chains_to(graph, stream._node)
-        check_said_between(graph, parallelism)
+        find_chain_ends(graph, stream._node)
+        check_tasks_between(graph, parallelism)
         frames = {id(node): frame_type(fields) for node, fields in sources}
         self._operators: list[ProgramOperator] = []
         for node in graph.operators:
             name = graph.names.get(node.uid, "")
-            made = ProgramOperator(node, graph.sides_of(node), frames, parallelism, name)
+            made = ProgramOperator(node, graph.find_sides(node), frames, parallelism, name)
             self._operators.append(made)
             frames |= made.frames
         self._main = _ways(stream._node, frames)
@@ -656,7 +656,7 @@ def _cached_files(given: object) -> Mapping[str, str]:
 
 
 def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[StagedPath]:
-    paths = [staged_path(path, frames[id(path.base)]) for path in paths_to(node)]
+    paths = [staged_path(path, frames[id(path.base)]) for path in find_paths(node)]
     for path in paths[1:]:
         check_same_fields(fields_of(paths[0].frame), fields_of(path.frame), "the program of a harness")
     return paths

@@ -25,13 +25,13 @@ from flinkish_spark.core.iterators import USER_ERRORS, NotAnEnd
 from flinkish_spark.core.subtask import Subtask, running_as
 from flinkish_spark.operators.context import close_operator
 from flinkish_spark.operators.process import ElementFailed, TimerFailed
-from flinkish_spark.planning.between import worker_between
-from flinkish_spark.planning.declare import key_worker, no_such_key, refuse_unfit_key
+from flinkish_spark.planning.between import make_worker_between
+from flinkish_spark.planning.declare import make_key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.planning.factories import BroadcastFunctions
-from flinkish_spark.planning.keyed import operator_and_shape
-from flinkish_spark.planning.meaning import meaning_of
-from flinkish_spark.planning.partitioning import ByPartitioner, is_partitioning
-from flinkish_spark.planning.sent_columns import KeyedInput, Sent, Transport, sent_by
+from flinkish_spark.planning.keyed import make_operator_and_shape
+from flinkish_spark.planning.meaning import describe_meaning
+from flinkish_spark.planning.partitioning import CustomPartitioning, is_partitioning
+from flinkish_spark.planning.sent_columns import KeyedInput, SentColumns, Transport, choose_sent_columns
 from flinkish_spark.planning.stream_graph import (
     Base,
     Input,
@@ -43,15 +43,15 @@ from flinkish_spark.planning.stream_graph import (
     Step,
     TimedNode,
     TransformNode,
-    operator_of,
-    upstreams,
+    find_operator,
+    find_upstreams,
 )
 from flinkish_spark.planning.times import check_time_type
 from flinkish_spark.planning.transforms import (
     LookupTransform,
     ProcessTransform,
     RowTransform,
-    frame_function,
+    find_frame_function,
 )
 from flinkish_spark.protocol.savepoints import find_changed_meaning
 from flinkish_spark.state.codec import StateValueError
@@ -179,7 +179,7 @@ def staged_path(path: Path, frame: T.StructType) -> StagedPath:
     stages: list[Stage] = []
     functions = (step.function for step in path.steps if isinstance(step, TransformNode))
     is_told_times = not any(isinstance(one, ProcessTransform) for one in functions)
-    if operator_of(path.base) is not None and not is_told_times:
+    if find_operator(path.base) is not None and not is_told_times:
         stages.append(_untimed)
     for step in path.steps:
         stage, frame = _stage(step, frame)
@@ -200,9 +200,9 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
         return _timed(step, given), given
     function: Any = step.function
     if isinstance(function, RowTransform | LookupTransform):
-        worker, columns = function.in_worker(given)
+        worker, columns = function.make_worker(given)
         return Copied(worker), columns
-    if isinstance(function, ByPartitioner):
+    if isinstance(function, CustomPartitioning):
         function.check_key(fields_of(given).names)
     if is_partitioning(function):
         # It moves rows between tasks and changes nothing.
@@ -266,7 +266,7 @@ class _Input:
 
     staged: StagedPath
     given: KeyedInput
-    sent: Sent
+    sent: SentColumns
     keys: AppendColumns | None
 
 
@@ -281,10 +281,10 @@ class ProgramOperator:
     ) -> None:
         self.node, self._sides, self._parallelism, self._name = node, tuple(sides), parallelism, name
         inputs = sorted(
-            (one for upstream in upstreams(node) for one in upstream.inputs), key=lambda one: one.entry
+            (one for upstream in find_upstreams(node) for one in upstream.inputs), key=lambda one: one.entry
         )
         self._inputs = [_input(node, one, frames[id(one.base)]) for one in inputs]
-        operator, self._shape = operator_and_shape(
+        operator, self._shape = make_operator_and_shape(
             node,
             [one.given for one in self._inputs],
             [one.sent for one in self._inputs],
@@ -302,12 +302,12 @@ class ProgramOperator:
 
     def snapshot(self) -> OperatorSnapshot:
         groups, partitions = dict(self._groups), tuple(self._partitions)
-        return OperatorSnapshot(groups, partitions, self.node.max_parallelism, meaning_of(self.node))
+        return OperatorSnapshot(groups, partitions, self.node.max_parallelism, describe_meaning(self.node))
 
     def restart(self, stored: OperatorSnapshot | None) -> None:
         """Begin with new copies of the function, and with what was stored; None for nothing."""
         node, shape = self.node, self._shape
-        changed = "" if stored is None else find_changed_meaning(stored.meaning, meaning_of(node))
+        changed = "" if stored is None else find_changed_meaning(stored.meaning, describe_meaning(node))
         if changed:
             raise ConfigError(
                 f"the state of operator '{node.uid}' would mean something else: {changed}",
@@ -481,25 +481,25 @@ def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
     entry = node.entries[input_.entry]
     staged = (
         _staged_between(node.uid, input_, frame)
-        if operator_of(input_.base)
+        if find_operator(input_.base)
         else staged_path(input_.paths[0], frame)
     )
     fields = fields_of(staged.frame)
     functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
-    worker = key_worker(functions[0], staged.frame, node.uid, Origins()) if functions else None
+    worker = make_key_worker(functions[0], staged.frame, node.uid, Origins()) if functions else None
     transport = _transport(node.uid, fields, entry.keys, worker)
     # What is no name stands for a key that is computed.
     keys = cast("tuple[str, ...]", entry.keys if worker is None else (worker,) * len(worker.made))
     given = KeyedInput(
         (), fields, frozenset(), Origins(), keys, entry=input_.entry, distribution=entry.distribution
     )
-    return _Input(staged, given, sent_by(node, given, transport), worker)
+    return _Input(staged, given, choose_sent_columns(node, given, transport), worker)
 
 
 def _staged_between(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
-    if any(frame_function(step) is not None for path in input_.paths for step in path.steps):
+    if any(find_frame_function(step) is not None for path in input_.paths for step in path.steps):
         raise no_frames()
-    worker, columns = worker_between(uid, input_, frame)
+    worker, columns = make_worker_between(uid, input_, frame)
     return StagedPath(input_.base, () if worker is None else (Copied(worker),), columns)
 
 
@@ -558,7 +558,7 @@ def _travelling(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _blocks(rows: pa.RecordBatch, sent: Sent) -> Iterator[tuple[int, bytes]]:
+def _blocks(rows: pa.RecordBatch, sent: SentColumns) -> Iterator[tuple[int, bytes]]:
     """Yield blocks behind their key group, as the packer of a task makes them."""
     folded = sent.folded
     packer = BlockPacker(

@@ -1,4 +1,4 @@
-"""Windows of keyed streams: which there are, when they fire, what is computed.
+"""Windows of keyed streams: assigners, triggers, evictors and window functions.
 
 `flinkish_spark/operators/windowing.py` runs them; docs/windows.md explains them.
 """

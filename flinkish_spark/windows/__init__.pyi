@@ -19,11 +19,11 @@ from .evictors import Evictor as Evictor
 from .evictors import TimeEvictor as TimeEvictor
 from .evictors import TimestampedValue as TimestampedValue
 from .functions import WINDOW_BOUNDS as WINDOW_BOUNDS
+from .functions import KeyAndWindowBounds as KeyAndWindowBounds
 from .functions import ProcessWindowFunction as ProcessWindowFunction
+from .functions import WindowBounds as WindowBounds
 from .functions import WindowContext as WindowContext
 from .functions import WindowRuntimeContext as WindowRuntimeContext
-from .functions import WithKeyAndWindow as WithKeyAndWindow
-from .functions import WithWindow as WithWindow
 from .spec import AggregateWindow as AggregateWindow
 from .spec import ProcessWindow as ProcessWindow
 from .spec import ReduceWindow as ReduceWindow

@@ -1,4 +1,4 @@
-"""Which windows an element belongs to."""
+"""Window assigners, which choose the windows of each element."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flinkish_spark.windows.time_window import (
     GLOBAL_WINDOW,
     NoEventTime,
     TimeWindow,
-    function_of_one,
-    positive_count,
-    positive_ms,
+    check_function_of_one,
+    check_offset_ms,
+    check_positive_count,
+    check_positive_ms,
     window_at,
 )
-from flinkish_spark.windows.time_window import offset_ms as checked_offset_ms
 from flinkish_spark.windows.triggers import (
     CountTrigger,
     EventTimeTrigger,
@@ -28,7 +28,7 @@ from flinkish_spark.windows.triggers import (
     Trigger,
 )
 
-#: Windows that an assigner does not make again, at most.
+#: The most windows that an assigner caches.
 _REMEMBERED = 1024
 
 
@@ -36,34 +36,34 @@ Windows = Sequence[TimeWindow]
 
 
 class WindowAssigner(ABC):
-    """Says which windows an element belongs to. Own ones keep nothing of an element in their attributes.
+    """An assigner of windows to elements. A custom one must keep nothing of an element in its attributes.
 
-    `clock` is what its windows' ends are compared with: it says when state is cleaned up and what is late.
+    `clock` is the time with which its windows' ends are compared: for the cleanup of state and for lateness.
     """
 
     clock: TimeDomain
 
     @abstractmethod
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
-        """Return an element's windows; none drops it."""
+        """Return an element's windows; with none it is dropped."""
 
     @abstractmethod
     def default_trigger(self) -> Trigger:
-        """Return the trigger of windows for which none is given."""
+        """Return the default trigger."""
 
     def default_evictor(self) -> Evictor | None:
-        """Return the evictor of windows for which none is given."""
+        """Return the default evictor."""
         return None
 
 
 class MergingWindowAssigner(WindowAssigner):
-    """An assigner whose windows may become one: each element begins with its own."""
+    """An assigner whose windows may merge: each element begins with its own window."""
 
     def merge_windows(self, windows: Iterable[TimeWindow]) -> Iterable[tuple[TimeWindow, Windows]]:
-        """Return which of a key's windows become which: the new one, and two or more that it replaces.
+        """Return merges of a key's windows: each new window, with the two or more windows that it replaces.
 
-        Called with all windows of a key whenever there is a new one. This one merges those that overlap
-        or touch; whoever overrides it must name windows in the order of their starts.
+        Called with all windows of a key whenever a window is added. This implementation merges windows that
+        overlap or touch; an override must name windows in the order of their starts.
         """
         merged: list[tuple[TimeWindow, list[TimeWindow]]] = []
         for window in sorted(set(windows)):
@@ -83,7 +83,7 @@ class _EventTime(WindowAssigner):
         return EventTimeTrigger()
 
     @staticmethod
-    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+    def _choose_time(timestamp_ms: int | None, processing_time_ms: int) -> int:
         if timestamp_ms is None:
             raise NoEventTime
         return timestamp_ms
@@ -96,21 +96,21 @@ class _ProcessingTime(WindowAssigner):
         return ProcessingTimeTrigger()
 
     @staticmethod
-    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+    def _choose_time(timestamp_ms: int | None, processing_time_ms: int) -> int:
         return processing_time_ms
 
 
-class _Timed(WindowAssigner):
+class _ClockAssigner(WindowAssigner):
     @staticmethod
     @abstractmethod
-    def _time(timestamp_ms: int | None, processing_time_ms: int) -> int:
-        """Return the time by which an element is assigned."""
+    def _choose_time(timestamp_ms: int | None, processing_time_ms: int) -> int:
+        """Return the time that decides the element's windows."""
 
 
-class _Tumbling(_Timed):
+class _Tumbling(_ClockAssigner):
     def __init__(self, size_ms: Duration, offset_ms: Duration = 0) -> None:
-        self._size_ms = positive_ms("size_ms", size_ms)
-        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._size_ms)
+        self._size_ms = check_positive_ms("size_ms", size_ms)
+        self._offset_ms = check_offset_ms("offset_ms", offset_ms, self._size_ms)
         self._made: dict[int, Windows] = {}
 
     @property
@@ -118,16 +118,19 @@ class _Tumbling(_Timed):
         return self._size_ms, self._size_ms, self._offset_ms
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
-        time_ms = self._time(timestamp_ms, processing_time_ms)
+        time_ms = self._choose_time(timestamp_ms, processing_time_ms)
         start_ms = time_ms - (time_ms - self._offset_ms) % self._size_ms
         made = self._made.get(start_ms)
         return made or _remember(self._made, start_ms, (window_at(start_ms, self._size_ms),))
 
 
-class _Sliding(_Timed):
+class _Sliding(_ClockAssigner):
     def __init__(self, size_ms: Duration, slide_ms: Duration, offset_ms: Duration = 0) -> None:
-        self._size_ms, self._slide_ms = positive_ms("size_ms", size_ms), positive_ms("slide_ms", slide_ms)
-        self._offset_ms = checked_offset_ms("offset_ms", offset_ms, self._slide_ms)
+        self._size_ms, self._slide_ms = (
+            check_positive_ms("size_ms", size_ms),
+            check_positive_ms("slide_ms", slide_ms),
+        )
+        self._offset_ms = check_offset_ms("offset_ms", offset_ms, self._slide_ms)
         self._made: dict[int, Windows] = {}
 
     @property
@@ -136,9 +139,9 @@ class _Sliding(_Timed):
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         """Return all windows around an element's time, the latest first."""
-        time_ms = self._time(timestamp_ms, processing_time_ms)
+        time_ms = self._choose_time(timestamp_ms, processing_time_ms)
         last_ms = time_ms - (time_ms - self._offset_ms) % self._slide_ms
-        # How many there are may depend on the time itself; the first and the number say all.
+        # The number of windows may depend on the time; the first start and the number identify them.
         starts = range(last_ms, time_ms - self._size_ms, -self._slide_ms)
         made = self._made.get(last_ms)
         if made is not None and len(made) == len(starts):
@@ -146,21 +149,21 @@ class _Sliding(_Timed):
         return _remember(self._made, last_ms, [window_at(start_ms, self._size_ms) for start_ms in starts])
 
 
-class _Session(_Timed, MergingWindowAssigner):
+class _Session(_ClockAssigner, MergingWindowAssigner):
     def __init__(self, gap_ms: Duration) -> None:
-        self._gap_ms = positive_ms("gap_ms", gap_ms)
+        self._gap_ms = check_positive_ms("gap_ms", gap_ms)
 
     @property
     def gap_ms(self) -> int:
         return self._gap_ms
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
-        return (window_at(self._time(timestamp_ms, processing_time_ms), self._gap_ms),)
+        return (window_at(self._choose_time(timestamp_ms, processing_time_ms), self._gap_ms),)
 
 
-class _DynamicSession(_Timed, MergingWindowAssigner):
+class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
     def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
-        self._gap_ms_of = function_of_one("gap_ms_of", gap_ms_of)
+        self._gap_ms_of = check_function_of_one("gap_ms_of", gap_ms_of)
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         gap_ms: object = self._gap_ms_of(value)
@@ -168,11 +171,11 @@ class _DynamicSession(_Timed, MergingWindowAssigner):
             raise ValueError(
                 f"an element's session gap must be a positive number of milliseconds, not {gap_ms!r}"
             )
-        return (window_at(self._time(timestamp_ms, processing_time_ms), gap_ms),)
+        return (window_at(self._choose_time(timestamp_ms, processing_time_ms), gap_ms),)
 
 
 class TumblingEventTimeWindows(_EventTime, _Tumbling):
-    """Windows one after the other, by event time.
+    """Tumbling windows by event time.
 
     Parameters
     ----------
@@ -194,11 +197,11 @@ class TumblingEventTimeWindows(_EventTime, _Tumbling):
 
 
 class TumblingProcessingTimeWindows(_ProcessingTime, _Tumbling):
-    """Windows one after the other, by processing time; see :class:`TumblingEventTimeWindows`."""
+    """Tumbling windows by processing time; see :class:`TumblingEventTimeWindows`."""
 
 
 class SlidingEventTimeWindows(_EventTime, _Sliding):
-    """Windows that begin every `slide_ms` and overlap if they are longer, by event time.
+    """Sliding windows by event time: one begins every `slide_ms`; longer ones overlap.
 
     Parameters
     ----------
@@ -220,11 +223,11 @@ class SlidingEventTimeWindows(_EventTime, _Sliding):
 
 
 class SlidingProcessingTimeWindows(_ProcessingTime, _Sliding):
-    """Windows that begin every `slide_ms`, by processing time; see :class:`SlidingEventTimeWindows`."""
+    """Sliding windows by processing time; see :class:`SlidingEventTimeWindows`."""
 
 
 class EventTimeSessionWindows(_EventTime, _Session):
-    """Windows that last while no pause between a key's elements is longer than `gap_ms`, by event time.
+    """Sessions by event time, which end when a key has no element for longer than `gap_ms`.
 
     Raises
     ------
@@ -238,7 +241,7 @@ class ProcessingTimeSessionWindows(_ProcessingTime, _Session):
 
 
 class DynamicEventTimeSessionWindows(_EventTime, _DynamicSession):
-    """Sessions whose gap each element says for itself, by event time.
+    """Sessions by event time with a gap per element.
 
     Parameters
     ----------
@@ -252,7 +255,7 @@ class DynamicProcessingTimeSessionWindows(_ProcessingTime, _DynamicSession):
 
 
 class GlobalWindows(WindowAssigner):
-    """One window per key for everything. It never ends: give it a trigger, or nothing comes out."""
+    """One window per key for all elements. It never ends: without a trigger it emits nothing."""
 
     clock = TimeDomain.PROCESSING_TIME
 
@@ -264,9 +267,9 @@ class GlobalWindows(WindowAssigner):
 
 
 class CountSlidingWindowAssigner(GlobalWindows):
-    """Windows of `size` elements of a key, each `slide` behind the last; those of PyFlink's `count_window`.
+    """Windows of `size` elements of a key, each `slide` elements after the last; as PyFlink's `count_window`.
 
-    The first comes out when there are `size` elements. `KeyedStream.count_window(size, slide)` is Java's: it
+    The first fires when there are `size` elements. `KeyedStream.count_window(size, slide)` is Java's: it
     fires at each `slide` elements from the first on, with fewer than `size` at the beginning.
 
     Raises
@@ -276,7 +279,7 @@ class CountSlidingWindowAssigner(GlobalWindows):
     """
 
     def __init__(self, size: int, slide: int) -> None:
-        self._size, self._slide = positive_count("size", size), positive_count("slide", slide)
+        self._size, self._slide = check_positive_count("size", size), check_positive_count("slide", slide)
 
     def default_trigger(self) -> Trigger:
         return CountTrigger(self._slide, first=self._size)
@@ -285,12 +288,12 @@ class CountSlidingWindowAssigner(GlobalWindows):
         return CountEvictor(self._size)
 
 
-def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Windows]:
-    """Return what assigns windows: the assigner's method; what one of the user's returns is checked."""
+def make_assign(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Windows]:
+    """Return the assigner's method; if the assigner is the user's, with a check of its results."""
     if type(assigner).__module__ == __name__:
         return assigner.assign_windows
 
-    def checked(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
+    def check_windows(value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         windows: Windows = assigner.assign_windows(value, timestamp_ms, processing_time_ms)
         are_windows = isinstance(windows, list | tuple) and all(
             isinstance(one, TimeWindow) and all(isinstance(bound_ms, Integral) for bound_ms in one)
@@ -303,11 +306,11 @@ def assigning(assigner: WindowAssigner) -> Callable[[Any, int | None, int], Wind
             )
         return windows
 
-    return checked
+    return check_windows
 
 
 def _remember(made: dict[int, Windows], at_ms: int, windows: Windows) -> Windows:
-    """Keep windows for the next element: most come to windows that others came to just before."""
+    """Cache windows by time, since most elements belong to windows of recent elements."""
     if len(made) >= _REMEMBERED:
         made.clear()
     made[at_ms] = windows

@@ -1,4 +1,4 @@
-"""Which of a window's elements are thrown away before or after its function sees them."""
+"""Evictors, which remove elements of a window before or after its function runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from flinkish_spark.core.validation import function_of_two, instance_of
 from flinkish_spark.functions.keyed import TimeContext
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.windows.time_window import TimeWindow, number, positive_count, positive_ms
+from flinkish_spark.windows.time_window import (
+    TimeWindow,
+    check_number,
+    check_positive_count,
+    check_positive_ms,
+)
 
 
 class TimestampedValue(NamedTuple):
@@ -21,52 +26,52 @@ class TimestampedValue(NamedTuple):
 
 
 class EvictorContext(TimeContext, Protocol):
-    """Given to evictors."""
+    """The context of an evictor."""
 
 
 Elements = Sequence[TimestampedValue]
 
 
 class Evictor:
-    """Throws elements of a window away when it fires; what is thrown away does not come back.
+    """An evictor, which removes elements of a window for good when it fires.
 
-    A window with an evictor keeps all its elements, also for reduce and aggregate. If nothing is left
+    A window with an evictor stores all its elements, also for reduce and aggregate. If no element is left
     before the function, the function is not called.
     """
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        """Return the elements that the function is to see, in their order of arrival."""
+        """Return the elements for the function, in their order of arrival."""
         return elements
 
     def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        """Return, of those that the function has seen, the elements that stay."""
+        """Return the elements that stay, of the elements that the window function has seen."""
         return elements
 
 
 class Evict(Choice):
-    """When the evictors here do it."""
+    """When an evictor removes elements: before or after the window function."""
 
     BEFORE = "BEFORE"
     AFTER = "AFTER"
 
 
-class _OneSided(Evictor):
+class _BaseEvictor(Evictor):
     def __init__(self, when: Evict) -> None:
         self._when = instance_of("when", when, Evict, what_to_do="give Evict.BEFORE or Evict.AFTER")
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        return self._kept(elements) if self._when is Evict.BEFORE else elements
+        return self._keep(elements) if self._when is Evict.BEFORE else elements
 
     def evict_after(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
-        return self._kept(elements) if self._when is Evict.AFTER else elements
+        return self._keep(elements) if self._when is Evict.AFTER else elements
 
     @abstractmethod
-    def _kept(self, elements: Elements) -> Elements:
-        """Return what stays; there is at least one element."""
+    def _keep(self, elements: Elements) -> Elements:
+        """Return the elements that stay; there is at least one element."""
 
 
-class CountEvictor(_OneSided):
-    """Keeps the last `count` elements.
+class CountEvictor(_BaseEvictor):
+    """An evictor that keeps the last `count` elements.
 
     Raises
     ------
@@ -76,14 +81,14 @@ class CountEvictor(_OneSided):
 
     def __init__(self, count: int, when: Evict = Evict.BEFORE) -> None:
         super().__init__(when)
-        self._count = positive_count("count", count)
+        self._count = check_positive_count("count", count)
 
-    def _kept(self, elements: Elements) -> Elements:
+    def _keep(self, elements: Elements) -> Elements:
         return elements[-self._count :]
 
 
-class TimeEvictor(_OneSided):
-    """Keeps elements that are less than `keep_ms` older than the newest one, by event time.
+class TimeEvictor(_BaseEvictor):
+    """An evictor that keeps elements less than `keep_ms` older than the newest one, by event time.
 
     Elements without a timestamp all stay.
 
@@ -95,9 +100,9 @@ class TimeEvictor(_OneSided):
 
     def __init__(self, keep_ms: Duration, when: Evict = Evict.BEFORE) -> None:
         super().__init__(when)
-        self._keep_ms = positive_ms("keep_ms", keep_ms)
+        self._keep_ms = check_positive_ms("keep_ms", keep_ms)
 
-    def _kept(self, elements: Elements) -> Elements:
+    def _keep(self, elements: Elements) -> Elements:
         times = [one.timestamp_ms for one in elements if one.timestamp_ms is not None]
         if not times:
             return elements
@@ -105,13 +110,13 @@ class TimeEvictor(_OneSided):
         return [one for one in elements if one.timestamp_ms is None or one.timestamp_ms > limit_ms]
 
 
-class DeltaEvictor(_OneSided):
-    """Keeps elements that differ from the last one by less than a threshold.
+class DeltaEvictor(_BaseEvictor):
+    """An evictor that keeps elements that differ from the last one by less than a threshold.
 
     Parameters
     ----------
     threshold
-        An element goes if its difference is this or more.
+        An element with this difference or more is removed.
     delta
         From an element and the last one to their difference.
 
@@ -125,8 +130,8 @@ class DeltaEvictor(_OneSided):
         self, threshold: float, delta: Callable[[Any, Any], float], when: Evict = Evict.BEFORE
     ) -> None:
         super().__init__(when)
-        self._delta, self._threshold = function_of_two("delta", delta), number("threshold", threshold)
+        self._delta, self._threshold = function_of_two("delta", delta), check_number("threshold", threshold)
 
-    def _kept(self, elements: Elements) -> Elements:
+    def _keep(self, elements: Elements) -> Elements:
         last = elements[-1].value
         return [one for one in elements if not self._delta(one.value, last) >= self._threshold]

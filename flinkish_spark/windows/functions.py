@@ -1,4 +1,4 @@
-"""User functions on windows."""
+"""User functions over windows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class WindowRuntimeContext(RuntimeContext, Protocol):
 
     @property
     def window_state(self) -> StateStore:
-        """Return states of which each window of a key has its own; refused for windows that merge."""
+        """Return states per key and window; refused for windows that merge."""
 
     @property
     def global_state(self) -> StateStore:
-        """Return states that all windows of a key share."""
+        """Return states per key, shared by all of its windows."""
 
 
 class WindowContext(TimeContext, Protocol):
-    """Given to :class:`ProcessWindowFunction` for one firing; valid only inside the call."""
+    """The context of :class:`ProcessWindowFunction` for one firing; valid only inside the call."""
 
     @property
     def window(self) -> TimeWindow:
@@ -39,14 +39,14 @@ class WindowContext(TimeContext, Protocol):
 
     @property
     def global_state(self) -> StateStore:
-        """Return states of the key, which stay when the window is gone."""
+        """Return states of the key, which outlive the window."""
 
     def output(self, tag: OutputTag, value: Any) -> None:
         """Emit a row, which has the time of the window's results, to a side output."""
 
 
 class ProcessWindowFunction(ABC):
-    """A function over all elements of a window, or over what they were reduced or aggregated to.
+    """A function over all elements of a window, or over their reduced or aggregated value.
 
     Examples
     --------
@@ -68,40 +68,40 @@ class ProcessWindowFunction(ABC):
         key
             A scalar for one key column, else a tuple.
         elements
-            In their order of arrival, never empty; after reduce or aggregate the one result of that.
-            Where sessions merged, those of the earlier session come first.
+            In their order of arrival, never empty; after reduce or aggregate only its result.
+            If sessions merged, elements of the earlier session come first.
         """
 
     def clear(self, context: WindowContext) -> None:
-        """Clear the window's own states; called when its time is over, also if it never fired."""
+        """Clear the window's own states; called at its cleanup, even if it never fired."""
 
     def close(self) -> None:
-        """Give back what `open` made. Called when a worker ends in order, not when it is killed."""
+        """Release resources of `open`. Called when a worker ends regularly, not when it is killed."""
 
 
-class WithWindow(ProcessWindowFunction):
-    """Appends `window_start, window_end` (`WINDOW_BOUNDS`) to what was reduced or aggregated.
+class WindowBounds(ProcessWindowFunction):
+    """A window function that appends `window_start, window_end` (`WINDOW_BOUNDS`) to the result.
 
-    For results that have the key in them. A later firing gives a row with the same key and bounds: a sink
-    that upserts by these has the last one. The bounds of a global window are null.
+    For results that contain the key. A later firing gives a row with the same key and bounds: a sink that
+    upserts by these keeps the last one. The bounds of a global window are null.
     """
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
         window = context.window
-        return [(*_fields(element), window.start, window.end) for element in elements]
+        return [(*_to_tuple(element), window.start, window.end) for element in elements]
 
 
-class WithKeyAndWindow(ProcessWindowFunction):
-    """Puts the key before what was reduced or aggregated, and `WINDOW_BOUNDS` behind it.
+class KeyAndWindowBounds(ProcessWindowFunction):
+    """A window function that puts the key before the result, and `WINDOW_BOUNDS` after it.
 
-    For results that do not have the key in them, as those of most aggregate functions; see
-    :class:`WithWindow`.
+    For results that do not contain the key, as of most aggregate functions; see
+    :class:`WindowBounds`.
     """
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
         window = context.window
-        return [(*_fields(key), *_fields(element), window.start, window.end) for element in elements]
+        return [(*_to_tuple(key), *_to_tuple(element), window.start, window.end) for element in elements]
 
 
-def _fields(value: Any) -> tuple[Any, ...]:
+def _to_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)

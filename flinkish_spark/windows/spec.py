@@ -1,4 +1,4 @@
-"""What a program says about windows: which, when they fire, how long they wait, what is computed."""
+"""The specification of windows: assigner, trigger, allowed lateness and computation."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class WindowSpec:
     Parameters
     ----------
     assigner
-        Which windows.
+        Chooses the windows of elements.
     trigger
-        When they fire; None: the assigner's own.
+        Fires windows; None: the assigner's default.
     evictor
-        Throws elements away at each firing. With one, windows keep all their elements. None: the assigner's
-        own, if it has one.
+        Removes elements at each firing. With one, windows store all their elements. None: the assigner's
+        default, if any.
     allowed_lateness_ms
-        How long after its end (by the watermark) a window still takes elements. Each of these fires it
-        again. Nothing changes for processing time.
+        How long after its end (in event time) a window still takes elements. Each of these fires it again.
+        No effect for processing time.
     late_output
-        Where elements go that came too late for all their windows; None: they are dropped and counted.
+        Side output of elements that are too late for all their windows; None: they are dropped and counted.
     retraction_field
-        Name of a BOOLEAN field behind those of a result. It is false in a result and true in one that is
-        emitted once more because it does not stand any more: its window fires again, or is part of another
-        one. None: there is no such field, and nothing is emitted twice.
+        Name of a BOOLEAN field after the fields of a result. It is false in a result, and true in a
+        retraction of an earlier result, whose window fires again or was merged into another one. None: no
+        such field, and no retractions.
 
     Raises
     ------
     ConfigError
-        Something is of another type, the lateness is negative, or windows merge and their trigger cannot.
+        An argument has a wrong type, the lateness is negative, or windows merge and the trigger cannot.
 
     Examples
     --------
@@ -100,17 +100,17 @@ class WindowSpec:
 
     @property
     def actual_trigger(self) -> Trigger:
-        """The trigger, or the assigner's own."""
+        """The trigger, or the assigner's default."""
         return self.assigner.default_trigger() if self.trigger is None else self.trigger
 
 
 def count_window(count: int) -> WindowSpec:
-    """Return windows of `count` elements of a key each; fewer than that at the end are not emitted."""
+    """Return windows of `count` elements of a key; an incomplete window at the end is not emitted."""
     return WindowSpec(GlobalWindows(), PurgingTrigger(CountTrigger(count)))
 
 
 def sliding_count_window(count: int, slide: int) -> WindowSpec:
-    """Return windows over the last `count` elements of a key, at each `slide` more elements."""
+    """Return windows over the last `count` elements of a key, one every `slide` elements."""
     with refused_as_config_errors("set slide to 1 or more"):
         check_whole("slide", slide, least=1)
     return WindowSpec(GlobalWindows(), CountTrigger(slide), CountEvictor(count))
@@ -118,14 +118,14 @@ def sliding_count_window(count: int, slide: int) -> WindowSpec:
 
 @dataclass(frozen=True)
 class ReduceWindow:
-    """Reduce the elements as they come; a window keeps one value.
+    """A reduction of elements as they come; a window stores one value.
 
     Parameters
     ----------
     reduce
         From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
     then
-        What makes the result of that value; None: it is the result.
+        Makes the result of the reduced value; None: the value is the result.
 
     Raises
     ------
@@ -144,7 +144,7 @@ class ReduceWindow:
 
 @dataclass(frozen=True)
 class AggregateWindow:
-    """Aggregate the elements as they come; a window keeps one accumulator.
+    """An aggregation of elements as they come; a window stores one accumulator.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class AggregateWindow:
     accumulator_type
         Type of the accumulator, as of a state: one type, or fields for a tuple.
     then
-        What makes the result of `get_result`; None: that is the result. None from `get_result` is none.
+        Makes the result from that of `get_result`, or None. If `get_result` returns None, there is no result.
     """
 
     aggregate: AggregateFunction
@@ -168,7 +168,7 @@ class AggregateWindow:
 
 @dataclass(frozen=True)
 class ProcessWindow:
-    """Keep all elements, and process them when the window fires."""
+    """A function over all elements, which the window stores until it fires."""
 
     process: ProcessWindowFunction
 

@@ -1,4 +1,4 @@
-"""A window: a span of time, or everything."""
+"""Windows as spans of time, and checks of their parameters."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from flinkish_spark.protocol.limits import check_whole
 _T = TypeVar("_T")
 
 
-def positive_ms(name: str, value: Duration) -> int:
-    return positive_count(name, to_ms(name, value), "a number of milliseconds, ")
+def check_positive_ms(name: str, value: Duration) -> int:
+    return check_positive_count(name, to_ms(name, value), "a number of milliseconds, ")
 
 
-def offset_ms(name: str, value: Duration, period_ms: int) -> int:
-    """Return an offset; raise ConfigError unless it is nearer to 0 than a period is long."""
+def check_offset_ms(name: str, value: Duration, period_ms: int) -> int:
+    """Return an offset; raise ConfigError unless its absolute value is less than a period."""
     value = to_ms(name, value)
     with refused_as_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
         check_whole(name, value, least=1 - period_ms, most=period_ms - 1)
     return value
 
 
-def positive_count(name: str, value: int, what: str = "") -> int:
+def check_positive_count(name: str, value: int, what: str = "") -> int:
     with refused_as_config_errors(f"set {name} to {what}1 or more"):
         check_whole(name, value, least=1, most=MAX_WATERMARK_MS)
     return value
 
 
-def number(name: str, value: float) -> float:
-    """Return a number; raise ConfigError if it is none, or not a number that can be compared."""
+def check_number(name: str, value: float) -> float:
+    """Return a number; raise ConfigError if it is no number, or NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise unusable(name, value, wanted="a number", what_to_do=f"set {name} to a number, as 0.5")
     return value
 
 
-def function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T]:
+def check_function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T]:
     if not can_take(value, 1):
         raise unusable(name, value, wanted="a function of an element", what_to_do="give one, as a lambda")
     check_function(value, f"what is given as {name}", 1)
@@ -52,9 +52,9 @@ _MILLISECOND = datetime.timedelta(milliseconds=1)
 
 
 class TimeWindow(NamedTuple):
-    """A span of time: from `start_ms`, up to `end_ms` without it. Milliseconds since 1970.
+    """A span of time from `start_ms` up to, but without, `end_ms`, in milliseconds since 1970.
 
-    It is a tuple and equal to the plain one, which is what stands in the state.
+    It is a tuple, and equal to the plain tuple that is stored in state.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class TimeWindow(NamedTuple):
 
     @property
     def max_timestamp_ms(self) -> int:
-        """Greatest time inside; the time of the window's results. A window without end has no less."""
+        """The greatest time inside, which is the time of the window's results."""
         return self.end_ms - 1 if self.end_ms != MAX_WATERMARK_MS else MAX_WATERMARK_MS
 
     @property
@@ -81,7 +81,7 @@ class TimeWindow(NamedTuple):
         return _datetime(self.end_ms)
 
     def intersects(self, other: TimeWindow) -> bool:
-        """Return whether two windows overlap or touch: sessions of which that is true are one."""
+        """Return whether two windows overlap or touch, so that sessions merge."""
         return self.start_ms <= other.end_ms and self.end_ms >= other.start_ms
 
     def cover(self, other: TimeWindow) -> TimeWindow:
@@ -105,7 +105,7 @@ def _datetime(time_ms: int) -> datetime.datetime | None:
 
 
 class NoEventTime(ValueError):
-    """Event-time windows were given an element without a timestamp."""
+    """An element without a timestamp reached event-time windows."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""When a window's result is emitted, and when its content is thrown away."""
+"""Triggers, which decide when a window's result is emitted and when its content is purged."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from flinkish_spark.functions.keyed import TimerService
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
-from flinkish_spark.windows.time_window import NoEventTime, TimeWindow, positive_count, positive_ms
+from flinkish_spark.windows.time_window import (
+    NoEventTime,
+    TimeWindow,
+    check_positive_count,
+    check_positive_ms,
+)
 
 
 class TriggerResult(Choice):
-    """What happens to a window after a trigger was asked."""
+    """A trigger's decision about a window."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -24,36 +29,36 @@ class TriggerResult(Choice):
     FIRE_AND_PURGE = (True, True)
 
     def __init__(self, is_fire: bool, is_purge: bool) -> None:
-        #: The function is called with the window's content.
+        #: True if the function is called with the window's content.
         self.is_fire = is_fire
-        #: The window's content is thrown away; the trigger's own state stays.
+        #: True if the window's content is removed; the trigger's own state stays.
         self.is_purge = is_purge
 
 
 class TriggerContext(TimerService, Protocol):
-    """Given to triggers: times, and the timers and states of the current key and window.
+    """The context of a trigger: times, and timers and states of the current key and window.
 
     A timer calls the trigger's `on_event_time` or `on_processing_time`.
     """
 
     def get_partitioned_state(self, descriptor: StateDescriptor) -> Any:
-        """Return a state of the current key and window, which :meth:`Trigger.states` has named."""
+        """Return a state of the current key and window; :meth:`Trigger.states` must name it."""
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """Merge that state of the windows that merge into the current one's; only in `on_merge`.
+        """Merge a state of the merging windows into the current window's; only in `on_merge`.
 
         The state must be a reducing, aggregating or list state.
         """
 
-    def merged_windows(self) -> Iterator[TimeWindow]:
-        """Go through the windows that merge, each the current one in its turn; only in `on_merge`."""
+    def visit_merged_windows(self) -> Iterator[TimeWindow]:
+        """Iterate over the windows that merge, and make each the current window; only in `on_merge`."""
 
 
 class Trigger(ABC):
-    """Decides per key and window when to fire. An own trigger keeps what it must know in states.
+    """A trigger, which decides per key and window when to fire; a custom one keeps its data in states.
 
     One object serves all keys and windows: its attributes are settings only. Calls for one key come one
-    after the other, for the window that is given.
+    after the other, each for the given window.
     """
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -64,11 +69,11 @@ class Trigger(ABC):
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
     ) -> TriggerResult:
-        """Decide after an element was added to a window; also for an element that comes late."""
+        """Decide after an element was added to a window; also for a late element."""
 
     @abstractmethod
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        """Decide when an event-time timer of a window fires: one of the trigger's, or the clean-up's."""
+        """Decide when an event-time timer of a window fires: the trigger's, or the cleanup's."""
 
     @abstractmethod
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
@@ -87,11 +92,11 @@ class Trigger(ABC):
 
     @abstractmethod
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Remove all timers and states of a window: its time is over, or it was merged into another."""
+        """Remove all timers and states of a window, at its cleanup or after a merge into another one."""
 
 
 class _Calm(Trigger):
-    """Goes on when a timer fires, and merges; each trigger here says only what it does otherwise."""
+    """The common base of triggers: it continues when a timer fires, and can merge."""
 
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
@@ -104,7 +109,7 @@ class _Calm(Trigger):
 
 
 class EventTimeTrigger(_Calm):
-    """Fires when the watermark reaches a window's end, and for each element that comes after that."""
+    """A trigger that fires when the watermark reaches a window's end, and for each later element."""
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
@@ -119,7 +124,7 @@ class EventTimeTrigger(_Calm):
         return TriggerResult.FIRE if time_ms == window.max_timestamp_ms else TriggerResult.CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Wait for the new end; if it is past, the element that merged the windows fires."""
+        """Wait for the new end; if it is past, the element that caused the merge fires."""
         if window.max_timestamp_ms > ctx.current_watermark():
             ctx.register_event_time_timer(window.max_timestamp_ms)
 
@@ -128,7 +133,7 @@ class EventTimeTrigger(_Calm):
 
 
 class ProcessingTimeTrigger(_Calm):
-    """Fires when the processing time reaches a window's end."""
+    """A trigger that fires when the processing time reaches a window's end."""
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
@@ -148,7 +153,7 @@ class ProcessingTimeTrigger(_Calm):
 
 
 class NeverTrigger(_Calm):
-    """Never fires; what global windows have until they are given another."""
+    """A trigger that never fires, the default of global windows."""
 
     def on_element(
         self, value: Any, timestamp_ms: int | None, window: TimeWindow, ctx: TriggerContext
@@ -156,10 +161,10 @@ class NeverTrigger(_Calm):
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Have nothing to take over."""
+        """Do nothing."""
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Have nothing to remove."""
+        """Do nothing."""
 
 
 class _Sum:
@@ -168,12 +173,12 @@ class _Sum:
 
 
 class CountTrigger(_Calm):
-    """Fires whenever a window has `count` more elements.
+    """A trigger that fires whenever a window has `count` more elements.
 
     Parameters
     ----------
     first
-        How many it has when it fires first; None: `count`, as each time.
+        Number of elements at the first firing; None: `count`.
 
     Raises
     ------
@@ -182,8 +187,8 @@ class CountTrigger(_Calm):
     """
 
     def __init__(self, count: int, first: int | None = None) -> None:
-        self._count = positive_count("count", count)
-        self._first = None if first is None else positive_count("first", first)
+        self._count = check_positive_count("count", count)
+        self._first = None if first is None else check_positive_count("first", first)
         self._seen = ReducingStateDescriptor("count", _Sum(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -204,11 +209,11 @@ class CountTrigger(_Calm):
         return TriggerResult.FIRE
 
     def can_merge(self) -> bool:
-        """Return True; not where the first firing has a count of its own: merged windows share none."""
+        """Return True, unless the first firing has its own count, which merged windows cannot share."""
         return self._first is None
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Add the counts up; the element that merged the windows fires if that is enough."""
+        """Add the counts up; the element that caused the merge fires if the sum is high enough."""
         ctx.merge_partitioned_state(self._seen)
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
@@ -216,9 +221,9 @@ class CountTrigger(_Calm):
 
 
 class PurgingTrigger(Trigger):
-    """Does what another trigger does, and throws a window's content away whenever that one fires.
+    """A trigger that acts as another one, and purges a window's content whenever that one fires.
 
-    So each firing has only what came since the last: results are discarding, not accumulating.
+    So each firing has only the elements since the last one: results are discarding, not accumulating.
     """
 
     def __init__(self, trigger: Trigger) -> None:
@@ -270,21 +275,21 @@ class _Least:
 
 
 class _Continuous(_Calm):
-    """The next firing of a window is a state: at multiples of the interval, at the latest at its end."""
+    """The base of continuous triggers; a state has the next firing: an interval's multiple, or the end."""
 
     clock: TimeDomain
 
     def __init__(self, interval_ms: Duration) -> None:
-        self._interval_ms = positive_ms("interval_ms", interval_ms)
+        self._interval_ms = check_positive_ms("interval_ms", interval_ms)
         self._next_ms = ReducingStateDescriptor("next_ms", _Least(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
         return (self._next_ms,)
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Fire next when the first of the merged windows would have."""
+        """Fire next at the earliest next firing of the merged windows."""
         next_ms = ctx.get_partitioned_state(self._next_ms)
-        for _ in ctx.merged_windows():
+        for _ in ctx.visit_merged_windows():
             if (merged_ms := next_ms.get()) is not None:
                 self._delete(merged_ms, ctx)
         ctx.merge_partitioned_state(self._next_ms)
@@ -301,10 +306,10 @@ class _Continuous(_Calm):
     def _begin(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> None:
         if ctx.get_partitioned_state(self._next_ms).get() is None:
             first_ms = time_ms - time_ms % self._interval_ms + self._interval_ms
-            # Not behind the end, where the window is cleared: an element may come in its last millisecond.
+            # Not after the end, when the window is cleared: an element may come in its last millisecond.
             self._set(min(first_ms, _limit_ms(time_ms, window)), ctx)
 
-    def _at(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+    def _fire_at(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         next_ms = ctx.get_partitioned_state(self._next_ms)
         if next_ms.get() != time_ms:
             return TriggerResult.CONTINUE
@@ -313,7 +318,7 @@ class _Continuous(_Calm):
         return TriggerResult.FIRE
 
     def _plan(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> None:
-        """Plan the firing after one: also at the window's end, unless that is past."""
+        """Plan the next firing after one, at the latest at the window's end, unless that is past."""
         limit_ms = _limit_ms(time_ms + 1, window)
         planned_ms = min(time_ms + self._interval_ms, limit_ms)
         if planned_ms > time_ms:
@@ -337,17 +342,17 @@ class _Continuous(_Calm):
 
 
 def _limit_ms(time_ms: int, window: TimeWindow) -> int:
-    """Return the latest that a window may fire from a time on: at its end, unless that is past."""
-    # It is past where windows go by event time and the trigger by the clock: records may be days old. Then
-    # there is no firing at the end, and above all none for each interval since.
+    """Return the time of a window's last firing from a time on: its end, unless that is past."""
+    # The end is past if windows use event time and the trigger the clock: records may be days old. Then there
+    # is no firing at the end, nor one for each interval since.
     end_ms = window.max_timestamp_ms
     return end_ms if time_ms <= end_ms else MAX_WATERMARK_MS
 
 
 class ContinuousEventTimeTrigger(_Continuous):
-    """Fires whenever the watermark passes a multiple of `interval_ms`, and at a window's end.
+    """A trigger that fires whenever the watermark passes a multiple of `interval_ms`, and at a window's end.
 
-    A watermark that passes several of them at once fires for each. An element that comes when the
+    A watermark that passes several multiples at once fires for each. An element that comes when the
     watermark is past the window fires at once.
 
     Raises
@@ -376,14 +381,14 @@ class ContinuousEventTimeTrigger(_Continuous):
             next_ms.clear()
             return TriggerResult.FIRE
         if ctx.current_watermark() == end_ms == MAX_WATERMARK_MS:
-            # A window without end at the end of the input: its last firing comes, and none in between.
+            # At the end of the input, a window without end fires once more, not once per interval.
             next_ms.clear()
             return TriggerResult.CONTINUE
-        return self._at(time_ms, window, ctx)
+        return self._fire_at(time_ms, window, ctx)
 
 
 class ContinuousProcessingTimeTrigger(_Continuous):
-    """Fires whenever the processing time passes a multiple of `interval_ms` after an element came.
+    """A trigger that fires when the processing time passes a multiple of `interval_ms` after an element.
 
     Raises
     ------
@@ -400,4 +405,4 @@ class ContinuousProcessingTimeTrigger(_Continuous):
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
-        return self._at(time_ms, window, ctx)
+        return self._fire_at(time_ms, window, ctx)

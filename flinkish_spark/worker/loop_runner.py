@@ -41,7 +41,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
 from flinkish_spark.types.to_python import Take, taken, taking, to_values
-from flinkish_spark.windows.functions import WithKeyAndWindow, WithWindow
+from flinkish_spark.windows.functions import KeyAndWindowBounds, WindowBounds
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow
 from flinkish_spark.worker.runners import (
     GroupRunner,
@@ -122,7 +122,7 @@ class ResultWriter:
     """Makes columns of results, checked as rows of any function are."""
 
     def __init__(
-        self, then: WithKeyAndWindow | WithWindow | None, output: T.StructType, clock: TimeDomain
+        self, then: KeyAndWindowBounds | WindowBounds | None, output: T.StructType, clock: TimeDomain
     ) -> None:
         self._then, self._clock, self._writer = then, clock, RowWriter.of(output)
         #: Makes a result that does not change behind the call that has made it.
@@ -145,7 +145,7 @@ class ResultWriter:
             if columns is not None:
                 start_ms = np.array([one.start_ms for one in windows], dtype=np.int64)
                 key = pa.array([one.key for one in windows], pa.int64())
-                with_key = type(self._then) is WithKeyAndWindow
+                with_key = type(self._then) is KeyAndWindowBounds
                 own = [column.take(key) for column in key_columns] if with_key else []
                 given = [*own, *columns, timestamps(start_ms), timestamps(end_ms)]
                 return [times, *self._writer.write_columns(given)]

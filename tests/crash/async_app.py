@@ -63,7 +63,7 @@ class Asked(AsyncFunction):
             response.raise_for_status()
             return [(value.n, await response.text())]
 
-    def failed(self, value: Any, error: Exception) -> list[Any]:
+    def on_error(self, value: Any, error: Exception) -> list[Any]:
         return [ToSide(LETTERS, (value.n, f"refused {value.n}"))]
 
 

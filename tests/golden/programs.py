@@ -430,7 +430,7 @@ def _windows() -> Iterator[tuple[str, Program]]:
                 s.key_by("user").window(a).side_output_late_data(LATE).fold(TOTAL, uid="op")
             ),
         )
-        yield f"{name}-retracting", lambda s, w=waiting: w(s).with_retractions().sum("amount", uid="op")
+        yield f"{name}-retracting", lambda s, w=waiting: w(s).emit_retractions().sum("amount", uid="op")
         evictor = TimeEvictor(20_000 if "wall" in name else 3_000)
         yield (
             f"{name}-evicted",

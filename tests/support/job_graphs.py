@@ -23,7 +23,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.cep import CEP, Pattern
 from flinkish_spark.datastream.data_stream import DataStream
-from flinkish_spark.planning.job_graph import job_graph
+from flinkish_spark.planning.job_graph import describe_job
 from flinkish_spark.protocol.job_graph import JobGraph
 from flinkish_spark.sinks import MemorySink
 from flinkish_spark.windows import TumblingEventTimeWindows
@@ -197,7 +197,7 @@ def graph_of(program: Callable[[StreamExecutionEnvironment], None]) -> JobGraph:
     session: Any = Session()
     env = StreamExecutionEnvironment(session, program.__name__.replace("_", "-"), "/jobs/any")
     program(env)
-    return job_graph(env.job, env.graph, 4)
+    return describe_job(env.job, env.graph, 4)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from flinkish_spark.operators.process import (
 )
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.sent_columns import Sent, Transport, folding_windows
+from flinkish_spark.planning.sent_columns import SentColumns, Transport, plan_window_fold
 from flinkish_spark.state.base_files import Bases
 from flinkish_spark.state.codec import BaseRef, Frame, checked_frame
 from flinkish_spark.state.descriptors import MapStateDescriptor
@@ -548,7 +548,7 @@ class FoldHarness(ColumnsHarness):
         at = schema.names.index(key)
         whole = whole_records(schema, at)
         computed = columns if isinstance(columns, ElementChoice) else tuple(columns)
-        sent = folding_windows(FoldingWindows(spec, computed), uid, schema, [key], whole)
+        sent = plan_window_fold(FoldingWindows(spec, computed), uid, schema, [key], whole)
         folded, late = sent.folded, spec.late_output
         assert folded is not None
         assert isinstance(folded.operator, WindowFold)
@@ -560,7 +560,7 @@ class FoldHarness(ColumnsHarness):
             side_names,
             with_times=True,
         )
-        self.sent: Sent = sent
+        self.sent: SentColumns = sent
         super().__init__(
             ColumnsRunner(folded.operator, uid, max_parallelism, shape),
             schema,

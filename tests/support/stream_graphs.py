@@ -18,13 +18,13 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TimedNode,
     TransformNode,
-    operator_of,
-    operators_upto,
-    paths_to,
-    sources_of,
-    upstreams,
+    collect_operators,
+    find_operator,
+    find_paths,
+    find_sources,
+    find_upstreams,
 )
-from flinkish_spark.planning.transforms import filter_rows
+from flinkish_spark.planning.transforms import make_filter
 from flinkish_spark.sources import CollectionSource
 
 #: Stands for functions and sinks that nobody calls.
@@ -50,7 +50,7 @@ def transform(parent: StreamNode) -> TransformNode:
 
 
 def record_function(parent: StreamNode, name: str = "large") -> TransformNode:
-    return TransformNode(parent, filter_rows(bool, name))
+    return TransformNode(parent, make_filter(bool, name))
 
 
 def timed(parent: StreamNode) -> TimedNode:
@@ -59,11 +59,11 @@ def timed(parent: StreamNode) -> TimedNode:
 
 def graph(*ends: StreamNode, sources: tuple[SourceNode, ...] = ()) -> StreamGraph:
     """One sink for each end, called `out-0` and so on; sources in the order in which sinks come by them."""
-    paths = [path for end in ends for path in paths_to(end)]
-    last = [operator for path in paths if (operator := operator_of(path.base)) is not None]
-    made = StreamGraph(operators=operators_upto(*last))
-    paths += [path for one in made.operators for upstream in upstreams(one) for path in upstream.paths]
+    paths = [path for end in ends for path in find_paths(end)]
+    last = [operator for path in paths if (operator := find_operator(path.base)) is not None]
+    made = StreamGraph(operators=collect_operators(*last))
+    paths += [path for one in made.operators for upstream in find_upstreams(one) for path in upstream.paths]
     made.sides += dict.fromkeys(path.base for path in paths if isinstance(path.base, SideNode))
-    made.sources += dict.fromkeys([*sources, *(source for end in ends for source in sources_of(end))])
+    made.sources += dict.fromkeys([*sources, *(source for end in ends for source in find_sources(end))])
     made.sinks += [SinkNode(f"out-{number}", end, NOTHING) for number, end in enumerate(ends)]
     return made

@@ -1,4 +1,4 @@
-"""Let barriers come from the source itself, where they can."""
+"""The rule that lets barriers come from the source itself, if possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flinkish_spark.planning.logical_plan import (
 def mark_records(plan: LogicalPlan) -> LogicalPlan:
     """Note whether barriers may come from the source itself."""
     # Several scans that meet would each put a barrier into the micro-batch for which *they* saw the trigger.
-    # Whether what stands in the plan can let control rows pass is seen when Spark has analysed it.
+    # The planner finds out whether control rows can pass all steps, after Spark's analysis.
     sources = plan.graph.sources
     is_plain = len(sources) == 1 and not sources[0].source.has_side_outputs
     is_straight = all(len(end.chain.inputs) == 1 for end in plan.all_ends)

@@ -1,4 +1,4 @@
-"""Let what operators in a line make pass those behind it."""
+"""The rule that lets outputs of operators in a line pass the later operators."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from flinkish_spark.planning.logical_plan import (
     LineOperator,
     LogicalPlan,
 )
-from flinkish_spark.planning.rules.cut_chains import ends_with
+from flinkish_spark.planning.rules.cut_chains import find_chain_operators
 from flinkish_spark.planning.stream_graph import (
     Base,
     KeyedNode,
     StreamGraph,
+    collect_operators,
+    find_operator,
+    find_operator_scans,
+    find_paths,
+    find_upstreams,
     has_paths_that_meet,
-    operator_of,
-    operator_scans,
-    operators_upto,
-    paths_to,
-    upstreams,
 )
 
 
 def pass_streams(plan: LogicalPlan) -> LogicalPlan:
-    """Note the operators of each chain that stand in a line, and which streams pass which."""
-    # Each operator stands in the plan once. What one behind it reads of an operator in front passes it, as
-    # another output; so does what a sink reads.
+    """Note the operators of each chain that form a line, and the streams that pass each of them."""
+    # Each operator is in the plan once. If a later operator or a sink reads an earlier operator, that stream
+    # passes the operators between them, as another output.
     lines = {}
     for end in plan.all_ends:
-        operator = operator_of(end.paths[0].base)
+        operator = find_operator(end.paths[0].base)
         if operator is not None:
-            last = ends_with(plan.graph, operator)
+            last = find_chain_operators(plan.graph, operator)
             if len(last) > 1 or has_paths_that_meet(last[0]):
-                lines[end.chain.name] = tuple(_line(plan.graph, last, end.chain.inputs))
+                lines[end.chain.name] = tuple(_find_line(plan.graph, last, end.chain.inputs))
     return replace(plan, lines=lines)
 
 
-def _line(graph: StreamGraph, last: Sequence[KeyedNode], inputs: Sequence[str]) -> Iterator[LineOperator]:
+def _find_line(
+    graph: StreamGraph, last: Sequence[KeyedNode], inputs: Sequence[str]
+) -> Iterator[LineOperator]:
     names: dict[KeyedNode, dict[int, str]] = {}
-    for scan, name in zip(operator_scans(*last), inputs, strict=True):
+    for scan, name in zip(find_operator_scans(*last), inputs, strict=True):
         names.setdefault(scan.operator, {})[scan.upstream] = name
-    of_sinks = {id(path.base) for sink in graph.sinks for path in paths_to(sink.parent)}
-    operators, made = operators_upto(*last), list[Base]()
+    of_sinks = {id(path.base) for sink in graph.sinks for path in find_paths(sink.parent)}
+    operators, made = collect_operators(*last), list[Base]()
     for place, operator in enumerate(operators, start=1):
-        behind = (upstream for one in operators[place:] for upstream in upstreams(one))
+        behind = (upstream for one in operators[place:] for upstream in find_upstreams(one))
         read = of_sinks | {id(path.base) for upstream in behind for path in upstream.paths}
         passing = tuple(base for base in made if id(base) in read)
         yield LineOperator(operator, names.get(operator, {}), passing)
-        made = [operator, *graph.sides_of(operator), *passing]
+        made = [operator, *graph.find_sides(operator), *passing]

@@ -1,10 +1,10 @@
-"""Keep functions in tasks of their own, where the program says so; asked while paths are translated."""
+"""The rule that keeps functions in tasks of their own; the planner asks it for each step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flinkish_spark.planning.partitioning import Narrow, is_partitioning
+from flinkish_spark.planning.partitioning import Rescale, is_partitioning
 from flinkish_spark.planning.stream_graph import (
     Step,
     StreamGraph,
@@ -14,9 +14,9 @@ from flinkish_spark.protocol.job_graph import ChainingStrategy
 
 
 def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
-    """Whether the program keeps the last of some steps from those before, so that there is a shuffle."""
-    # Not where there is one anyway: behind `rebalance` and the like, and before a function with a number of
-    # tasks of its own.
+    """Return whether the program asks for a shuffle before the last of these steps."""
+    # No if there is a shuffle anyway: after `rebalance` and the like, and before a function with its own
+    # parallelism.
     *before, step = steps
     front = before[-1] if before else None
     if isinstance(step, TransformNode):
@@ -24,8 +24,8 @@ def is_set_apart(graph: StreamGraph, steps: Sequence[Step]) -> bool:
         if is_partitioning(step.function) or getattr(settings, "parallelism", None) is not None:
             return False
     if isinstance(front, TransformNode) and is_partitioning(front.function):
-        return isinstance(front.function, Narrow) and is_set_apart(graph, [*before[:-1], step])
+        return isinstance(front.function, Rescale) and is_set_apart(graph, [*before[:-1], step])
     return (
-        graph.chained_of(front) is ChainingStrategy.NEVER
-        or graph.chained_of(step) is not ChainingStrategy.ALWAYS
+        graph.find_chaining(front) is ChainingStrategy.NEVER
+        or graph.find_chaining(step) is not ChainingStrategy.ALWAYS
     )

@@ -1,4 +1,4 @@
-"""Let operators that share tasks share scans."""
+"""The rule that lets operators in the same tasks share scans."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     TransformNode,
 )
-from flinkish_spark.planning.transforms import RecordFunction, frame_function
+from flinkish_spark.planning.transforms import RecordFunction, find_frame_function
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole
 
 
 def share_scans(plan: LogicalPlan) -> LogicalPlan:
-    """Note the scans of each group of operators, and where paths of several readers part behind one."""
-    groups = (replace(group, scans=tuple(_shared_scans(plan, group))) for group in plan.groups)
+    """Note the scans of each task group, and where the paths of their readers part."""
+    groups = (replace(group, scans=tuple(_find_shared_scans(plan, group))) for group in plan.groups)
     return replace(plan, groups=tuple(groups))
 
 
-def _shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedScan]:
-    # Only what begins at the same place is read together; in a log that has begun, what it has together.
+def _find_shared_scans(plan: LogicalPlan, group: TaskGroup) -> Iterator[SharedScan]:
+    # Readers share a scan if they begin at the same positions; in a live log, if they share it there.
     scans: dict[object, list[Reader]] = {}
     for one in group.readers:
-        label = plan.beginning.label_of_input(one.chain, one.name)
-        known = id(one.path.base), label, _scanned_in(plan.recorded, one)
+        label = plan.beginning.find_input_label(one.chain, one.name)
+        known = id(one.path.base), label, _find_recorded_scan(plan.recorded, one)
         scans.setdefault(known, []).append(one)
     for readers in scans.values():
-        for common, branches in common_steps(plan.graph, [one.path for one in readers]):
+        for common, branches in group_by_common_steps(plan.graph, [one.path for one in readers]):
             yield SharedScan(common, tuple(tuple(readers[at] for at in numbers) for numbers in branches))
 
 
-def _scanned_in(layout: PlanLayout | None, reader: Reader) -> int | None:
-    """Return the number of the scan that brings an input in the live log; None in one that begins now."""
+def _find_recorded_scan(layout: PlanLayout | None, reader: Reader) -> int | None:
+    """Return the number of an input's scan in the live log; None in a new log."""
     if layout is None:
         return None
     records = (at for at, scan in enumerate(layout.scans) if scan.role is ScanRole.RECORDS)
     return next((at for at in records if (reader.chain.name, reader.name) in layout.inputs_of(at)), None)
 
 
-def common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, list[list[int]]]]:
-    """Group paths that may share one scan: what follows the steps that all have can run in one pass."""
-    # What gives event times comes before, and what calls a system outside.
+def group_by_common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, list[list[int]]]]:
+    """Group paths that may share one scan: the steps after the common ones can run in one pass."""
+    # Steps that assign event times, and async calls, must be among the common steps.
     known = [tuple(map(id, path.steps)) for path in paths]
-    needed = {own[: _branches_behind(graph, path.steps)] for own, path in zip(known, paths, strict=True)}
+    needed = {own[: _find_branch_start(graph, path.steps)] for own, path in zip(known, paths, strict=True)}
     behind: dict[tuple[int, ...], list[int]] = {}
     for number, own in enumerate(known):
-        # Behind more common steps, if others need them.
+        # With more common steps, if other paths need them.
         common = max((one for one in needed if one == own[: len(one)]), key=len)
         behind.setdefault(common, []).append(number)
     found = []
@@ -72,21 +72,21 @@ def common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, l
     return found
 
 
-def _branches_behind(graph: StreamGraph, steps: Sequence[Step]) -> int:
+def _find_branch_start(graph: StreamGraph, steps: Sequence[Step]) -> int:
     at = len(steps)
-    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is None:
+    while at and _can_run_in_branch(graph, steps[:at]) and find_frame_function(steps[at - 1]) is None:
         at -= 1
-    while at and _runs_beside(graph, steps[:at]) and frame_function(steps[at - 1]) is not None:
+    while at and _can_run_in_branch(graph, steps[:at]) and find_frame_function(steps[at - 1]) is not None:
         at -= 1
     return at
 
 
-def _runs_beside(graph: StreamGraph, steps: Sequence[Step]) -> bool:
-    """Whether the last of some steps can run beside steps of other paths, in one pass."""
+def _can_run_in_branch(graph: StreamGraph, steps: Sequence[Step]) -> bool:
+    """Return whether the last of these steps can run in one pass with steps of other paths."""
     step = steps[-1]
     if not isinstance(step, TransformNode) or is_set_apart(graph, steps):
         return False
-    if frame_function(step) is not None:
+    if find_frame_function(step) is not None:
         return True
     function: object = step.function
     if not isinstance(function, RecordFunction) or is_async(function):

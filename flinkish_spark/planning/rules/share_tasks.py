@@ -1,4 +1,4 @@
-"""Let operators over sources share tasks."""
+"""The rule that lets operators over sources share tasks."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from flinkish_spark.planning.logical_plan import (
     Reader,
     TaskGroup,
 )
-from flinkish_spark.planning.rules.cut_chains import chain_of
+from flinkish_spark.planning.rules.cut_chains import find_chain
 from flinkish_spark.planning.stream_graph import (
     KeyedNode,
-    operator_of,
-    operator_scans,
-    upstreams,
+    find_operator,
+    find_operator_scans,
+    find_upstreams,
 )
 from flinkish_spark.protocol.plan_layout import Chain
 
 
 def share_tasks(plan: LogicalPlan) -> LogicalPlan:
-    """Note the groups of operators that share tasks; in a log that has begun, those that it has together."""
+    """Note the groups of operators that share tasks; a live log keeps its groups."""
     if not plan.may_share:
         return plan
     recorded = {} if plan.recorded is None else {one.chain: one for one in plan.recorded.states}
     groups = []
-    for operators in _of_one_slot_sharing_group(plan):
+    for operators in _group_by_slot_sharing(plan):
         together: dict[int | None, list[tuple[int, KeyedNode, Chain]]] = {}
         for operator in operators:
-            chain = chain_of(plan.graph, operator)
+            chain = find_chain(plan.graph, operator)
             lies = recorded.get(chain.name)
             number, place = (None, 0) if lies is None else (lies.number, lies.place)
             together.setdefault(number, []).append((place, operator, chain))
         for members in together.values():
-            # In the order of the live log; if that begins now, that of the program counts.
+            # In the order of the live log; in a new log, in the order of the program.
             members.sort(key=lambda one: one[0])
-            groups.append(_group([(operator, chain) for _, operator, chain in members]))
+            groups.append(_make_group([(operator, chain) for _, operator, chain in members]))
     return replace(plan, groups=tuple(groups))
 
 
-def _of_one_slot_sharing_group(plan: LogicalPlan) -> Iterator[Sequence[KeyedNode]]:
+def _group_by_slot_sharing(plan: LogicalPlan) -> Iterator[Sequence[KeyedNode]]:
     """Yield the operators of each group that read sources and that only sinks read."""
-    # One alone is left out, unless it reads a source several times, which is scanned once then.
+    # A single operator makes no group, unless it reads a source several times, which is then scanned once.
     groups: dict[str, list[KeyedNode]] = {}
     for chain, base in {end.chain: end.paths[0].base for end in plan.all_ends}.items():
-        operator = operator_of(base)
+        operator = find_operator(base)
         if operator is not None and len(chain.operators) == 1:
             groups.setdefault(plan.graph.slot_sharing.get(operator.uid, "default"), []).append(operator)
     for group in groups.values():
-        sources = [scan.source for scan in operator_scans(group[0])]
+        sources = [scan.source for scan in find_operator_scans(group[0])]
         if len(group) > 1 or len(set(map(id, sources))) < len(sources):
             yield group
 
 
-def _group(members: Sequence[tuple[KeyedNode, Chain]]) -> TaskGroup:
+def _make_group(members: Sequence[tuple[KeyedNode, Chain]]) -> TaskGroup:
     readers = []
     for place, (operator, chain) in enumerate(members):
-        named = zip(upstreams(operator), chain.inputs, strict=True)
+        named = zip(find_upstreams(operator), chain.inputs, strict=True)
         inputs = sorted(
             ((upstream.inputs[0], name) for upstream, name in named), key=lambda one: one[0].entry
         )

@@ -77,7 +77,7 @@ def test_what_windows_take_back_is_a_tombstone(spark: Any, broker: Any, topic: A
     )
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
     keyed = env.from_source(source, strategy, uid="elements").key_by("user")
-    windows = keyed.window(EventTimeSessionWindows(30)).allowed_lateness(1_000).with_retractions("gone")
+    windows = keyed.window(EventTimeSessionWindows(30)).allowed_lateness(1_000).emit_retractions("gone")
     (block,) = re.findall(
         r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )

@@ -52,7 +52,7 @@ class Asked(AsyncFunction):
     def timeout(self, value: Any) -> Any:
         return [ToSide(LETTERS, (value.id, "time-out"))]
 
-    def failed(self, value: Any, error: Exception) -> Any:
+    def on_error(self, value: Any, error: Exception) -> Any:
         return [ToSide(LETTERS, (value.id, str(getattr(error, "status", error))))]
 
 

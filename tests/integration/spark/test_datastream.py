@@ -28,7 +28,7 @@ from flinkish_spark.core.elements import MIN_WATERMARK_MS
 from flinkish_spark.core.errors import GraphError, UserFunctionError
 from flinkish_spark.functions.aggregates import Emit
 from flinkish_spark.functions.stream import KeySelector, Partitioner, ProcessFunction
-from flinkish_spark.planning.partitioning import Narrow, Spread, by_partitioner
+from flinkish_spark.planning.partitioning import Rebalance, Rescale, make_custom_partitioning
 from flinkish_spark.transport import columns as C
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, environment, expected_totals, failure_of, run_until
 
@@ -55,7 +55,7 @@ def found(frame: Any) -> list[list[int]]:
 
 
 def test_records_are_spread_evenly_and_stand_in_their_order(spark: Any) -> None:
-    once, again = (found(Spread(5)(placed(spark))) for _ in range(2))
+    once, again = (found(Rebalance(5)(placed(spark))) for _ in range(2))
     assert once == again and len(once) == 5
     assert sorted(chain.from_iterable(once)) == list(range(2_000))
     assert all(ids == sorted(ids) for ids in once)
@@ -66,34 +66,34 @@ def test_records_are_spread_evenly_and_stand_in_their_order(spark: Any) -> None:
 
 def test_where_a_record_goes_does_not_depend_on_the_tasks_in_front(spark: Any) -> None:
     """As after a restart with other input partitions: the same place, the same task."""
-    few, many = (found(Spread(5)(placed(spark, tasks=tasks))) for tasks in (1, 9))
+    few, many = (found(Rebalance(5)(placed(spark, tasks=tasks))) for tasks in (1, 9))
     assert [set(ids) for ids in few] == [set(ids) for ids in many]
 
 
 def test_rows_without_a_place_go_by_their_number_in_their_task(spark: Any) -> None:
     frame = placed(spark).drop(C.CHANNEL, C.SEQUENCE)
-    once, again = (found(Spread(3)(frame)) for _ in range(2))
+    once, again = (found(Rebalance(3)(frame)) for _ in range(2))
     assert once == again and len(once) == 3 and sorted(chain.from_iterable(once)) == list(range(2_000))
-    assert found(Spread(1)(frame)) == [list(range(2_000))]
+    assert found(Rebalance(1)(frame)) == [list(range(2_000))]
 
 
 def test_fewer_tasks_take_what_more_would(spark: Any) -> None:
-    narrow = Narrow(2)(placed(spark))
+    narrow = Rescale(2)(placed(spark))
     assert narrow.rdd.getNumPartitions() == 2 and sorted(chain.from_iterable(found(narrow))) == list(
         range(2_000)
     )
-    assert Narrow(9)(placed(spark)).rdd.getNumPartitions() == 4
+    assert Rescale(9)(placed(spark)).rdd.getNumPartitions() == 4
 
 
 def test_control_columns_travel(spark: Any) -> None:
-    for move in (Spread(3), Narrow(3), by_partitioner(lambda key, tasks: key % tasks, "id", 3)):
+    for move in (Rebalance(3), Rescale(3), make_custom_partitioning(lambda key, tasks: key % tasks, "id", 3)):
         moved = move(placed(spark))
         assert moved.columns == ["id", C.CHANNEL, C.SEQUENCE]
         assert moved.where(f"{C.SEQUENCE} != id div 2").count() == 0
 
 
 def test_a_partitioner_says_the_task_itself(spark: Any) -> None:
-    moved = by_partitioner(lambda key, tasks: (key // 2) % 3 + 1, "id", 5)(placed(spark))
+    moved = make_custom_partitioning(lambda key, tasks: (key // 2) % 3 + 1, "id", 5)(placed(spark))
     rows = moved.withColumn("task", F.spark_partition_id()).collect()
     assert all(row["task"] == row["id"] // 2 % 3 + 1 for row in rows) and len(rows) == 2_000
     assert all(ids == sorted(ids) for ids in found(moved))

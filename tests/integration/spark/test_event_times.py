@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark import WatermarkGenerator, WatermarkStrategy
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.planning.between import RecordStream, transform_records, with_times
+from flinkish_spark.planning.between import RecordStream, assign_times, transform_records
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 
@@ -45,26 +45,26 @@ def times(found: RecordStream, *columns: str) -> list[tuple[Any, ...]]:
 
 def test_times_come_from_columns_expressions_and_functions(spark: Any, stream: RecordStream) -> None:
     wanted = [("a", 5), ("b", 8), ("c", 7), ("d", 6)]
-    assert times(with_times(stream, BOUNDED.with_timestamp_assigner("at")), C.TIME) == wanted
+    assert times(assign_times(stream, BOUNDED.with_timestamp_assigner("at")), C.TIME) == wanted
     expression = BOUNDED.with_timestamp_assigner(F.timestamp_millis("at"))
-    assert times(with_times(stream, expression), C.TIME) == wanted
-    named = with_times(
+    assert times(assign_times(stream, expression), C.TIME) == wanted
+    named = assign_times(
         stream, BOUNDED.with_timestamp_assigner(lambda record, known: record.at + (known or 0))
     )
     assert times(named, C.TIME) == wanted
-    again = with_times(named, BOUNDED.with_timestamp_assigner(lambda record, known: known * 10))
+    again = assign_times(named, BOUNDED.with_timestamp_assigner(lambda record, known: known * 10))
     assert times(again, C.TIME) == [(name, at * 10) for name, at in wanted]
 
 
 def test_a_generator_marks_how_far_each_channel_is(stream: RecordStream) -> None:
-    marked = with_times(stream, WatermarkStrategy.for_generator(Odd).with_timestamp_assigner("at"))
+    marked = assign_times(stream, WatermarkStrategy.for_generator(Odd).with_timestamp_assigner("at"))
     assert times(marked, C.TIME, C.MARK) == [("a", 5, 5), ("b", 8, 2_000), ("c", 7, 7), ("d", 6, 2_000)]
-    plain = with_times(marked, BOUNDED.with_timestamp_assigner("at"))
+    plain = assign_times(marked, BOUNDED.with_timestamp_assigner("at"))
     assert C.MARK not in plain.frame.columns
 
 
 def test_a_record_without_a_time_fails_the_job(spark: Any, stream: RecordStream) -> None:
-    nothing = with_times(stream, BOUNDED.with_timestamp_assigner(F.lit(None).cast("long")))
+    nothing = assign_times(stream, BOUNDED.with_timestamp_assigner(F.lit(None).cast("long")))
     with pytest.raises(Exception, match="its event time is null"):
         times(nothing, C.TIME)
 
@@ -76,11 +76,11 @@ def test_what_is_no_time_is_refused(stream: RecordStream) -> None:
         (BOUNDED, "no time of their own"),
     ):
         with pytest.raises(GraphError, match=why):
-            with_times(stream, strategy)
+            assign_times(stream, strategy)
 
 
 def test_a_transform_must_keep_the_times(stream: RecordStream) -> None:
-    timed = with_times(stream, BOUNDED.with_timestamp_assigner("at"))
+    timed = assign_times(stream, BOUNDED.with_timestamp_assigner("at"))
     kept = transform_records(timed, lambda df: df.withColumn("more", F.lit(1)))
     assert times(kept, C.TIME)[0] == ("a", 5) and kept.has_channels
     chosen = transform_records(timed, lambda df: df.select("name"))
@@ -92,7 +92,7 @@ def test_a_transform_must_keep_the_times(stream: RecordStream) -> None:
 
 
 def test_what_a_transform_drops_leaves_its_time_if_it_looks_at_each_row(stream: RecordStream) -> None:
-    timed = with_times(stream, BOUNDED.with_timestamp_assigner("at"))
+    timed = assign_times(stream, BOUNDED.with_timestamp_assigner("at"))
     named = F.when(F.col("at") > 6, F.raise_error(F.lit("it was dropped"))).otherwise(F.col("name"))
     early = transform_records(timed, lambda df: df.where("at < 7").select(named.alias("name"), "at"))
     only_a = transform_records(early, lambda df: df.where("name = 'a'").withColumn("more", F.length("name")))

@@ -269,8 +269,11 @@ def test_what_cannot_stand_between_is_refused_before_the_start(
         assert isinstance(error, SchemaError) and all(part in str(error) for part in says), error
         assert not job_dir.exists()
     for between, says in (
-        (one_way, ("'again' follows", "sorted_by_user' there", "contains orderBy()", "map(), flat_map()")),
-        (two_ways, ("'again' follows a transform()", "on several ways", "map(), flat_map()")),
+        (
+            one_way,
+            ("keyed operator 'again'", "sorted_by_user' stands", "contains orderBy()", "map(), flat_map()"),
+        ),
+        (two_ways, ("keyed operator 'again'", "transform() stands", "several paths", "map(), flat_map()")),
         (fields, ("the result of a transform", "user")),
     ):
         env = environment(spark, job_dir)

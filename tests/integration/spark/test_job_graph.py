@@ -25,7 +25,7 @@ from flinkish_spark import (
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.core.job_dir import job_place, open_job_dir
-from flinkish_spark.planning.job_graph import job_graph
+from flinkish_spark.planning.job_graph import describe_job
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.job_graph import (
@@ -107,7 +107,7 @@ def test_what_the_graph_says_is_in_the_plan(spark: Any, tmp_path: Path, program:
     program(env)
     tasks = shuffle_partitions(spark)
     planned = Planner(spark, NO_JOB, tasks).plan(env.graph)
-    graph = job_graph(env.job, env.graph, tasks, planned)
+    graph = describe_job(env.job, env.graph, tasks, planned)
     assert graph == env.get_job_graph()
     layout, found = planned.layout(), kinds(planned.frame)
     scans = Counter(source_of(scan.uid) for scan in layout.scans if scan.role is ScanRole.RECORDS)
@@ -136,7 +136,7 @@ def test_a_transform_in_the_pass_that_reads_records_runs_in_python(spark: Any, t
     out(total(chosen.map(parsed, output=ORDER).transform(doubled)))
     tasks = shuffle_partitions(spark)
     planned = Planner(spark, NO_JOB, tasks).plan(env.graph)
-    graph = job_graph(env.job, env.graph, tasks, planned)
+    graph = describe_job(env.job, env.graph, tasks, planned)
     transforms = [one.runs_in for one in graph.operators if one.kind is OperatorKind.TRANSFORM]
     assert transforms == [RunsIn.PYTHON, RunsIn.JVM]
     assert [edge.why for one in graph.operators if one.name == "map parsed" for edge in one.inputs] == [

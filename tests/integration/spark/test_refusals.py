@@ -152,7 +152,13 @@ def test_a_number_of_tasks_between_keyed_operators(spark, job_dir) -> None:
     totals = env.from_dataframe(ticks(spark), uid="ticks").key_by("user").sum("amount", uid="totals")
     mapped = totals.map(lambda total: total, output="user STRING, amount LONG").set_parallelism(31)
     mapped.key_by("user").max("amount", uid="most").sink_to(MemorySink(job_dir.name), uid="out")
-    assert_refused(env, ConfigError, job_dir, "in front of the keyed operator 'most'", "set_parallelism(31)")
+    assert_refused(
+        env,
+        ConfigError,
+        job_dir,
+        "between the keyed operator 'most' and an earlier one",
+        "set_parallelism(31)",
+    )
 
 
 def test_a_sink_topic_that_is_a_source_topic(spark, job_dir) -> None:

@@ -31,7 +31,7 @@ def sessions(spark: Any, tmp_path: Path, field: str = "gone", database: TestData
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
     timed = env.from_dataframe(files, uid="files").assign_timestamps_and_watermarks(strategy)
     windows = timed.key_by("user").window(EventTimeSessionWindows(10)).allowed_lateness(1_000)
-    found = windows.with_retractions(field).process(
+    found = windows.emit_retractions(field).process(
         Whole(), output="user STRING, begins LONG, ends LONG, n LONG", uid="sessions"
     )
     by_window = Upsert(("user", "begins", "ends"), delete_when=field, not_stored=(field,))

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.planning.transforms import RowByRow, Spoiler, read_functions
+from flinkish_spark.planning.transforms import NonRowTransform, RowByRow, read_functions
 from flinkish_spark.transport import columns as C
 
 FIELDS = T.StructType(
@@ -79,7 +79,7 @@ def test_records_become_what_they_become_alone_and_control_rows_pass(spark: Any)
         schema, found = read_functions(spark, [function], FIELDS, NAMES)
         wanted = function(records)
         assert isinstance(found, RowByRow) and schema == wanted.schema, (name, found)
-        made = found.over(rows).select(C.KIND, C.CHECKPOINT, *found.named_fields)
+        made = found.apply(rows).select(C.KIND, C.CHECKPOINT, *found.named_fields)
         kinds = [tuple(row) for row in made.select(C.KIND, C.CHECKPOINT).collect() if row[0]]
         assert kinds == CONTROL, name
         own = made.where(F.col(C.KIND) == 0).drop(C.KIND, C.CHECKPOINT)
@@ -94,14 +94,14 @@ def test_several_functions_are_one_and_the_first_that_is_not_by_row_is_named(spa
 
     _, found = read_functions(spark, [computed, small], FIELDS, NAMES)
     assert isinstance(found, RowByRow) and found.schema.names == ["who", "twice", "amount"]
-    made = found.over(rows_with_control(spark)).where(F.col(C.KIND) == 0).select(*found.named_fields)
+    made = found.apply(rows_with_control(spark)).where(F.col(C.KIND) == 0).select(*found.named_fields)
     assert [tuple(row) for row in made.collect()] == [("ann", 6, 3), ("cid", 0, 0)]
 
     def spread(frame: DataFrame) -> DataFrame:
         return frame.repartition(3)
 
     schema, spoiled = read_functions(spark, [computed, spread, small], FIELDS, NAMES)
-    assert spoiled == Spoiler(spread, "repartition() or coalesce()")
+    assert spoiled == NonRowTransform(spread, "repartition() or coalesce()")
     assert schema.names == ["who", "twice", "amount"]
 
 
@@ -129,9 +129,12 @@ def test_what_is_not_done_to_single_rows_is_told(spark: Any) -> None:
     }
     for what, function in cases.items():
         _, found = read_functions(spark, [function], FIELDS, NAMES)
-        assert isinstance(found, Spoiler) and found.function is function and what in found.what, (what, found)
+        assert isinstance(found, NonRowTransform) and found.function is function and what in found.what, (
+            what,
+            found,
+        )
     _, found = read_functions(spark, [lambda frame: frame.where(pandas("amount") > 1)], FIELDS, NAMES)
-    assert isinstance(found, Spoiler) and found.what == "a function in Python"
+    assert isinstance(found, NonRowTransform) and found.what == "a function in Python"
 
 
 @pytest.mark.parametrize("missing", ["output", "projectList"])
@@ -145,4 +148,4 @@ def test_another_version_of_spark_is_no_failure(spark: Any, monkeypatch: Any, mi
 
     monkeypatch.setattr(JavaObject, "__getattr__", renamed)
     _, found = read_functions(spark, [lambda frame: frame.select("user")], FIELDS, NAMES)
-    assert isinstance(found, Spoiler) and "version of Spark" in found.what
+    assert isinstance(found, NonRowTransform) and "version of Spark" in found.what

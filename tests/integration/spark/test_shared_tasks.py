@@ -316,7 +316,7 @@ def test_a_log_with_a_scan_for_each_branch_goes_on(spark: Any, tmp_path: Path, m
 
     programs = (by_field, large, large_windows, by_frame_and_function, joined)
     with monkeypatch.context() as before:
-        before.setattr(share_scans, "common_steps", alone)
+        before.setattr(share_scans, "group_by_common_steps", alone)
         run(spark, tmp_path, "first", 1, programs=programs)
     began = layout(tmp_path / "first")
     assert Counter(scan.uid for scan in began.scans) == {"orders": 4, "orders#2": 1, "": 1}

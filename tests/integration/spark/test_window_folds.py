@@ -191,7 +191,7 @@ def test_windows_behind_rows_whose_time_nobody_says_are_refused(spark: Any, tmp_
         windows = told.window(assigner)
         results = windows.sum("total", uid="sums") if at else windows.reduce(Greater(), uid="sums")
         results.sink_to(MemorySink(f"{tmp_path}/rows-{at}"), uid="out")
-        with pytest.raises(GraphError, match=r"(?s)'sums' goes by.*say which column of its rows"):
+        with pytest.raises(GraphError, match=r"(?s)'sums' uses event.*name the column with the event_time"):
             env.execute()
 
 

@@ -524,7 +524,7 @@ LATE = OutputTag("late", FIELDS)
     [
         ("MEASURES value AS v", "It has no PATTERN"),
         ("hello", "does not begin with a clause"),
-        ("DEFINE A AS true PATTERN (A)", "stands behind a later clause"),
+        ("DEFINE A AS true PATTERN (A)", "stands after a later clause"),
         ("PATTERN A", "in parentheses"),
         ("PATTERN ()", "no variable"),
         ("PATTERN (A | ", "parentheses"),
@@ -570,7 +570,7 @@ def test_keys_and_times_are_those_of_the_stream() -> None:
 
     with pytest.raises(GraphError, match="is partitioned by value"):
         ProgramHarness(keyed("PARTITION BY value PATTERN (A)"), FIELDS.replace("v LONG", "value LONG"))
-    with pytest.raises(SchemaError, match="is to say the time"):
+    with pytest.raises(SchemaError, match="cannot be the time"):
         ProgramHarness(keyed("ORDER BY key PATTERN (A)"), FIELDS)
     with pytest.raises(PatternError, match="in the order of their time"):
         ProgramHarness(keyed("ORDER BY at DESC PATTERN (A)"), FIELDS)

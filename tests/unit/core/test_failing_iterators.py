@@ -369,7 +369,7 @@ RULES = MapStateDescriptor("rules", "STRING", "LONG")
         lambda one, two: (
             one.key_by("user")
             .window(WINDOWS)
-            .with_retractions()
+            .emit_retractions()
             .process(OfWindows(), output="n LONG", uid="h")
         ),
         lambda one, two: joined(one, two).window(WINDOWS, function=OfPairs(), output="n LONG", uid="h"),

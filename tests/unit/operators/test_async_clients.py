@@ -35,7 +35,7 @@ class Letters(AsyncFunction):
     def timeout(self, value: Any) -> Any:
         return [ToSide(LETTERS, (value.n, "late"))]
 
-    def failed(self, value: Any, error: Exception) -> Any:
+    def on_error(self, value: Any, error: Exception) -> Any:
         return [ToSide(LETTERS, (value.n, type(error).__name__))]
 
 

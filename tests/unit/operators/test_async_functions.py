@@ -66,10 +66,10 @@ class Calling(AsyncFunction):
             return [ToSide(LETTERS, (value.n, "late"))]
         return super().timeout(value)
 
-    def failed(self, value: Any, error: Exception) -> Any:
+    def on_error(self, value: Any, error: Exception) -> Any:
         if "failed" in self.says:
             return [ToSide(LETTERS, (value.n, str(error)))]
-        return super().failed(value, error)
+        return super().on_error(value, error)
 
 
 def harness(make: Callable[[Any], Any], **settings: Any) -> ProgramHarness:

@@ -296,7 +296,7 @@ def reduced_to_the_second(wrap: Wrap) -> Function:
 
 @program
 def reduced_with_retractions(wrap: Wrap) -> Function:
-    return lambda s: sliding(s).trigger(CountTrigger(1)).with_retractions().reduce(wrap(extended), uid="u")
+    return lambda s: sliding(s).trigger(CountTrigger(1)).emit_retractions().reduce(wrap(extended), uid="u")
 
 
 @program

@@ -300,7 +300,7 @@ def test_a_field_says_the_time_where_nothing_else_does(kind: str) -> None:
 
 def test_a_field_that_is_no_time_is_refused() -> None:
     for field in ("nothing", "name"):
-        with pytest.raises(SchemaError, match=f"the field '{field}' is to say the time"):
+        with pytest.raises(SchemaError, match=f"the field '{field}' cannot be the time"):
             searching(of_names("a"), in_event_time=(field,))
 
 
@@ -469,7 +469,7 @@ def test_partial_matches_are_found_again_with_another_parallelism() -> None:
     [(Overflow.DISCARD_OLDEST, [2, 3]), (Overflow.DISCARD_NEWEST, [1, 2])],
 )
 def test_open_partial_matches_are_kept_to_a_limit(overflow: Overflow, left: list[int]) -> None:
-    harness = searching(of_names("a", "b"), with_limit=(OpenMatches(2, overflow),))
+    harness = searching(of_names("a", "b"), limit_open_matches=(OpenMatches(2, overflow),))
     push(harness, ("a", 1), ("a", 2), ("a", 3))
     harness.watermark(3)
     assert harness.take().counts == {"partial_matches_discarded": 1, "partial_matches_opened": 2}
@@ -479,7 +479,7 @@ def test_open_partial_matches_are_kept_to_a_limit(overflow: Overflow, left: list
 
 
 def test_too_many_open_partial_matches_stop_the_job_if_nothing_else_is_said() -> None:
-    harness = searching(of_names("a", "b"), with_limit=(OpenMatches(2),))
+    harness = searching(of_names("a", "b"), limit_open_matches=(OpenMatches(2),))
     push(harness, ("a", 1), ("a", 2), ("a", 3))
     with pytest.raises(PatternError, match="3 partial matches of one key are open"):
         harness.watermark(3)
@@ -574,7 +574,7 @@ def test_partial_matches_of_another_automaton_are_refused_by_name() -> None:
         (lambda s: CEP.pattern(s, of_names("a")).process(Show(), uid="u"), SchemaError),
         (lambda s: CEP.pattern(s, of_names("a")).select(None, output="n INT", uid="u"), ConfigError),
         (lambda s: CEP.pattern(s, of_names("a")).side_output_late_data("late"), ConfigError),
-        (lambda s: CEP.pattern(s, of_names("a")).with_limit(5), ConfigError),
+        (lambda s: CEP.pattern(s, of_names("a")).limit_open_matches(5), ConfigError),
         (lambda s: OpenMatches(0), PatternError),
         (lambda s: OpenMatches(1, "FAIL"), PatternError),
     ],

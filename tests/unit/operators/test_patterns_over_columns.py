@@ -21,7 +21,7 @@ from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.functions.match_recognize import comparison, measures
+from flinkish_spark.functions.match_recognize import parse_comparison, parse_measures
 from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.operators.columnar_patterns import too_long
 from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
@@ -128,7 +128,7 @@ def told_as_text(wanted: Any) -> tuple[MeasuredMatches, Any]:
     keys = ", ".join([f"{name}.key" for name in names])
     parts = [f"COALESCE({keys}) AS key" if len(names) > 1 else keys]
     parts += [f"FIRST({name}.id) AS first_{name}, {name}.value + 1 AS last_{name}" for name in names]
-    expressions, fields = measures(", ".join(parts), parse_ddl(EVENT), names)
+    expressions, fields = parse_measures(", ".join(parts), parse_ddl(EVENT), names)
     return MeasuredMatches("", ShowLost(), expressions), fields
 
 
@@ -148,7 +148,7 @@ class Subtask(ColumnsHarness):
         leaves = [leaf for one in wanted for leaf in one.automaton.leaves]
         self.texts = tuple(dict.fromkeys(leaf.text for leaf in leaves if isinstance(leaf, ColumnCondition)))
         said = {
-            leaf.text: comparison(leaf.text, parse_ddl(EVENT), one.automaton.names)
+            leaf.text: parse_comparison(leaf.text, parse_ddl(EVENT), one.automaton.names)
             for one in wanted
             for leaf in one.automaton.leaves
             if isinstance(leaf, Comparison)

@@ -345,7 +345,7 @@ def test_what_flink_allows_and_this_does_not_says_why_and_what_to_do(orders: Dat
     with pytest.raises(GraphError, match=r"got no state.*once per task.*MapStateDescriptor.*connect"):
         orders.broadcast()
     keyed = orders.key_by("user").process(Telling(), output=TOLD, uid="told")
-    with pytest.raises(GraphError, match=r"behind a keyed operator.*time of the record.*between the source"):
+    with pytest.raises(GraphError, match=r"after a keyed operator.*time of the record.*between the source"):
         keyed.assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps())
     assert isinstance(keyed._node, KeyedNode)
     rules = orders.broadcast(MapStateDescriptor("rules", "STRING", "LONG"))

@@ -12,8 +12,8 @@ from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.operators.recorded_answers import Readers, Stream
 from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncTransform
 from flinkish_spark.planning.optimizer import optimize
-from flinkish_spark.planning.rules.cut_chains import chains_to
-from flinkish_spark.planning.stream_graph import TransformNode, paths_to, upstreams
+from flinkish_spark.planning.rules.cut_chains import find_chain_ends
+from flinkish_spark.planning.stream_graph import TransformNode, find_paths, find_upstreams
 from flinkish_spark.sinks import MemorySink
 from tests.support.job_graphs import Session, orders, total
 
@@ -44,19 +44,23 @@ def readers(env: StreamExecutionEnvironment, stream: Stream = Stream.OF_SOURCE) 
     """Who reads the recorded answers on each path on which the operator stands."""
     graph = env.graph
     calls = AsyncCalls(optimize(graph).calls, NO_PLACE)
-    paths = [path for sink in graph.sinks for path in paths_to(sink.parent)]
-    paths += [path for node in graph.operators for upstream in upstreams(node) for path in upstream.paths]
+    paths = [path for sink in graph.sinks for path in find_paths(sink.parent)]
+    paths += [
+        path for node in graph.operators for upstream in find_upstreams(node) for path in upstream.paths
+    ]
     found = set()
     for path in paths:
         for step in path.steps:
             if isinstance(step, TransformNode) and isinstance(step.function, AsyncTransform):
-                found.add(calls.on_path(step.function, path, stream).readers)
+                found.add(calls.place_on_path(step.function, path, stream).readers)
     return found
 
 
 def chains(env: StreamExecutionEnvironment) -> dict[str, tuple[str, ...]]:
     return {
-        sink.uid: end.chain.consumers for sink in env.graph.sinks for end in chains_to(env.graph, sink.parent)
+        sink.uid: end.chain.consumers
+        for sink in env.graph.sinks
+        for end in find_chain_ends(env.graph, sink.parent)
     }
 
 
@@ -141,9 +145,9 @@ def test_no_tag_becomes_a_path() -> None:
     out(ask(totals.get_side_output(SIDE)), "one")
     graph = env.graph
     calls = AsyncCalls(optimize(graph).calls, NO_PLACE)
-    (path,) = paths_to(graph.sinks[0].parent)
+    (path,) = find_paths(graph.sinks[0].parent)
     (step,) = path.steps
     assert isinstance(step, TransformNode)
-    calls.on_path(step.function, path, Stream.OF_MICRO_BATCH)
+    calls.place_on_path(step.function, path, Stream.OF_MICRO_BATCH)
     (recording,) = calls.recordings.values()
     assert recording.folder.startswith("answers/asked/totals.side-") and ".." not in recording.folder

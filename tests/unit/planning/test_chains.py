@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.rules.cut_chains import chains_to, cut_chains, inputs_of
+from flinkish_spark.planning.rules.cut_chains import cut_chains, find_chain_ends, find_inputs
 from flinkish_spark.planning.stream_graph import (
     StreamNode,
     UnionNode,
-    base_of,
+    collect_operators,
+    find_operator_scans,
+    find_paths,
+    find_upstreams,
     has_paths_that_meet,
-    operator_scans,
-    operators_upto,
-    paths_to,
-    upstreams,
+    name_bases,
 )
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.protocol.savepoints import PositionMismatchError, SavedChain, begin_chain
@@ -24,7 +24,7 @@ from tests.support.stream_graphs import graph, keyed, record_function, side, sou
 
 
 def chains(end: StreamNode) -> list[Chain]:
-    return [one.chain for one in chains_to(graph(end), end)]
+    return [one.chain for one in find_chain_ends(graph(end), end)]
 
 
 A, B = source("a"), source("b")
@@ -45,14 +45,14 @@ def test_a_sink_over_a_union_reads_the_end_of_each_path() -> None:
     first = keyed("first", A)
     late = side(first)
     union = UnionNode((transform(A), first, UnionNode((B, transform(late)))))
-    ends = chains_to(graph(union), union)
+    ends = find_chain_ends(graph(union), union)
     assert [end.chain for end in ends] == [
         Chain(("a", "b"), (), ("out-0",)),
         Chain(("a",), ("first",), ("first",)),
         Chain(("a",), ("first",), ("first",)),
     ]
     assert [len(end.paths) for end in ends] == [2, 1, 1]
-    assert base_of(union) == "a+first+b"
+    assert name_bases(union) == "a+first+b"
 
 
 def test_the_rule_notes_the_ends_of_each_sink() -> None:
@@ -68,7 +68,7 @@ def test_the_rule_notes_the_ends_of_each_sink() -> None:
 
 def test_what_follows_a_union_is_done_on_each_path() -> None:
     step = transform(UnionNode((A, transform(B))))
-    assert [(path.base, len(path.steps), path.steps[-1]) for path in paths_to(step)] == [
+    assert [(path.base, len(path.steps), path.steps[-1]) for path in find_paths(step)] == [
         (A, 1, step),
         (B, 2, step),
     ]
@@ -76,7 +76,7 @@ def test_what_follows_a_union_is_done_on_each_path() -> None:
 
 def test_inputs_of_a_job_are_those_of_all_chains() -> None:
     twice = keyed("twice", UnionNode((B, A, B)))
-    assert inputs_of(graph(twice, transform(A), sources=(A, B))) == ("a", "b", "b#2")
+    assert find_inputs(graph(twice, transform(A), sources=(A, B))) == ("a", "b", "b#2")
 
 
 def test_paths_that_begin_with_one_operator_are_one_place_in_its_readers_chain() -> None:
@@ -84,7 +84,7 @@ def test_paths_that_begin_with_one_operator_are_one_place_in_its_readers_chain()
     late = side(first)
     again = keyed("again", UnionNode((first, B, transform(first))), UnionNode((A, transform(late))))
     assert chains(again) == [Chain(("a", "b", "a#2"), ("first", "again"), ("again",))]
-    (of_first, of_b, of_a) = upstreams(again)
+    (of_first, of_b, of_a) = find_upstreams(again)
     assert [(one.entry, len(one.paths)) for one in of_first.inputs] == [(0, 2), (1, 1)]
     assert [one.base for one in of_first.inputs] == [first, late]
     assert [upstream.base for upstream in (of_b, of_a)] == [B, A] and of_a.inputs[0].entry == 1
@@ -93,7 +93,7 @@ def test_paths_that_begin_with_one_operator_are_one_place_in_its_readers_chain()
 def test_a_source_on_two_paths_is_two_scans() -> None:
     twice = keyed("twice", A, transform(A))
     assert chains(twice) == [Chain(("a", "a#2"), ("twice",), ("twice",))]
-    assert [len(upstream.inputs) for upstream in upstreams(twice)] == [1, 1]
+    assert [len(upstream.inputs) for upstream in find_upstreams(twice)] == [1, 1]
 
 
 def test_an_operator_that_others_read_on_several_paths_stands_in_a_chain_once() -> None:
@@ -101,8 +101,8 @@ def test_an_operator_that_others_read_on_several_paths_stands_in_a_chain_once() 
     second, third = keyed("second", first, B), keyed("third", A, side(first))
     last = keyed("last", UnionNode((third, second)), first)
     assert chains(last) == [Chain(("a", "a#2", "b"), ("first", "third", "second", "last"), ("last",))]
-    assert [one.uid for one in operators_upto(last)] == ["first", "third", "second", "last"]
-    assert [(one.operator.uid, one.upstream, one.source.uid) for one in operator_scans(last)] == [
+    assert [one.uid for one in collect_operators(last)] == ["first", "third", "second", "last"]
+    assert [(one.operator.uid, one.upstream, one.source.uid) for one in find_operator_scans(last)] == [
         ("third", 0, "a"),
         ("first", 0, "a"),
         ("second", 1, "b"),
@@ -117,24 +117,24 @@ def test_operators_that_sinks_read_stand_in_one_chain_if_they_read_one_operator(
     last, apart = keyed("last", second), keyed("apart", A)
     made = graph(last, transform(late), third, apart, UnionNode((first, B)))
     line = Chain(("a", "b"), ("first", "second", "last", "third"), ("third",))
-    assert [chains_to(made, sink.parent)[-1].chain for sink in made.sinks] == [
+    assert [find_chain_ends(made, sink.parent)[-1].chain for sink in made.sinks] == [
         line,
         line,
         line,
         Chain(("a",), ("apart",), ("apart",)),
         line,
     ]
-    assert inputs_of(made) == ("a", "b")
+    assert find_inputs(made) == ("a", "b")
     # In a job that has begun with a chain for each, they stay what they are.
     begun = replace(made, begun_chains=frozenset({"last", "first", "third", "apart"}))
-    assert [chains_to(begun, sink.parent)[-1].chain.name for sink in begun.sinks] == [
+    assert [find_chain_ends(begun, sink.parent)[-1].chain.name for sink in begun.sinks] == [
         "last",
         "first",
         "third",
         "apart",
         "first",
     ]
-    assert chains_to(replace(made, begun_chains=frozenset({line.name})), last)[0].chain == line
+    assert find_chain_ends(replace(made, begun_chains=frozenset({line.name})), last)[0].chain == line
 
 
 def test_a_function_of_dataframes_between_two_operators_stands_first_on_a_path_of_its_own() -> None:
@@ -143,12 +143,15 @@ def test_a_function_of_dataframes_between_two_operators_stands_first_on_a_path_o
     large = record_function(first)
     second = keyed("second", record_function(transform(first)))
     made = graph(first, second)
-    assert [chains_to(made, sink.parent)[0].chain.name for sink in made.sinks] == ["second"] * 2
+    assert [find_chain_ends(made, sink.parent)[0].chain.name for sink in made.sinks] == ["second"] * 2
     for parent in (transform(large), UnionNode((first, transform(first)))):
         made = graph(first, keyed("second", parent))
-        assert [chains_to(made, sink.parent)[0].chain.name for sink in made.sinks] == ["first", "second"]
+        assert [find_chain_ends(made, sink.parent)[0].chain.name for sink in made.sinks] == [
+            "first",
+            "second",
+        ]
     behind = graph(first, transform(keyed("third", first)))
-    assert [chains_to(behind, sink.parent)[0].chain.name for sink in behind.sinks] == ["third"] * 2
+    assert [find_chain_ends(behind, sink.parent)[0].chain.name for sink in behind.sinks] == ["third"] * 2
 
 
 # -- how a chain of several sources begins -----------------------------------------------------------

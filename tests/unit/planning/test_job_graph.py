@@ -16,11 +16,11 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from flinkish_spark import AsyncDataStream, AsyncFunction, StreamExecutionEnvironment
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.planning.beginning import Beginning
-from flinkish_spark.planning.between import check_said_between
-from flinkish_spark.planning.job_graph import job_graph, job_graph_to
+from flinkish_spark.planning.between import check_tasks_between
+from flinkish_spark.planning.job_graph import describe_job, describe_stream
 from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.sink_rows import PlannedJob
-from flinkish_spark.planning.stream_graph import operator_of, upstreams
+from flinkish_spark.planning.stream_graph import find_operator, find_upstreams
 from flinkish_spark.protocol.job_graph import ChainingReason, JobGraph, OperatorKind, RunsIn, ShipStrategy
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.sinks import MemorySink
@@ -181,7 +181,7 @@ def test_a_function_may_begin_a_vertex_or_be_alone_in_one() -> None:
     first = orders(env).map(parsed, output=ORDER, name="first").start_new_chain()
     second = first.map(parsed, output=ORDER, name="second").disable_chaining().rescale(1)
     out(second.map(parsed, output=ORDER, name="third"))
-    graph = job_graph("job", env.graph, 4)
+    graph = describe_job("job", env.graph, 4)
     assert [vertex.name for vertex in graph.vertices] == [
         "Source: orders",
         "first",
@@ -201,7 +201,7 @@ def test_what_is_moved_anyway_is_not_moved_twice() -> None:
     env = environment()
     stream = orders(env).rebalance(3).map(parsed, output=ORDER).disable_chaining()
     out(stream.rebalance(2).map(parsed, output=ORDER))
-    graph = job_graph("job", env.graph, 4)
+    graph = describe_job("job", env.graph, 4)
     assert graph.shuffles == 2
     assert [one.parallelism for one in graph.operators] == [None, 3, 2, 2]
 
@@ -211,7 +211,7 @@ def test_between_keyed_operators_no_function_has_tasks_of_its_own() -> None:
     between = total(orders(env), "first").map(lambda row: row, output=ORDER, name="between")
     out(total(between.start_new_chain(), "second"))
     with pytest.raises(GraphError, match=r"'between' stands between the keyed operator 'second'"):
-        check_said_between(env.graph, 4)
+        check_tasks_between(env.graph, 4)
 
 
 def test_who_has_its_own_tasks_anyway_may_be_told_so_or_is_refused() -> None:
@@ -236,11 +236,11 @@ def test_resources_are_for_functions_of_single_records() -> None:
     assert scored.set_resources(resources) is scored
     # Nothing else gets them: the function has tasks of its own.
     (edge,) = next(
-        one for one in job_graph_to("job", env.graph, scored._node, 4).operators if one.uid == ""
+        one for one in describe_stream("job", env.graph, scored._node, 4).operators if one.uid == ""
     ).inputs
     assert (edge.ship, edge.why) == (ShipStrategy.REBALANCE, ChainingReason.SAID)
     for refused in (stream, total(scored)):
-        with pytest.raises(GraphError, match=r"tasks of functions of single records.*spark\.task\.cpus"):
+        with pytest.raises(GraphError, match=r"Only functions of single records.*spark\.task\.cpus"):
             refused.set_resources(resources)
     with pytest.raises(ConfigError, match="resources"):
         scored.set_resources("1 GB")  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def test_the_graph_of_a_stream_ends_with_it() -> None:
     env = environment()
     made = total(orders(env).map(parsed, output=ORDER))
     out(made, "elsewhere")
-    graph = job_graph_to("job", env.graph, made._node, 4)
+    graph = describe_stream("job", env.graph, made._node, 4)
     assert [one.title for one in graph.operators] == ["Source: orders", "map parsed", "totals"]
     assert (
         made._repr_markdown_().startswith("```mermaid\nflowchart LR") and "totals" in made._repr_markdown_()
@@ -274,7 +274,7 @@ def test_functions_that_follow_each_other_are_one_pass_also_where_records_move_b
     made = made.map(lambda row: row, output=ORDER, name="two")
     out(made)
     out(made.rebalance(2), "moved-out")
-    graph = job_graph("job", env.graph, 4)
+    graph = describe_job("job", env.graph, 4)
     (edge,) = next(one for one in graph.operators if one.name == "two").inputs
     assert (edge.why, edge.runs) == (ChainingReason.SAME_PASS, 2)
 
@@ -284,7 +284,7 @@ def test_dead_letters_of_a_source_are_a_sink_of_the_graph(monkeypatch: pytest.Mo
     stream = orders(env)
     monkeypatch.setattr(type(env.graph.sources[0].source), "side_uids", lambda self, uid: (f"{uid}-letters",))
     out(stream)
-    graph = job_graph("job", env.graph, 4)
+    graph = describe_job("job", env.graph, 4)
     assert graph.scans == {"orders": 2}
     last = graph.operators[-1]
     assert (last.uid, last.kind, last.does) == ("orders-letters", OperatorKind.SINK, "dead letters")
@@ -317,13 +317,13 @@ def test_a_transform_in_the_pass_that_reads_records_runs_in_python() -> None:
     env = environment()
     PROGRAMS[1](env)
     logical = optimize(env.graph)
-    operator = operator_of(logical.all_ends[0].paths[0].base)
+    operator = find_operator(logical.all_ends[0].paths[0].base)
     assert operator is not None
-    (upstream,) = upstreams(operator)
+    (upstream,) = find_upstreams(operator)
     step = upstream.paths[0].steps[0]
     frame: Any = None
     planned = PlannedJob(frame, (), in_arrow=frozenset({step}), logical=logical)
-    doubled, mapped = job_graph("job", env.graph, 4, planned).operators[1:3]
+    doubled, mapped = describe_job("job", env.graph, 4, planned).operators[1:3]
     assert (doubled.does, doubled.runs_in) == ("DataFrame function", RunsIn.PYTHON)
     assert [edge.why for edge in mapped.inputs] == [ChainingReason.SAME_PASS]
 
@@ -332,7 +332,7 @@ def test_scans_are_those_of_the_plan_where_chains_begin_at_different_places() ->
     """They went by the streams alone, and said one."""
 
     class Begun(Beginning):
-        def label_of_input(self, chain: Chain, name: str) -> str:
+        def find_input_label(self, chain: Chain, name: str) -> str:
             return chain.name
 
     env = environment()
@@ -341,8 +341,8 @@ def test_scans_are_those_of_the_plan_where_chains_begin_at_different_places() ->
     out(total(source, "again"), "two")
     frame: Any = None
     planned = PlannedJob(frame, (), logical=optimize(env.graph, Begun()))
-    assert job_graph("job", env.graph, 4, planned).scans == {"orders": 2}
-    assert job_graph("job", env.graph, 4).scans == {"orders": 1}
+    assert describe_job("job", env.graph, 4, planned).scans == {"orders": 2}
+    assert describe_job("job", env.graph, 4).scans == {"orders": 1}
 
 
 def test_an_operator_that_others_read_on_several_ways_runs_once() -> None:

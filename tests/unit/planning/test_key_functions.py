@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
 from flinkish_spark.functions.stream import KeySelector
-from flinkish_spark.planning.declare import chosen_keys, key_worker
+from flinkish_spark.planning.declare import make_key_worker, parse_keys
 from flinkish_spark.planning.stream_graph import KeyFunction
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker
@@ -62,7 +62,7 @@ def frame(*records: tuple[str | None, int | None], given: T.StructType = ONLY_RE
 
 
 def keyed(key: KeyFunction, *batches: pa.RecordBatch, given: T.StructType = ONLY_RECORDS) -> pa.Table:
-    worker = key_worker(key, given, "totals", Origins(("orders",)))
+    worker = make_key_worker(key, given, "totals", Origins(("orders",)))
     out = list(worker(iter(batches)))
     assert all(batch.schema.equals(arrow_schema(worker.columns)) for batch in out)
     return pa.Table.from_batches(out)
@@ -70,7 +70,7 @@ def keyed(key: KeyFunction, *batches: pa.RecordBatch, given: T.StructType = ONLY
 
 def test_a_key_stands_beside_its_record_and_nothing_else_changes() -> None:
     batch = frame(("Ann", 1), (None, 2), ("ben", None))
-    lower = only(chosen_keys([lambda r: r.user and r.user.lower()], "STRING"))
+    lower = only(parse_keys([lambda r: r.user and r.user.lower()], "STRING"))
     found = keyed(lower, batch, batch.slice(0, 1))
     assert found.column("_fs_key0").to_pylist() == ["ann", None, "ben", "ann"]
     assert found.drop_columns(["_fs_key0"]) == pa.Table.from_batches([batch, batch.slice(0, 1)])
@@ -85,20 +85,20 @@ def test_no_function_sees_a_control_row() -> None:
         return str(record.user)
 
     batch = frame(("WAKE", None), ("ann", 1), ("BARRIER", None), ("ben", 2), ("BARRIER", None), given=GIVEN)
-    found = keyed(only(chosen_keys([user_of], None)), batch, given=GIVEN)
+    found = keyed(only(parse_keys([user_of], None)), batch, given=GIVEN)
     assert found.column("_fs_key0").to_pylist() == [None, "ann", None, "ben", None]
     assert found.drop_columns(["_fs_key0"]) == pa.Table.from_batches([batch])
     assert [(record.user, record.amount) for record in seen] == [("ann", 1), ("ben", 2)]
     assert seen[0]._fields == ("user", "amount")
     only_barriers = frame(("BARRIER", None), given=GIVEN)
-    assert keyed(only(chosen_keys([user_of], None)), only_barriers, given=GIVEN).num_rows == 1
+    assert keyed(only(parse_keys([user_of], None)), only_barriers, given=GIVEN).num_rows == 1
     assert len(seen) == 2
 
 
 def test_what_comes_out_goes_into_the_packer_of_the_operator() -> None:
     """Rows with a route in front, as Spark selects them; barriers pass, and records become blocks."""
     batch = frame(("ann", 1), ("BARRIER", None), ("ben", 2), given=GIVEN)
-    rows = keyed(only(chosen_keys([lambda r: r.user], "STRING")), batch, given=GIVEN).to_batches()[0]
+    rows = keyed(only(parse_keys([lambda r: r.user], "STRING")), batch, given=GIVEN).to_batches()[0]
     names = [C.KEY_HASH, C.CHANNEL, C.SEQUENCE, C.TIME, "c0", "k0"]
     columns = [rows.column(name) for name in (C.CHANNEL, C.CHANNEL, C.SEQUENCE, C.TIME, "amount", "_fs_key0")]
     routes = pa.array([1, 9, 2], pa.int32())
@@ -135,14 +135,14 @@ def test_a_key_of_several_parts_has_a_column_for_each() -> None:
 
     batch = frame(("ann", 1), ("ben", 2))
     for key in (
-        chosen_keys([lambda r: (r.user, r.amount)], "user STRING, amount LONG"),
-        chosen_keys([hinted], None),
-        chosen_keys([dataclass_key], None),
+        parse_keys([lambda r: (r.user, r.amount)], "user STRING, amount LONG"),
+        parse_keys([hinted], None),
+        parse_keys([dataclass_key], None),
     ):
         found = keyed(only(key), batch)
         assert found.column("_fs_key0").to_pylist() == ["ann", "ben"]
         assert found.column("_fs_key1").to_pylist() == [1, 2]
-    found = keyed(only(chosen_keys([named], None)), batch)
+    found = keyed(only(parse_keys([named], None)), batch)
     assert found.column("_fs_key1").to_pylist() == [False, True]
 
 
@@ -162,7 +162,7 @@ def test_the_hint_says_the_type(hint: Any, kind: str) -> None:
     def key(record: Any) -> Any: ...
 
     key.__annotations__["return"] = hint
-    (part,) = only(chosen_keys([key], None)).parts
+    (part,) = only(parse_keys([key], None)).parts
     assert part.dataType.simpleString() == kind
 
 
@@ -172,10 +172,10 @@ class ByUser:
 
 
 def test_an_object_that_can_be_called_has_a_hint_too() -> None:
-    found = keyed(only(chosen_keys([ByUser()], None)), frame(("ann", 1)))
+    found = keyed(only(parse_keys([ByUser()], None)), frame(("ann", 1)))
     assert found.column("_fs_key0").to_pylist() == ["ann"]
     with pytest.raises(SchemaError, match="no hint"):
-        chosen_keys([functools.partial(min, "a")], None)
+        parse_keys([functools.partial(min, "a")], None)
 
 
 class Opened(KeySelector):
@@ -195,11 +195,11 @@ class Opened(KeySelector):
 
 def test_a_key_selector_is_opened_and_closed_by_each_task() -> None:
     closed = Opened.closed
-    found = keyed(only(chosen_keys([Opened()], None)), frame(("ann", 1)), frame(("ben", 2)))
+    found = keyed(only(parse_keys([Opened()], None)), frame(("ann", 1)), frame(("ben", 2)))
     assert found.column("_fs_key0").to_pylist() == ["totals/ann", "totals/ben"]
     assert Opened.closed == closed + 1
     with pytest.raises(OperatorFailed):
-        keyed(only(chosen_keys([Opened()], None)), frame((None, 1)))
+        keyed(only(parse_keys([Opened()], None)), frame((None, 1)))
     assert Opened.closed == closed + 2
 
 
@@ -210,7 +210,7 @@ class WantsState(Opened):
 
 def test_a_key_selector_has_no_state() -> None:
     with pytest.raises(RuntimeError, match="'totals' asks for state"):
-        keyed(only(chosen_keys([WantsState()], None)), frame(("ann", 1)))
+        keyed(only(parse_keys([WantsState()], None)), frame(("ann", 1)))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_an_error_names_the_operator_and_the_record(
     first = ("BARRIER", None) if given is GIVEN else ("ann", 1)
     with pytest.raises(OperatorFailed) as failed:
         keyed(
-            only(chosen_keys([function], declared)),
+            only(parse_keys([function], declared)),
             frame(first, ("ben", 0), ("c", 2), given=given),
             given=given,
         )
@@ -263,14 +263,14 @@ def test_an_error_names_the_operator_and_the_record(
 )
 def test_what_cannot_be_a_key_is_refused(keys: Any, declared: Any, kind: Any, says: str) -> None:
     with pytest.raises(kind, match=says):
-        chosen_keys(keys, declared)
+        parse_keys(keys, declared)
 
 
 def test_a_function_that_cannot_travel_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(UserFunctionError, match="'key_by' cannot be sent"):
-        chosen_keys([lambda r: str(lock)], "STRING")
+        parse_keys([lambda r: str(lock)], "STRING")
 
 
 def test_columns_stay_what_they_were() -> None:
-    assert chosen_keys(["user", "product"], None) == ("user", "product")
+    assert parse_keys(["user", "product"], None) == ("user", "product")

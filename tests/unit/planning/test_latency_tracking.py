@@ -20,7 +20,7 @@ from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import StreamGraph
-from flinkish_spark.planning.times import SourceMarkers, reporters
+from flinkish_spark.planning.times import SourceMarkers, find_reporters
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.latency import (
     FIRST_OPERATOR_REPORTER,
@@ -161,17 +161,17 @@ def test_markers_carry_the_numbers_of_the_sources_that_meet() -> None:
         keyed = stream.key_by("user").process(Nothing(), output="user STRING", uid=f"of-{stream._node.uid}")
         keyed.sink_to(MemorySink("plan"), uid=f"out-{stream._node.uid}")
     marked, unmarked = (planner_of(env.graph, marks_latency=marks) for marks in (True, False))
-    assert [one.uid for one in reporters(env.graph)] == ["of-one", "of-two", "one", "two"]
-    assert marked._markers(["two", "one"]) == SourceMarkers(SESSION, (3, 2))
-    assert marked._markers([]) is None, "behind other operators they come with the rows"
-    assert unmarked._markers(["two", "one"]) is None
+    assert [one.uid for one in find_reporters(env.graph)] == ["of-one", "of-two", "one", "two"]
+    assert marked._make_markers(["two", "one"]) == SourceMarkers(SESSION, (3, 2))
+    assert marked._make_markers([]) is None, "behind other operators they come with the rows"
+    assert unmarked._make_markers(["two", "one"]) is None
     stream = TaggedStream(object(), object(), frozenset({0}))  # type: ignore[arg-type]
-    assert unmarked._with_markers(stream, Chain(("two",), (), ("out",))) is stream
+    assert unmarked._add_markers(stream, Chain(("two",), (), ("out",))) is stream
 
 
 def planner_of(graph: StreamGraph, *, marks_latency: bool) -> Planner:
     planner = Planner(SESSION, NO_JOB, 4, marks_latency=marks_latency)
-    planner._begin(optimize(graph))
+    planner._start(optimize(graph))
     return planner
 
 

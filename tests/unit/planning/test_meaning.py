@@ -33,7 +33,7 @@ from flinkish_spark.joins import IntervalJoin, JoinType, TemporalJoin, WindowCoG
 from flinkish_spark.joins.spec import CoGroupFunction, ProcessJoinFunction
 from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.planning import factories
-from flinkish_spark.planning.meaning import HARMLESS, meaning_of
+from flinkish_spark.planning.meaning import HARMLESS, describe_meaning
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode, KeyFunction
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import (
@@ -198,7 +198,7 @@ def meaning(function: Any, keys: tuple[Any, ...] = ("user",)) -> dict[str, str]:
     sources = [SourceNode(uid, None) for uid in ("orders", "rates")]  # type: ignore[arg-type]
     entries = tuple(KeyedEntry(source, keys) for source in sources)
     both = isinstance(function, factories.Joining)
-    return meaning_of(KeyedNode("op", entries if both else entries[:1], function, None, 128))
+    return describe_meaning(KeyedNode("op", entries if both else entries[:1], function, None, 128))
 
 
 def is_of_product(value: Any) -> bool:
@@ -292,7 +292,7 @@ def test_no_specification_and_no_setting_is_left_out() -> None:
         for one in vars(factories).values()
         if inspect.isclass(one) and one.__module__ == factories.__name__ and dataclasses.is_dataclass(one)
     }
-    assert declared - {factories.OverChangelog} == made
+    assert declared - {factories.ChangelogFactory} == made
     known = set(reached(tuple(SPECIFICATIONS)))
     for kind, names in HARMLESS.items():
         assert names <= {name for name in _names(kind)}, kind
@@ -408,7 +408,7 @@ def test_the_key_is_a_part_of_the_meaning() -> None:
     )
     assert meaning(function, (by_function,))["key of input 1"] == "a function of the program"
     spread = KeyedEntry(None, (), Distribution.BY_CHANNEL)  # type: ignore[arg-type]
-    assert "key of input 1" not in meaning_of(KeyedNode("op", (spread,), function, None, 128))
+    assert "key of input 1" not in describe_meaning(KeyedNode("op", (spread,), function, None, 128))
 
 
 def test_functions_are_code() -> None:
@@ -610,7 +610,7 @@ def matching(limit: OpenMatches, skip: AfterMatchSkip) -> Program:
 
     def program(orders: Any) -> Any:
         stream = CEP.pattern(orders.key_by("user"), pattern.where(lambda event: event.amount == 2))
-        return stream.with_limit(limit).process(Found(), output="amount LONG", uid="op")
+        return stream.limit_open_matches(limit).process(Found(), output="amount LONG", uid="op")
 
     return program
 

@@ -25,13 +25,13 @@ from flinkish_spark import (
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.joins.spec import CoGroupFunction, ProcessJoinFunction
-from flinkish_spark.planning.declare import inferred_output
+from flinkish_spark.planning.declare import infer_output
 from flinkish_spark.planning.stream_graph import KeyedNode
 from flinkish_spark.state.operator_state import OperatorListDescriptor, OperatorLists
 from flinkish_spark.types.hints import maker_of
 from flinkish_spark.types.schemas import output_schema
 from flinkish_spark.windows.assigners import TumblingEventTimeWindows
-from flinkish_spark.windows.functions import ProcessWindowFunction, WithWindow
+from flinkish_spark.windows.functions import ProcessWindowFunction, WindowBounds
 from tests.support.operator_harness import BroadcastHarness, OperatorHarness
 from tests.unit.planning.test_stream_settings import Nowhere, environment
 
@@ -118,7 +118,7 @@ def fields_of_node(stream: DataStream) -> str:
     """Return what the operator that made a stream is known to emit."""
     node: Any = stream._node
     assert isinstance(node, KeyedNode)
-    found: Any = node.output if node.output is not None else node.function.output(T.StructType())
+    found: Any = node.output if node.output is not None else node.function.find_output(T.StructType())
     return str(found.simpleString())
 
 
@@ -137,7 +137,7 @@ def test_windows_and_joins_emit_what_the_hints_of_their_functions_say(orders: Da
     assert fields_of_node(windows.process(OfWindow(), uid="a")) == MEAN
     assert fields_of_node(windows.aggregate(Counted(), accumulator="LONG", uid="b")) == TOTAL
     assert fields_of_node(windows.aggregate(Counted(), OfWindow(), accumulator=int, uid="c")) == MEAN
-    bounds = windows.aggregate(Counted(), WithWindow(), accumulator=T.LongType(), uid="d")
+    bounds = windows.aggregate(Counted(), WindowBounds(), accumulator=T.LongType(), uid="d")
     assert fields_of_node(bounds) == f"{TOTAL[:-1]},window_start:timestamp,window_end:timestamp>"
     assert fields_of_node(windows.reduce(max, OfWindow(), uid="e")) == MEAN
     join = by_user.join(by_user)
@@ -177,13 +177,13 @@ def test_hints_are_found_wherever_a_function_has_them() -> None:
         def __call__(self, record: Any) -> Local:
             return Local(record.word)
 
-    assert inferred_output(functools.partial(rows, times=2), "it", is_iterable=True).names == ["word"]
-    assert inferred_output(Called(), "it", is_iterable=False).names == ["word"]
+    assert infer_output(functools.partial(rows, times=2), "it", is_iterable=True).names == ["word"]
+    assert infer_output(Called(), "it", is_iterable=False).names == ["word"]
     Called.__call__.__annotations__["return"] = Iterator["Total"]
-    assert inferred_output(Called(), "it", is_iterable=True).names == ["user", "total"]
+    assert infer_output(Called(), "it", is_iterable=True).names == ["user", "total"]
     Called.__call__.__annotations__["return"] = "Iterator[Nobody]"
     with pytest.raises(SchemaError, match=r"hint 'Iterator\[Nobody\]' cannot be read here"):
-        inferred_output(Called(), "it", is_iterable=True)
+        infer_output(Called(), "it", is_iterable=True)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ class WithUnreadableField:
 )
 def test_a_hint_that_cannot_be_evaluated_is_named_whatever_it_raises(call: Any, says: str) -> None:
     with pytest.raises(SchemaError, match=r"the output of 'x' is not known") as refused:
-        inferred_output(call, "'x'", is_iterable=False)
+        infer_output(call, "'x'", is_iterable=False)
     assert says in str(refused.value)
 
 
@@ -443,4 +443,4 @@ def test_a_variable_around_that_has_no_value_yet_is_no_error_of_the_hint() -> No
             later = 1.0
         return rows
 
-    assert inferred_output(made(), "'x'", is_iterable=False).simpleString() == MEAN
+    assert infer_output(made(), "'x'", is_iterable=False).simpleString() == MEAN

@@ -16,16 +16,16 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import ConfigError, GraphError, UserFunctionError
 from flinkish_spark.functions.stream import KeySelector, Partitioner
 from flinkish_spark.planning.partitioning import (
-    ByPartitioner,
-    Narrow,
-    Spread,
-    by_partitioner,
+    CustomPartitioning,
+    Rebalance,
+    Rescale,
     check_is_shuffle_partitions,
-    checked_parallelism,
+    check_optional_parallelism,
+    check_parallelism,
     is_partitioning,
-    said_parallelism,
+    make_custom_partitioning,
 )
-from flinkish_spark.planning.sent_columns import keyed_input
+from flinkish_spark.planning.sent_columns import make_keyed_input
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.transport import columns as C
@@ -72,7 +72,7 @@ def asked_of(move: Any, *names: str) -> list[Any]:
 
 
 def test_records_go_where_their_place_says_and_stand_in_their_order_there() -> None:
-    assert asked_of(Spread(3), "user", C.CHANNEL, C.SEQUENCE, C.TIME) == [
+    assert asked_of(Rebalance(3), "user", C.CHANNEL, C.SEQUENCE, C.TIME) == [
         ("selectExpr", *PLACE),
         ("repartition", 3, C.CHANNEL, C.SEQUENCE),
         ("sortWithinPartitions", "_fs_place"),
@@ -81,13 +81,13 @@ def test_records_go_where_their_place_says_and_stand_in_their_order_there() -> N
 
 
 def test_behind_a_keyed_operator_a_row_has_its_number_in_its_task_as_its_place() -> None:
-    assert asked_of(Spread(3), "user", "total")[1] == ("repartition", 3, "_fs_place")
+    assert asked_of(Rebalance(3), "user", "total")[1] == ("repartition", 3, "_fs_place")
 
 
 def test_without_a_number_there_are_as_many_tasks_as_shuffle_partitions() -> None:
-    assert asked_of(Spread(None), "user")[1][1] == 7
-    assert asked_of(Narrow(None), "user") == [("coalesce", 7)]
-    assert asked_of(Narrow(2), "user") == [("coalesce", 2)]
+    assert asked_of(Rebalance(None), "user")[1][1] == 7
+    assert asked_of(Rescale(None), "user") == [("coalesce", 7)]
+    assert asked_of(Rescale(2), "user") == [("coalesce", 2)]
 
 
 class ByLength(Partitioner):
@@ -115,7 +115,7 @@ class Upper(KeySelector):
 def test_a_partitioner_chooses_the_task(partitioner: Any, key: Any, targets: list[int]) -> None:
     batch = rows(("a", 1), ("bb", 0), ("ccc", 2))
     frame: Any = Recorder(*batch.schema.names, batch=batch)
-    by_partitioner(partitioner, key, 3)(frame)
+    make_custom_partitioning(partitioner, key, 3)(frame)
     assert frame.asked[1:] == [
         ("selectExpr", *PLACE),
         ("repartitionById", 3, "_fs_target"),
@@ -131,30 +131,30 @@ def test_a_partitioner_chooses_the_task(partitioner: Any, key: Any, targets: lis
 def test_the_partitioner_is_told_how_many_tasks_there_are() -> None:
     batch = rows(("a", 1))
     frame: Any = Recorder(*batch.schema.names, batch=batch, shuffle_partitions=5)
-    by_partitioner(lambda key, tasks: tasks - 1, "text", None)(frame)
+    make_custom_partitioning(lambda key, tasks: tasks - 1, "text", None)(frame)
     assert frame.batch.column("_fs_target").to_pylist() == [4]
 
 
 def test_a_field_is_found_whatever_its_name() -> None:
     batch = pa.RecordBatch.from_pydict({"a field": pa.array([2], pa.int64())})
     frame: Any = Recorder("a field", batch=batch)
-    by_partitioner(lambda key, tasks: key, "a field", 3)(frame)
+    make_custom_partitioning(lambda key, tasks: key, "a field", 3)(frame)
     assert frame.batch.column("_fs_target").to_pylist() == [2]
 
 
 def test_a_field_that_is_not_there_is_named() -> None:
     frame: Any = Recorder("user", C.CHANNEL)
-    with pytest.raises(GraphError, match=r"goes by 'text'.*They have user"):
-        by_partitioner(ByLength(), "text", 3)(frame)
+    with pytest.raises(GraphError, match=r"has the key 'text'.*They have user"):
+        make_custom_partitioning(ByLength(), "text", 3)(frame)
 
 
 @pytest.mark.parametrize("chosen", [3, -1, None, "1", 1.0, True])
 def test_what_is_no_task_stops_the_job_with_the_record(chosen: Any) -> None:
     batch = rows(("a", 1), ("b", 0), channel=3)
     frame: Any = Recorder(*batch.schema.names, batch=batch)
-    moved = by_partitioner(lambda key, tasks: 0 if key == "a" else chosen, "text", 3)
+    moved = make_custom_partitioning(lambda key, tasks: 0 if key == "a" else chosen, "text", 3)
     with pytest.raises(OperatorFailed) as failed:
-        moved.located(Origins(("orders",)))(frame)
+        moved.replace_origins(Origins(("orders",)))(frame)
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert facts == {
         "uid": "partition_custom",
@@ -178,21 +178,21 @@ def test_what_is_no_task_stops_the_job_with_the_record(chosen: Any) -> None:
 )
 def test_what_is_no_partitioner_or_key_is_refused(partitioner: Any, key: Any, says: str) -> None:
     with pytest.raises(GraphError, match=says):
-        by_partitioner(partitioner, key, None)
+        make_custom_partitioning(partitioner, key, None)
 
 
 def test_a_partitioner_that_cannot_travel_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(UserFunctionError, match="'partition_custom' cannot be sent"):
-        by_partitioner(lambda key, tasks: len(str(lock)), "user", None)
+        make_custom_partitioning(lambda key, tasks: len(str(lock)), "user", None)
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "2", 32_769])
 def test_a_number_of_tasks_is_a_whole_number(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"rebalance\(\) got"):
-        checked_parallelism("rebalance", value)
-    assert said_parallelism("rebalance", None) is None
-    assert checked_parallelism("rebalance", 32_768) == 32_768
+        check_parallelism("rebalance", value)
+    assert check_optional_parallelism("rebalance", None) is None
+    assert check_parallelism("rebalance", 32_768) == 32_768
 
 
 def test_keyed_operators_have_the_tasks_that_spark_has() -> None:
@@ -202,13 +202,15 @@ def test_keyed_operators_have_the_tasks_that_spark_has() -> None:
 
 
 def test_the_planner_knows_what_only_moves_records() -> None:
-    assert all(map(is_partitioning, (Spread(3), Narrow(None), by_partitioner(ByLength(), "user", 2))))
+    assert all(
+        map(is_partitioning, (Rebalance(3), Rescale(None), make_custom_partitioning(ByLength(), "user", 2)))
+    )
     assert not is_partitioning(lambda frame: frame)
 
 
 def test_a_target_travels_with_its_function() -> None:
-    moved = by_partitioner(ByLength(), "text", 2)
-    assert isinstance(moved, ByPartitioner) and moved.name == "partition_custom ByLength"
+    moved = make_custom_partitioning(ByLength(), "text", 2)
+    assert isinstance(moved, CustomPartitioning) and moved.name == "partition_custom ByLength"
     assert TargetOf(ByLength().partition, lambda r: r, 2)("abc") == (1,)
 
 
@@ -216,10 +218,10 @@ def test_in_front_of_a_keyed_operator_behind_another_one_nothing_moves_records()
     """No step between two operators is part of the plan, and the second one distributes the records anew."""
     frame: Any = Recorder("user", C.KIND)
     function: Any = None
-    tagged = TaggedStream(frame, frame.schema, frozenset({0}), transforms=(Spread(3), Narrow(1)))
+    tagged = TaggedStream(frame, frame.schema, frozenset({0}), transforms=(Rebalance(3), Rescale(1)))
     entry = KeyedEntry(SourceNode("orders", function), ("user",))
     node = KeyedNode("again", (entry,), function, None, 128)
-    assert keyed_input(node, 0, tagged, ()).frames == (frame,) and not frame.asked
-    mapped = TaggedStream(frame, frame.schema, frozenset({0}), transforms=(Spread(3), lambda one: one))
-    with pytest.raises(GraphError, match=r"'again' follows a transform\(\)"):
-        keyed_input(node, 0, mapped, ())
+    assert make_keyed_input(node, 0, tagged, ()).frames == (frame,) and not frame.asked
+    mapped = TaggedStream(frame, frame.schema, frozenset({0}), transforms=(Rebalance(3), lambda one: one))
+    with pytest.raises(GraphError, match=r"transform\(\) stands between the keyed operator 'again'"):
+        make_keyed_input(node, 0, mapped, ())

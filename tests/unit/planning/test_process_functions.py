@@ -13,7 +13,7 @@ from flinkish_spark import MapFunction, OutputTag
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.stream import ProcessFunction
-from flinkish_spark.planning.transforms import filter_rows, map_rows, process_rows
+from flinkish_spark.planning.transforms import make_filter, make_map, make_process
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
@@ -48,8 +48,8 @@ class Split(ProcessFunction):
 def side(name: str = "split") -> Any:
     from flinkish_spark.types.schemas import output_schema
 
-    made = process_rows(Split(), None, name)
-    return made.of_side("refused", output_schema(REFUSED.output, "refused"))
+    made = make_process(Split(), None, name)
+    return made.select_side_output("refused", output_schema(REFUSED.output, "refused"))
 
 
 def timed(*records: tuple[Any, ...]) -> pa.RecordBatch:
@@ -59,7 +59,7 @@ def timed(*records: tuple[Any, ...]) -> pa.RecordBatch:
 
 
 def test_the_main_output_has_what_is_yielded_with_its_place_and_time() -> None:
-    main: Any = process_rows(Split(), None, None)
+    main: Any = make_process(Split(), None, None)
     out = main(Frame(timed(("a b", 0), (" ", 1), ("c", 2))))
     assert [(r["text"], r["n"], r[C.SEQUENCE], r[C.TIME]) for r in out] == [
         ("a", 0, 40, 1_000),
@@ -93,11 +93,11 @@ class Fails(Split):
 
 @pytest.mark.parametrize("reads", ["main", "refused"])
 def test_an_error_names_the_record_whichever_output_is_read(reads: str) -> None:
-    made: Any = process_rows(Fails(), None, "split")
+    made: Any = make_process(Fails(), None, "split")
     if reads == "refused":
-        made = made.of_side("refused", made.output)
+        made = made.select_side_output("refused", made.output)
     with pytest.raises(OperatorFailed) as failed:
-        made.located(Origins(("texts",)))(Frame(rows(("a", 1), ("b", 0), channel=2)))
+        made.replace_origins(Origins(("texts",)))(Frame(rows(("a", 1), ("b", 0), channel=2)))
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert [facts[name] for name in ("uid", "topic", "partition", "offset")] == ["split", "texts", 2, 41]
     assert "ZeroDivisionError" in facts["error"]
@@ -110,9 +110,9 @@ def test_a_function_of_another_kind_is_refused() -> None:
 
     for wrong in (5, Split, lambda value, ctx: (), MapFunction):
         with pytest.raises(GraphError, match=r"process\(\) got .* call key_by"):
-            process_rows(wrong, "text STRING", None)
+            make_process(wrong, "text STRING", None)
     with pytest.raises(SchemaError, match="no hint"):
-        process_rows(NoHint(), None, None)
+        make_process(NoHint(), None, None)
 
 
 class Closes(MapFunction):
@@ -126,7 +126,7 @@ class Closes(MapFunction):
 
 
 def test_functions_are_closed_at_the_end_of_a_task_and_if_they_fail() -> None:
-    mapped: Any = map_rows(Closes(), "n LONG", None)
+    mapped: Any = make_map(Closes(), "n LONG", None)
     mapped(Frame(rows(("a", 1)), rows(("b", 1))))
     assert Closes.closed == 1
     with pytest.raises(OperatorFailed):
@@ -137,7 +137,7 @@ def test_functions_are_closed_at_the_end_of_a_task_and_if_they_fail() -> None:
 def test_a_number_of_tasks_is_a_redistribution_in_front_of_the_function() -> None:
     from tests.unit.planning.test_partitioning import Recorder
 
-    kept = filter_rows(lambda record: True, None)
+    kept = make_filter(lambda record: True, None)
     frame: Any = Recorder("user", C.CHANNEL, C.SEQUENCE)
     kept.settings.parallelism = 3
     kept(frame)
@@ -161,9 +161,9 @@ def test_watermark_and_processing_time_are_those_of_the_micro_batch(monkeypatch:
         return MicroBatch(Watermarks(900), Watermarks(1_001), 7_000)
 
     monkeypatch.setattr("flinkish_spark.worker.functions.micro_batch_of_task", here)
-    late: Any = process_rows(Late(), None, None)
+    late: Any = make_process(Late(), None, None)
     out = late(Frame(timed(("a", 1), ("b", 1), ("c", 1))))
     assert [(row["text"], row["n"]) for row in out] == [("a", 7_000), ("b", 7_000)]
     assert len(asked) == 1
-    process_rows(Split(), None, None)(Frame(timed(("a", 1))))  # type: ignore[arg-type]
+    make_process(Split(), None, None)(Frame(timed(("a", 1))))  # type: ignore[arg-type]
     assert len(asked) == 1, "nobody asked"

@@ -17,8 +17,8 @@ from pyspark.sql import types as T
 from flinkish_spark import FilterFunction, FlatMapFunction, MapFunction
 from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
-from flinkish_spark.planning.declare import inferred_output
-from flinkish_spark.planning.transforms import filter_rows, flat_map_rows, map_rows
+from flinkish_spark.planning.declare import infer_output
+from flinkish_spark.planning.transforms import make_filter, make_flat_map, make_map
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.hints import NoSuchType, fields_of, type_of
@@ -72,7 +72,7 @@ class Frame:
 
 
 def test_map_makes_one_row_of_each_and_keeps_its_place() -> None:
-    made = map_rows(lambda r: (r.text.upper(), r.amount), "word STRING, n LONG", None)
+    made = make_map(lambda r: (r.text.upper(), r.amount), "word STRING, n LONG", None)
     assert made(Frame(rows(("a", 1), ("b", None)))) == [  # type: ignore[arg-type, comparison-overlap]
         {"word": "A", "n": 1, C.CHANNEL: 0, C.SEQUENCE: 40},
         {"word": "B", "n": None, C.CHANNEL: 0, C.SEQUENCE: 41},
@@ -85,13 +85,13 @@ def test_flat_map_makes_any_number_of_rows_which_all_have_the_place_of_theirs() 
             return None
         return (Word(part, record.amount) for part in record.text.split())
 
-    made: Any = flat_map_rows(split, None, None)
+    made: Any = make_flat_map(split, None, None)
     out = made(Frame(rows(("a b", 1), ("c", 0)), rows(("d", 2))))
     assert [(r["text"], r["count"], r[C.SEQUENCE]) for r in out] == [("a", 1, 40), ("b", 1, 40), ("d", 2, 40)]
 
 
 def test_filter_keeps_rows_as_they_are() -> None:
-    kept: Any = filter_rows(lambda r: r.amount and r.amount > 1, None)
+    kept: Any = make_filter(lambda r: r.amount and r.amount > 1, None)
     assert [r["amount"] for r in kept(Frame(rows(("a", 1), ("b", 2), ("c", None))))] == [2]
 
 
@@ -111,11 +111,11 @@ class Prefix(MapFunction, FlatMapFunction, FilterFunction):
 
 def test_functions_are_opened_in_the_worker() -> None:
     frame: Any = Frame(rows(("a", 1), ("b", 2)))
-    mapped: Any = map_rows(Prefix(), "t STRING", "mine")(frame)
+    mapped: Any = make_map(Prefix(), "t STRING", "mine")(frame)
     assert [r["t"] for r in mapped] == ["mine:a", "mine:b"]
-    flat: Any = flat_map_rows(Prefix(), "t STRING", "mine")(frame)
+    flat: Any = make_flat_map(Prefix(), "t STRING", "mine")(frame)
     assert [r["t"] for r in flat] == ["mine:a", "mine:b"]
-    kept: Any = filter_rows(Prefix(), "mine")(frame)
+    kept: Any = make_filter(Prefix(), "mine")(frame)
     assert [r["text"] for r in kept] == ["a"]
 
 
@@ -127,7 +127,7 @@ class WantsState(Prefix):
 def test_a_function_without_a_key_has_no_state() -> None:
     frame: Any = Frame(rows(("a", 1)))
     with pytest.raises(RuntimeError, match=r"'mine' asks for state .* call key_by"):
-        map_rows(WantsState(), "t STRING", "mine")(frame)
+        make_map(WantsState(), "t STRING", "mine")(frame)
 
 
 class Failing(Prefix):
@@ -172,7 +172,7 @@ def test_a_function_is_closed_whatever_fails_and_the_first_failure_is_told(
     Failing.calls.clear()
     frame: Any = Frame(rows(("a", 1)))
     with pytest.raises(OperatorFailed) as failed:
-        map_rows(Failing(*failing), "t STRING", "mine")(frame)
+        make_map(Failing(*failing), "t STRING", "mine")(frame)
     assert Failing.calls == calls
     error = classify(failed.value)
     assert isinstance(error, RepeatableUserError)
@@ -182,19 +182,19 @@ def test_a_function_is_closed_whatever_fails_and_the_first_failure_is_told(
 @pytest.mark.parametrize(
     "transform,says",
     [
-        (map_rows(lambda r: (1 // r.amount,), "n LONG", "share"), "ZeroDivisionError"),
-        (flat_map_rows(lambda r: [(1 // r.amount,)], "n LONG", "share"), "ZeroDivisionError"),
-        (filter_rows(lambda r: 1 // r.amount, "share"), "ZeroDivisionError"),
-        (map_rows(lambda r: ("x" if r.amount == 0 else 1,), "n LONG", "share"), "field 'n' of type int64"),
-        (map_rows(lambda r: (1,) * (1 + (r.amount == 0)), "n LONG", "share"), "emitted 2 fields"),
-        (map_rows(lambda r: {"m" if r.amount == 0 else "n": 1}, "n LONG", "share"), "emitted the field 'm'"),
-        (map_rows(lambda r: 7 if r.amount == 0 else (7,), "n LONG", "share"), "emitted a int"),
+        (make_map(lambda r: (1 // r.amount,), "n LONG", "share"), "ZeroDivisionError"),
+        (make_flat_map(lambda r: [(1 // r.amount,)], "n LONG", "share"), "ZeroDivisionError"),
+        (make_filter(lambda r: 1 // r.amount, "share"), "ZeroDivisionError"),
+        (make_map(lambda r: ("x" if r.amount == 0 else 1,), "n LONG", "share"), "field 'n' of type int64"),
+        (make_map(lambda r: (1,) * (1 + (r.amount == 0)), "n LONG", "share"), "emitted 2 fields"),
+        (make_map(lambda r: {"m" if r.amount == 0 else "n": 1}, "n LONG", "share"), "emitted the field 'm'"),
+        (make_map(lambda r: 7 if r.amount == 0 else (7,), "n LONG", "share"), "emitted a int"),
     ],
 )
 def test_an_error_names_the_function_and_the_record(transform: Any, says: str) -> None:
     frame: Any = Frame(rows(("a", 1), ("b", 0), ("c", 2), channel=3))
     with pytest.raises(OperatorFailed) as failed:
-        transform.located(Origins(("orders",)))(frame)
+        transform.replace_origins(Origins(("orders",)))(frame)
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert {name: facts[name] for name in ("uid", "topic", "partition", "offset")} == {
         "uid": "share",
@@ -205,7 +205,7 @@ def test_an_error_names_the_function_and_the_record(transform: Any, says: str) -
     assert says in facts["error"]
 
 
-@pytest.mark.parametrize("made", [map_rows, flat_map_rows])
+@pytest.mark.parametrize("made", [make_map, make_flat_map])
 def test_what_cannot_be_called_or_sent_is_refused(made: Any) -> None:
     with pytest.raises(GraphError, match="got a int"):
         made(7, "n LONG", None)
@@ -215,7 +215,7 @@ def test_what_cannot_be_called_or_sent_is_refused(made: Any) -> None:
     with pytest.raises(SchemaError, match="no hint for what it returns"):
         made(lambda r: (1,), None, None)
     with pytest.raises(GraphError, match="got a str"):
-        filter_rows("amount > 1", None)
+        make_filter("amount > 1", None)
 
 
 def test_hints_say_the_fields() -> None:
@@ -228,8 +228,8 @@ def test_hints_say_the_fields() -> None:
 
     def some(record: Any) -> list[Pair]: ...
 
-    assert inferred_output(one, "it", is_iterable=False) == fields_of(Word)
-    assert inferred_output(some, "it", is_iterable=True) == fields_of(Pair)
+    assert infer_output(one, "it", is_iterable=False) == fields_of(Word)
+    assert infer_output(some, "it", is_iterable=True) == fields_of(Pair)
 
 
 @dataclasses.dataclass
@@ -256,4 +256,4 @@ def test_hints_that_say_no_fields_are_refused_with_what_to_do() -> None:
 
     for function, is_iterable in [(number, False), (bare, True), (number, True)]:
         with pytest.raises(SchemaError, match="say output="):
-            inferred_output(function, "it", is_iterable=is_iterable)
+            infer_output(function, "it", is_iterable=is_iterable)

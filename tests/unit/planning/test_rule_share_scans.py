@@ -6,10 +6,10 @@ from typing import Any
 
 from flinkish_spark import AsyncFunction
 from flinkish_spark.operators.async_wait import AsyncSpec
-from flinkish_spark.planning.async_calls import async_calls
+from flinkish_spark.planning.async_calls import make_async_calls
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.logical_plan import LogicalPlan
-from flinkish_spark.planning.partitioning import Spread
+from flinkish_spark.planning.partitioning import Rebalance
 from flinkish_spark.planning.rules.cut_chains import cut_chains
 from flinkish_spark.planning.rules.share_scans import share_scans
 from flinkish_spark.planning.rules.share_tasks import share_tasks
@@ -36,7 +36,7 @@ class Asked(AsyncFunction):
 class Begun(Beginning):
     """The chain of the operator 1 begins elsewhere."""
 
-    def label_of_input(self, chain: Chain, name: str) -> str:
+    def find_input_label(self, chain: Chain, name: str) -> str:
         return "later" if chain.name == "1" else ""
 
 
@@ -84,7 +84,7 @@ def test_frames_run_beside_others_only_in_front_of_functions() -> None:
 
 
 def test_what_moves_or_has_its_own_tasks_runs_beside_nothing() -> None:
-    moved = TransformNode(A, Spread(3))
+    moved = TransformNode(A, Rebalance(3))
     assert len(scans(of(A, moved))) == 2
     apart = record_function(A)
     made = of(A, apart)
@@ -96,7 +96,7 @@ def test_what_moves_or_has_its_own_tasks_runs_beside_nothing() -> None:
 
 
 def test_calls_to_a_system_outside_run_beside_nothing() -> None:
-    asked = TransformNode(A, async_calls(AsyncSpec(Asked(), 100, 10), "user STRING", "asked"))
+    asked = TransformNode(A, make_async_calls(AsyncSpec(Asked(), 100, 10), "user STRING", "asked"))
     assert len(scans(of(A, asked))) == 2
 
 

@@ -13,7 +13,7 @@ from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.errors import ConfigError, FlinkishError, GraphError, UserFunctionError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.stream import ProcessFunction
-from flinkish_spark.planning.partitioning import Narrow, Spread
+from flinkish_spark.planning.partitioning import Rebalance, Rescale
 from flinkish_spark.planning.stream_graph import KeyedNode, KeyFunction, TimedNode, TransformNode
 from flinkish_spark.planning.transforms import ProcessTransform
 from flinkish_spark.testing import ProgramHarness
@@ -104,7 +104,7 @@ def test_the_last_uid_counts_until_something_reads_the_operator(orders: DataStre
             totals.uid(wrong)
     # A uid that is free again may be another one's.
     keyed(mapped, "first")
-    with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
+    with pytest.raises(GraphError, match=r"give it there: process\(\.\.\., uid=\"other\"\)"):
         totals.uid("other")
     assert totals.uid("totals") is totals
 
@@ -133,7 +133,7 @@ def test_an_operator_behind_which_a_sink_is_keeps_its_uid_and_its_key_groups(ord
 
 def test_only_what_keeps_something_has_a_uid(orders: DataStream) -> None:
     assert orders.uid("orders") is orders
-    with pytest.raises(GraphError, match=r"say it there: process\(\.\.\., uid=\"other\"\)"):
+    with pytest.raises(GraphError, match=r"give it there: process\(\.\.\., uid=\"other\"\)"):
         orders.uid("other")
     timed = orders.assign_timestamps_and_watermarks(BOUNDED)
     for stream in (orders.global_(), orders.union(orders), timed):
@@ -169,10 +169,13 @@ def test_a_side_output_has_one_declaration(orders: DataStream) -> None:
             lambda totals: totals.map(same, output=TOTAL).set_parallelism(3),
             r"set_parallelism\(3\) was called",
         ),
-        (lambda totals: totals.global_().map(same, output=TOTAL), r"global_\(\) says which records"),
+        (
+            lambda totals: totals.global_().map(same, output=TOTAL),
+            r"global_\(\) before it would move its records",
+        ),
         (
             lambda totals: totals.partition_custom(lambda key, tasks: 0, "user").filter(bool),
-            r"partition_custom\(\) says which records",
+            r"partition_custom\(\) before it would move its records",
         ),
     ],
 )
@@ -182,7 +185,9 @@ def test_what_is_said_of_tasks_between_keyed_operators_and_cannot_be_kept_is_ref
     def program(orders: DataStream) -> DataStream:
         return keyed(between(keyed(orders)).key_by("user").max("total", uid="most"), "again")
 
-    with pytest.raises((ConfigError, GraphError), match=f"in front of the keyed operator 'most' .*{says}"):
+    with pytest.raises(
+        (ConfigError, GraphError), match=f"between the keyed operator 'most' and an earlier one.*{says}"
+    ):
         ProgramHarness(program, "user STRING, amount LONG", parallelism=4)
 
 
@@ -268,9 +273,9 @@ def test_the_key_groups_of_a_job_are_said_before_its_operators() -> None:
 
 
 def test_each_redistribution_is_a_node_of_its_own(orders: DataStream) -> None:
-    assert function_of(orders.rebalance()) == function_of(orders.shuffle()) == Spread(None)
-    assert function_of(orders.rebalance(3)) == Spread(3) and function_of(orders.global_()) == Spread(1)
-    assert function_of(orders.rescale(2)) == Narrow(2) and orders.forward() is orders
+    assert function_of(orders.rebalance()) == function_of(orders.shuffle()) == Rebalance(None)
+    assert function_of(orders.rebalance(3)) == Rebalance(3) and function_of(orders.global_()) == Rebalance(1)
+    assert function_of(orders.rescale(2)) == Rescale(2) and orders.forward() is orders
     moved = orders.partition_custom(lambda key, tasks: 0, "user", 5)
     assert function_of(moved).parallelism == 5
     for method in ("rebalance", "shuffle", "rescale"):
@@ -286,7 +291,7 @@ def test_a_stream_may_be_united_with_no_other(orders: DataStream) -> None:
 def test_what_follows_a_union_is_done_with_each_of_its_streams(orders: DataStream) -> None:
     """So these two could not keep their word."""
     both = orders.union(orders)
-    assert function_of(both.rebalance(3)) == Spread(3)
+    assert function_of(both.rebalance(3)) == Rebalance(3)
     for call in (lambda: both.global_(), lambda: both.map(Upper(), output="user STRING").global_()):
         with pytest.raises(GraphError, match=r"global_\(\) was called on a union"):
             call()

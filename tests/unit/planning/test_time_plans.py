@@ -134,7 +134,7 @@ def test_the_sources_time_is_asked_for_where_somebody_goes_by_it(program: Progra
 
 def test_times_are_given_in_front_of_the_keys(program: Program) -> None:
     keyed = program.keyed(program.source("orders"), "sums")
-    with pytest.raises(GraphError, match="behind a keyed operator"):
+    with pytest.raises(GraphError, match="after a keyed operator"):
         keyed.assign_timestamps_and_watermarks(FIRST)
     with pytest.raises(GraphError, match="got a str"):
         program.source("clicks").assign_timestamps_and_watermarks("5 s")  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def test_inputs_whose_uids_make_one_name_are_refused(program: Program) -> None:
     program.sink(program.keyed(orders, "eu.sums"), "all")
     europe = program.source("orders.eu").assign_timestamps_and_watermarks(FIRST)
     program.sink(program.keyed(europe, "sums"), "eu")
-    says = "'orders' in front of 'eu.sums' and 'orders.eu' in front of 'sums' cannot be told apart"
+    says = "'orders' before 'eu.sums' and 'orders.eu' before 'sums' cannot be told apart"
     with pytest.raises(GraphError, match=rf"{says}.*'orders.eu.sums'.*another uid"):
         program.plan()
 
@@ -265,9 +265,7 @@ def test_so_is_a_source_without_a_strategy_that_has_the_name_of_an_input(program
     orders = program.source("orders").assign_timestamps_and_watermarks(FIRST)
     program.sink(program.keyed(orders, "sums"), "all")
     program.sink(program.source("orders.sums"), "copy")
-    with pytest.raises(
-        GraphError, match=r"'orders' in front of 'sums' and 'orders.sums' cannot be told apart"
-    ):
+    with pytest.raises(GraphError, match=r"'orders' before 'sums' and 'orders.sums' cannot be told apart"):
         program.plan()
 
 
@@ -279,5 +277,5 @@ def test_so_is_an_operator_that_has_the_name_of_another_one_in_one_of_its_chains
     program.sink(program.keyed(program.source("clicks"), "first.sums"), "other")
     program.plan()
     program.graph.begun_chains = frozenset({"sums", "tops", "first.sums"})
-    with pytest.raises(GraphError, match=r"'first' in front of 'sums' and 'first.sums' cannot"):
+    with pytest.raises(GraphError, match=r"'first' before 'sums' and 'first.sums' cannot"):
         program.plan()

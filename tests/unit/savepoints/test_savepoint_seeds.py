@@ -290,15 +290,15 @@ def test_a_chain_begins_where_its_seed_says(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
     beginning = beginning_of(JobDir(LocalStore(root)), StoreSpec(str(root)))
     node = SourceNode("orders", Topic())
-    moved = beginning.positioned(node, TOTALS, "orders")
+    moved = beginning.position_source(node, TOTALS, "orders")
     assert isinstance(moved, Topic) and moved.start is not None
     assert moved.start.position == AT_5
     assert moved.start.folder.startswith(str(root / "seeds/0/begin/orders-"))
     other = Chain(("orders",), ("new",), ("new",))
-    assert beginning.positioned(node, other, "orders") is node.source
+    assert beginning.position_source(node, other, "orders") is node.source
     assert beginning.state_of(None, "new", other) is None
     assert beginning.label(other) == "" != beginning.label(TOTALS)
-    assert Beginning().positioned(node, TOTALS, "orders") is node.source
+    assert Beginning().position_source(node, TOTALS, "orders") is node.source
 
 
 # -- letting go -------------------------------------------------------------------------------------

@@ -812,6 +812,6 @@ def test_a_field_to_partition_by_that_is_not_there_is_refused_as_in_a_job() -> N
 
     assert ProgramHarness(program("user"), ORDERS)
     with pytest.raises(
-        GraphError, match=r"partition_custom\(\) goes by 'usr', which the records do not have"
+        GraphError, match=r"partition_custom\(\) has the key 'usr', which the records do not have"
     ):
         ProgramHarness(program("usr"), ORDERS)

@@ -21,7 +21,7 @@ from flinkish_spark import (
 from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.joins import JoinType
-from flinkish_spark.joins.spec import element_ddl
+from flinkish_spark.joins.spec import check_element_ddl
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import DdlError, ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.rows import ElementType
@@ -213,7 +213,7 @@ def test_not_null_is_refused_where_it_would_not_be_true() -> None:
         with pytest.raises(SchemaError, match="'a' is NOT NULL, and a field that is declared later"):
             ValueStateDescriptor("s", text)
         with pytest.raises(ConfigError, match="'a' is NOT NULL, which counts in what a function emits"):
-            element_ddl("left", text)
+            check_element_ddl("left", text)
     with pytest.raises(SchemaError, match="'a' is NOT NULL"):
         json_schema(Json("a LONG NOT NULL"))
     # A frame's schema says it by the way.

@@ -15,13 +15,13 @@ from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
+    KeyAndWindowBounds,
     ProcessingTimeSessionWindows,
     SlidingEventTimeWindows,
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WindowSpec,
-    WithKeyAndWindow,
 )
 from tests.support.effort import examples, sampled
 from tests.support.operator_harness import FoldHarness, OperatorHarness
@@ -72,7 +72,7 @@ class Elementwise:
 
     def __init__(self, spec, is_session):
         computation = AggregateWindow(
-            Same(), "total LONG, rows LONG, least LONG, greatest LONG", WithKeyAndWindow()
+            Same(), "total LONG, rows LONG, least LONG, greatest LONG", KeyAndWindowBounds()
         )
         self.harness = OperatorHarness(
             window_operator(spec, computation, INPUT),

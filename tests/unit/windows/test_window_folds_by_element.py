@@ -21,7 +21,7 @@ from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.sent_columns import folding_windows
+from flinkish_spark.planning.sent_columns import plan_window_fold
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.windows import (
     CountEvictor,
@@ -64,7 +64,7 @@ def sent_to_workers(spec, columns, input_type):
     made = FoldHarness(
         WindowSpec(TumblingEventTimeWindows(1)), (AggregateColumn("c", Fold.COUNT),), input_type, "k"
     )
-    sent = folding_windows(
+    sent = plan_window_fold(
         FoldingWindows(spec, columns), "sums", parse_ddl(input_type), ["k"], made.transport
     )
     assert isinstance(sent.folded.operator, WindowOperator)

@@ -14,7 +14,7 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Out
 from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.sent_columns import folding_windows
+from flinkish_spark.planning.sent_columns import plan_window_fold
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
@@ -117,7 +117,7 @@ def without_times(spec, ways):
     whole = FoldHarness(spec, [TOTAL], INPUT, "k", max_parallelism=1).transport
     fields = [field for field in whole.schema if field.name != C.TIME]
     transport = replace(whole, schema=T.StructType(fields))
-    sent = folding_windows(FoldingWindows(spec, (TOTAL,)), "sums", parse_ddl(INPUT), ["k"], transport)
+    sent = plan_window_fold(FoldingWindows(spec, (TOTAL,)), "sums", parse_ddl(INPUT), ["k"], transport)
     came = InputShape(
         arrow_schema(sent.transport.schema),
         sent.folded.fields,

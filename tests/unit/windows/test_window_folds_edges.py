@@ -25,7 +25,7 @@ from flinkish_spark.operators.columnar_windows import ELEMENTS, LAST_MS
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.planning.factories import FoldingWindows
-from flinkish_spark.planning.sent_columns import Transport, folding_windows
+from flinkish_spark.planning.sent_columns import Transport, plan_window_fold
 from flinkish_spark.savepoints.group_edits import next_timers
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import GroupState
@@ -47,8 +47,8 @@ from flinkish_spark.windows import (
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
+    WindowBounds,
     WindowSpec,
-    WithWindow,
     count_window,
 )
 from tests.support import operator_harness as columns_harness
@@ -170,7 +170,7 @@ def test_times_may_be_anywhere_in_64_bits(assigner, times_ms) -> None:
             "window_start TIMESTAMP, window_end TIMESTAMP",
         )
         windows = rows.key_by("k").window(assigner)
-        return windows.reduce(both, WithWindow(), output=f"k STRING, n LONG, {bounds}", uid="sums")
+        return windows.reduce(both, WindowBounds(), output=f"k STRING, n LONG, {bounds}", uid="sums")
 
     found = []
     for program in (over_columns, looped):
@@ -368,8 +368,8 @@ def test_event_time_windows_over_a_stream_without_times_are_refused() -> None:
     )
     given = (parse_ddl(INPUT), ["k"], without)
     with pytest.raises(GraphError, match="assign_timestamps_and_watermarks"):
-        folding_windows(FoldingWindows(WindowSpec(TumblingEventTimeWindows(5)), (TOTAL,)), "x", *given)
-    assert folding_windows(
+        plan_window_fold(FoldingWindows(WindowSpec(TumblingEventTimeWindows(5)), (TOTAL,)), "x", *given)
+    assert plan_window_fold(
         FoldingWindows(WindowSpec(TumblingProcessingTimeWindows(5)), (TOTAL,)), "x", *given
     )
 

@@ -14,6 +14,7 @@ from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.windows import (
     AggregateWindow,
     EventTimeSessionWindows,
+    KeyAndWindowBounds,
     ProcessingTimeSessionWindows,
     ProcessWindow,
     ProcessWindowFunction,
@@ -22,9 +23,8 @@ from flinkish_spark.windows import (
     SlidingProcessingTimeWindows,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
+    WindowBounds,
     WindowSpec,
-    WithKeyAndWindow,
-    WithWindow,
 )
 from tests.support.effort import examples
 from tests.support.windows_looped_support import BOUNDS, FIELDS, LATE, both, rows_of, shape_of
@@ -122,12 +122,12 @@ def computed(number: int, calls: list[Any]) -> tuple[Any, str]:
     """Return a computation and the fields that come out."""
     return [
         (
-            AggregateWindow(Noting(calls), "ARRAY<LONG>", WithKeyAndWindow()),
+            AggregateWindow(Noting(calls), "ARRAY<LONG>", KeyAndWindowBounds()),
             f"user STRING, total LONG, {BOUNDS}",
         ),
-        (AggregateWindow(Pairs(calls), "total LONG, path STRING", WithWindow()), f"total LONG, {BOUNDS}"),
+        (AggregateWindow(Pairs(calls), "total LONG, path STRING", WindowBounds()), f"total LONG, {BOUNDS}"),
         (ReduceWindow(noted_reduce(calls)), FIELDS),
-        (ReduceWindow(noted_reduce(calls), WithWindow()), f"{FIELDS}, {BOUNDS}"),
+        (ReduceWindow(noted_reduce(calls), WindowBounds()), f"{FIELDS}, {BOUNDS}"),
         (AggregateWindow(Noting(calls), "ARRAY<LONG>", Called(calls)), f"{FIELDS}, {BOUNDS}"),
         (ProcessWindow(Called(calls)), f"{FIELDS}, {BOUNDS}"),
     ][number]

@@ -29,15 +29,15 @@ from flinkish_spark.windows import (
     EventTimeSessionWindows,
     EventTimeTrigger,
     GlobalWindows,
+    KeyAndWindowBounds,
     ProcessWindow,
     ProcessWindowFunction,
     ReduceWindow,
     SlidingEventTimeWindows,
     TriggerResult,
     TumblingEventTimeWindows,
+    WindowBounds,
     WindowSpec,
-    WithKeyAndWindow,
-    WithWindow,
 )
 from flinkish_spark.worker.runners import ElementRunner
 from tests.support.windows_looped_support import BOUNDS, FIELDS, LATE, Group, both, rows_of, shape_of
@@ -71,11 +71,11 @@ def totals(**given: Any) -> Made:
     return Made(**(parts | given))
 
 
-class Own(WithKeyAndWindow):
+class Own(KeyAndWindowBounds):
     """A class of the user's."""
 
 
-class Opened(WithKeyAndWindow):
+class Opened(KeyAndWindowBounds):
     """Might ask for a state."""
 
     def open(self, context: Any) -> None:
@@ -96,8 +96,8 @@ TOTALS = AggregateWindow(totals(), "LONG")
     [
         (WindowSpec(SESSIONS), TOTALS, True),
         (WindowSpec(SESSIONS, EventTimeTrigger()), TOTALS, True),
-        (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", WithWindow()), True),
-        (WindowSpec(SESSIONS), ReduceWindow(max, WithKeyAndWindow()), True),
+        (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", WindowBounds()), True),
+        (WindowSpec(SESSIONS), ReduceWindow(max, KeyAndWindowBounds()), True),
         (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", Own()), True),
         (WindowSpec(SESSIONS), AggregateWindow(totals(), "LONG", Opened()), False),
         (WindowSpec(SESSIONS), ProcessWindow(Elements()), True),
@@ -167,7 +167,7 @@ MORE: Rows = [(True, "d", 7, 4), (False, "d", 8, 14), (False, "d", 9, 40)]
 )
 @pytest.mark.parametrize("assigner", [SESSIONS, SlidingEventTimeWindows(12, 5)])
 def test_errors_are_those_of_states_and_timers(assigner: Any, aggregate: Any) -> None:
-    computation = AggregateWindow(aggregate, "LONG", WithKeyAndWindow())
+    computation = AggregateWindow(aggregate, "LONG", KeyAndWindowBounds())
     shape = shape_of(KEYED, late=False)
     given = [rows_of(FOUND, shape), rows_of(MORE, shape)]
     steps = [
@@ -252,7 +252,7 @@ def test_an_element_without_a_time_is_an_error_at_its_place() -> None:
     "assigner", [SESSIONS, TumblingEventTimeWindows(10, 3), SlidingEventTimeWindows(9, 4)]
 )
 def test_at_both_ends_of_time(assigner: Any) -> None:
-    computation = AggregateWindow(totals(), "LONG", WithKeyAndWindow())
+    computation = AggregateWindow(totals(), "LONG", KeyAndWindowBounds())
     shape = shape_of(KEYED, late=False)
     least, most = MIN_WATERMARK_MS, MAX_WATERMARK_MS
     times = [least, least + 3, least + 20, -5, 0, most - 20, most - 9, most - 5, most - 1, most]
@@ -317,7 +317,7 @@ def put(order: Any, held: dict[str, int]) -> dict[str, int]:
 )
 @pytest.mark.parametrize("assigner", [SESSIONS, SlidingEventTimeWindows(12, 5)])
 def test_accumulators_of_all_kinds(assigner: Any, aggregate: Any, kind: Any) -> None:
-    computation = AggregateWindow(aggregate, kind, WithKeyAndWindow())
+    computation = AggregateWindow(aggregate, kind, KeyAndWindowBounds())
     shape = shape_of(KEYED, late=False)
     given = [rows_of(FOUND, shape), rows_of(MORE, shape)]
     steps = [
@@ -364,7 +364,7 @@ class Rich(AggregateFunction):
 def test_rich_functions_are_opened_and_closed() -> None:
     Rich.calls.clear()
     shape = shape_of(KEYED, late=False)
-    computation = AggregateWindow(Rich(), "LONG", WithKeyAndWindow())
+    computation = AggregateWindow(Rich(), "LONG", KeyAndWindowBounds())
     spec = WindowSpec(TumblingEventTimeWindows(10))
     operator = looped_windows(spec, computation, ElementType(FIELDS))
     loop = both(spec, (computation,) * 2, KEYED)[1]
@@ -386,7 +386,7 @@ def test_of_windows_with_one_end_the_one_that_changed_last_fires_last(later: int
         ([rows_of([*first, (False, "a", 5, 27)], shape), None], Progress(0, 0, 0)),
         ([None, None], Progress(0, 90, 0)),
     ]
-    computation = AggregateWindow(totals(), "LONG", WithKeyAndWindow())
+    computation = AggregateWindow(totals(), "LONG", KeyAndWindowBounds())
     found = [outcome(group, steps) for group in both(WindowSpec(SESSIONS), (computation,) * 2, KEYED)]
     assert found[0] == found[1]
 
@@ -395,7 +395,7 @@ def test_a_session_that_begins_earlier_fires_behind_others_of_its_end() -> None:
     shape = shape_of(KEYED, late=False)
     rows: Rows = [(False, "a", 1, 20), (False, "b", 2, 20), (False, "a", 3, 15)]
     steps = [([rows_of(rows, shape), None], Progress(0, 0, 0)), ([None, None], Progress(0, 90, 0))]
-    computation = AggregateWindow(totals(), "LONG", WithKeyAndWindow())
+    computation = AggregateWindow(totals(), "LONG", KeyAndWindowBounds())
     for group in both(WindowSpec(SESSIONS), (computation,) * 2, KEYED):
         _, (((_, _, fired),), _) = outcome(group, steps)
         assert [row["user"] for row in fired] == ["b", "a"]
@@ -423,7 +423,7 @@ class EarlyToo(EventTimeTrigger):
 @pytest.mark.parametrize("policy", [BasePolicy(1 << 60), BasePolicy(0, 0.0, 0)])
 def test_windows_of_an_earlier_program_go_on_in_the_loop(spec: WindowSpec, policy: BasePolicy) -> None:
     shape = shape_of(KEYED, late=False)
-    computation = AggregateWindow(totals(), "LONG", WithKeyAndWindow())
+    computation = AggregateWindow(totals(), "LONG", KeyAndWindowBounds())
     general = ElementRunner(window_operator(spec, computation, FIELDS, KEYED), "op", 4, shape)
     before = Group(general, policy)
     rows: Rows = [(False, "a", 1, 1), (False, "a", 2, 12), (False, "b", 4, 14), (False, "c", 8, 31)]

@@ -24,6 +24,7 @@ from flinkish_spark.windows import (
     Evict,
     Evictor,
     GlobalWindows,
+    KeyAndWindowBounds,
     MergingWindowAssigner,
     ProcessingTimeTrigger,
     ProcessWindow,
@@ -36,9 +37,8 @@ from flinkish_spark.windows import (
     TriggerResult,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
+    WindowBounds,
     WindowSpec,
-    WithKeyAndWindow,
-    WithWindow,
     count_window,
     sliding_count_window,
 )
@@ -52,7 +52,7 @@ AT = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def test_each_late_element_in_time_gives_an_updated_row_for_the_same_window() -> None:
     spec = WindowSpec(TumblingEventTimeWindows(10), allowed_lateness_ms=5, late_output=LATE)
-    one = Restoring(spec, ReduceWindow(TOTAL.reduce, WithWindow()))
+    one = Restoring(spec, ReduceWindow(TOTAL.reduce, WindowBounds()))
     one.push((1, 1), (2, 9))
     bounds = (AT, AT + datetime.timedelta(milliseconds=10))
     assert one.watermark(8).rows == []
@@ -141,7 +141,7 @@ def test_states_that_cannot_be_are_refused() -> None:
 
 
 def test_the_key_and_the_window_can_be_put_around_an_aggregate() -> None:
-    computation = AggregateWindow(Sum(), "total LONG, n LONG", WithKeyAndWindow())
+    computation = AggregateWindow(Sum(), "total LONG, n LONG", KeyAndWindowBounds())
     one = Restoring(WindowSpec(EventTimeSessionWindows(5)), computation)
     one.push((1, 0), (2, 8), (4, 4))
     bounds = (AT, AT + datetime.timedelta(milliseconds=13))

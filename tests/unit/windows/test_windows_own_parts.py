@@ -22,8 +22,8 @@ from flinkish_spark.windows import (
     TimeWindow,
     TumblingEventTimeWindows,
     WindowAssigner,
+    WindowBounds,
     WindowSpec,
-    WithWindow,
 )
 
 INPUT = "user STRING, amount LONG"
@@ -147,7 +147,7 @@ def test_what_an_evictor_leaves_nothing_of_is_retracted() -> None:
     minutes = TumblingEventTimeWindows(10)
     run = running(
         lambda keyed: (
-            keyed.window(minutes).allowed_lateness(50).evictor(AllOnNegative()).with_retractions("gone")
+            keyed.window(minutes).allowed_lateness(50).evictor(AllOnNegative()).emit_retractions("gone")
         )
     )
     run.push(("ann", 1), 3)
@@ -185,7 +185,7 @@ MINUTES = TumblingEventTimeWindows(60_000)
         (lambda windows: windows.process(None, uid="x"), "process is None"),
         (lambda windows: windows.reduce("sum", uid="x"), "reduce is 'sum'"),
         (lambda windows: windows.reduce(lambda one: one, uid="x"), "reduce is .* called with 2 arguments"),
-        (lambda windows: windows.reduce(max, WithWindow, uid="x"), "then is .* an instance of a subclass"),
+        (lambda windows: windows.reduce(max, WindowBounds, uid="x"), "then is .* an instance of a subclass"),
         (lambda windows: windows.aggregate(None, accumulator="LONG", uid="x"), "aggregate is None"),
         (lambda windows: windows.aggregate(max, accumulator="LONG", uid="x"), "aggregate is <built-in"),
         (lambda windows: DynamicEventTimeSessionWindows(5), "gap_ms_of is 5 .* a function of an element"),

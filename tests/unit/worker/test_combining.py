@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.functions.aggregates import AggregateColumn, FieldAggregate, Fold
 from flinkish_spark.operators.columnar_aggregates import MergePartials
-from flinkish_spark.planning.factories import FoldingColumns, fields_of
+from flinkish_spark.planning.factories import FoldingColumns, find_fields
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, BlockPacker
 from flinkish_spark.types.ddl import parse_ddl
@@ -27,7 +27,7 @@ def folding(columns):
     """A packer with a combiner, and the operator behind it."""
     assert isinstance(INPUT, T.StructType)
     aggregation = FoldingColumns(columns).aggregation(INPUT, ("user",))
-    fields = fields_of(aggregation)
+    fields = find_fields(aggregation)
     partials = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(fields)]
     schema = arrow_schema([*CONTROL, KEY, *partials])
     kept = (C.ROUTE, *(field.name for field in CONTROL), "c0")

@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.joins import LookupTable
 from flinkish_spark.joins.lookup import LookupJoin
-from flinkish_spark.planning.transforms import filter_rows, flat_map_rows, lookup_rows
+from flinkish_spark.planning.transforms import make_filter, make_flat_map, make_lookup
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker, TimeReport
 from flinkish_spark.types.rows import arrow_schema
@@ -30,7 +30,7 @@ def batch(*rows: tuple[Any, ...]) -> pa.RecordBatch:
 
 
 def worker_of(transform: Any, given: T.StructType = GIVEN) -> KeepsTimes:
-    return KeepsTimes(*transform._worker(transform.function, given))
+    return KeepsTimes(*transform._make_row_worker(transform.function, given))
 
 
 def rows_of(found: Any) -> list[tuple[Any, ...]]:
@@ -41,7 +41,7 @@ ROWS = batch(
     ("ann", 1, 0, 10, 100), ("bob", 2, 0, 11, 300), ("bob", 3, 1, 12, 900), ("ann", 4, 0, 13, 200),
     ("ann", 5, 2, 14, 700), ("bob", 6, 2, 15, 600),
 )  # fmt: skip
-ONLY_ANN = filter_rows(lambda one: one.user == "ann", None)
+ONLY_ANN = make_filter(lambda one: one.user == "ann", None)
 
 
 def test_the_greatest_times_of_what_is_dropped_stay() -> None:
@@ -59,7 +59,7 @@ def test_the_greatest_times_of_what_is_dropped_stay() -> None:
 
 def test_no_function_sees_them_and_the_next_passes_them_on() -> None:
     first = list(worker_of(ONLY_ANN)(iter([ROWS])))
-    nothing = flat_map_rows(lambda one: [], "user STRING, n LONG", None)
+    nothing = make_flat_map(lambda one: [], "user STRING, n LONG", None)
     found = rows_of(worker_of(nothing)(iter(first)))
     assert found == [(None, None, 0, None, 300), (None, None, 1, None, 900), (None, None, 2, None, 700)]
     only_times = [one.filter(one.column(C.SEQUENCE).is_null()) for one in first]
@@ -78,11 +78,11 @@ def test_a_lookup_join_drops_records_and_keeps_their_times() -> None:
             assert None not in keys
             return {"ann": [(7,)]}
 
-    joined = lookup_rows(
+    joined = make_lookup(
         LookupJoin("user STRING, n LONG", "number LONG", lambda one: one.user, OnlyAnn()), None, "known"
-    ).keeping_times()
-    first = list(worker_of(filter_rows(lambda one: one.n != 6, None))(iter([ROWS])))
-    worker, columns = joined.in_worker(GIVEN)
+    ).keep_times()
+    first = list(worker_of(make_filter(lambda one: one.n != 6, None))(iter([ROWS])))
+    worker, columns = joined.make_worker(GIVEN)
     found = rows_of(KeepsTimes(worker, columns)(iter(first)))
     kept = [("ann", 1, 7, 0, 10, 100), ("ann", 4, 7, 0, 13, 200), ("ann", 5, 7, 2, 14, 700)]
     assert found == [*kept, (None, None, None, 0, None, 300), (None, None, None, 1, None, 900)]
