@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from flinkish_spark.connectors.formats import avro, protobuf
 from flinkish_spark.connectors.formats.reader import Reader, SliceReader
-from flinkish_spark.connectors.formats.registry import Registered
+from flinkish_spark.connectors.formats.registry import RegistrySchema
 from flinkish_spark.core.formats import OnSchemaChange
 
 RECORDS, SLICE, ROUNDS = 100_000, 10_000, 3
@@ -94,8 +94,8 @@ def rows(shape: str) -> Iterator[dict[str, Any]]:
 
 
 def of_protobuf(shape: str) -> tuple[Reader, list[bytes]]:
-    files = protobuf.files_of(Registered("PROTOBUF", PROTOBUF[shape]))
-    write = protobuf.ProtobufWriter(files, "M").opened()
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", PROTOBUF[shape]))
+    write = protobuf.ProtobufWriter(files, "M").make_converter()
     made = []
     for row in rows(shape):
         if shape == "nested":

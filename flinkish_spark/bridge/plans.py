@@ -31,7 +31,7 @@ from flinkish_spark.types.expressions import (
     Expression,
     FieldOf,
     FormattedDay,
-    Named,
+    ColumnReference,
     Remainder,
 )
 
@@ -366,7 +366,7 @@ class _Reading:
 
     def _over_arrow(self, expression: Any) -> Expression:
         if self._is_attribute(expression):
-            return Named(self._name_of(expression))
+            return ColumnReference(self._name_of(expression))
         kind, children = _kind(expression), list(_each(expression.children()))
         if kind in ("Literal", "Cast"):
             return _constant(expression)

@@ -55,7 +55,7 @@ class BufferFault(EnvironmentFault):
     restartable = True
 
 
-class BufferedFileGone(Exception):
+class BufferedFileError(Exception):
     """A file that a committable names is missing or not what was written; it will not come back."""
 
 
@@ -193,7 +193,7 @@ class BufferFolder:
         """Return why a file is not what was written; empty if it is."""
         with self._faults("read"):
             try:
-                with self._opened(file) as source:
+                with self._open(file) as source:
                     if (size := source.size()) != file.bytes:
                         return f"the buffer file {file.name} has {size} bytes instead of {file.bytes}"
                     if hashlib.file_digest(source, "sha256").hexdigest() != file.sha256:
@@ -217,16 +217,16 @@ class BufferFolder:
         rows = 0
         with self._faults("read"):
             try:
-                with self._opened(file) as source, pa.ipc.open_stream(source) as reader:
+                with self._open(file) as source, pa.ipc.open_stream(source) as reader:
                     for batch in reader:
                         rows += batch.num_rows
                         yield batch
             except (FileNotFoundError, ObjectMissing, pa.ArrowInvalid) as error:
-                raise BufferedFileGone(f"the buffer file {file.name} cannot be read: {error}") from error
+                raise BufferedFileError(f"the buffer file {file.name} cannot be read: {error}") from error
         if rows != file.rows:
-            raise BufferedFileGone(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
+            raise BufferedFileError(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
 
-    def _opened(self, file: BufferedFile) -> Any:
+    def _open(self, file: BufferedFile) -> Any:
         if self._bucket is not None:
             return pa.BufferReader(self._bucket.read(file.name))
         return pa.OSFile(str(self._place.folder / file.name))
@@ -270,7 +270,7 @@ class BufferFolder:
 RowsCheck = Callable[["pa.RecordBatch"], None]
 
 
-class Applied(enum.Enum):
+class ApplyStatus(enum.Enum):
     """Answers of a system about a checkpoint whose files are gone."""
 
     #: Its rows are visible.
@@ -326,12 +326,12 @@ class BufferedCommitter(Committer):
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
         """Make all rows of a decided checkpoint visible; if at all possible, together and once."""
         # Called in order of checkpoints, by one thread at a time, and again with the same rows until there is
-        # a receipt: by this process after RETRY, by another after a crash. BufferedFileGone of the rows must
+        # a receipt: by this process after RETRY, by another after a crash. BufferedFileError of the rows must
         # pass: the caller answers for it.
 
-    def has_applied(self, checkpoint: CheckpointId) -> Applied:
+    def has_applied(self, checkpoint: CheckpointId) -> ApplyStatus:
         """Say if the rows of a decided checkpoint are visible; asked when its files are gone."""
-        return Applied.UNKNOWN
+        return ApplyStatus.UNKNOWN
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         if not committables:
@@ -355,14 +355,14 @@ class BufferedCommitter(Committer):
         try:
             if not gone:
                 return self.apply(checkpoint, rows)
-        except BufferedFileGone as error:
+        except BufferedFileError as error:
             gone = str(error)
         match self.has_applied(checkpoint):
-            case Applied.YES:
+            case ApplyStatus.YES:
                 return CommitAnswer(Outcome.ALREADY_COMMITTED)
-            case Applied.NO:
+            case ApplyStatus.NO:
                 return CommitAnswer(Outcome.LOST, f"{gone}, and it was not committed", is_proven_aborted=True)
-            case Applied.UNKNOWN:
+            case ApplyStatus.UNKNOWN:
                 return CommitAnswer(Outcome.LOST, f"{gone}; whether it was committed is not known")
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -457,7 +457,7 @@ class StageToBuffer:
                 if self.check is not None:
                     self.check(fields)
                 writer.write(fields)
-        report = {**ack.done().to_json(), "staged": writer.finish()}
+        report = {**ack.finish().to_json(), "staged": writer.finish()}
         yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
 
 

@@ -74,7 +74,7 @@ class Texts:
             case T.TimestampType() | T.TimestampNTZType():
                 return partial(_time, parse, (self.epoch_units or {}).get(name))
             case T.ArrayType() | T.MapType() | T.StructType():
-                return partial(_within_json, JsonReader(T.StructType([T.StructField("v", kind)]), time_zone))
+                return partial(_parse_json, JsonReader(T.StructType([T.StructField("v", kind)]), time_zone))
         return parse
 
     def _decimal(self, name: str, kind: T.DecimalType, parse: _Parse) -> _Parse:
@@ -82,7 +82,7 @@ class Texts:
         if isinstance(handling, Mapping):
             handling = handling.get(name, DecimalHandling.PRECISE)
         if handling is DecimalHandling.PRECISE:
-            return lambda text: parse(_pointed(text, kind.scale))
+            return lambda text: parse(_to_decimal_text(text, kind.scale))
         return lambda text: parse(text.strip())
 
 
@@ -149,7 +149,7 @@ def _time(parse: _Parse, unit: EpochUnit | None, text: str) -> int:
     return micros
 
 
-def _pointed(text: str, scale: int) -> str:
+def _to_decimal_text(text: str, scale: int) -> str:
     """Return a decimal of Debezium's as text: bytes of a whole number, maybe with a scale of its own."""
     if text.startswith("{"):
         # Of a column without a scale each value brings one.
@@ -164,7 +164,7 @@ def _pointed(text: str, scale: int) -> str:
     return f"{int.from_bytes(data, 'big', signed=True)}e{-scale}"
 
 
-def _within_json(reader: JsonReader, text: str) -> Any:
+def _parse_json(reader: JsonReader, text: str) -> Any:
     found = reader.record(f'{{"v":{text}}}'.encode())
     if found is None:
         raise NoValue("its text is no JSON of it")

@@ -60,7 +60,7 @@ class CollectionSource(SplitSource):
                 what_to_do="give a list of records",
             )
         self.schema = output_schema(schema, "a collection")
-        self.values: tuple[tuple[Any, ...], ...] = tuple(_checked(values, self.schema))
+        self.values: tuple[tuple[Any, ...], ...] = tuple(_check_records(values, self.schema))
         self._parts = splits
 
     def splits(self) -> Sequence[str]:
@@ -90,14 +90,14 @@ class CollectionSource(SplitSource):
         return self.values[number :: self._parts]
 
 
-def _checked(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any, ...]]:
+def _check_records(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any, ...]]:
     from flinkish_spark.types.rows import RowWriter
 
     verify, writer = T._make_type_verifier(schema), RowWriter.of(schema)
     for index, value in enumerate(elements_of(values)):
         try:
             record = _record(value, schema)
-            verify(_by_name(record))
+            verify(_to_dicts(record))
             # As in the tasks that read: Spark's own check lets numbers for texts through, and long decimals.
             writer.write([record])
         except (TypeError, ValueError, KeyError) as error:
@@ -110,13 +110,13 @@ def _checked(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any,
         yield record
 
 
-def _by_name(value: Any) -> Any:
+def _to_dicts(value: Any) -> Any:
     """Return a value with dicts in the places of dataclasses: Spark's check knows none with slots."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _by_name(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _to_dicts(getattr(value, field.name)) for field in fields(value)}
     if type(value) is dict:
-        return {key: _by_name(one) for key, one in value.items()}
-    return type(value)(map(_by_name, value)) if type(value) in (list, tuple) else value
+        return {key: _to_dicts(one) for key, one in value.items()}
+    return type(value)(map(_to_dicts, value)) if type(value) in (list, tuple) else value
 
 
 def _record(value: Any, schema: T.StructType) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ _MARK, _MARKED, _BATCH = "flinkish_part", "dead-letters", "flinkish_batch"
 _KIND = "visible-dead-letters"
 
 
-def marked(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
+def mark_dead_letter(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
     """Return the payload of a committable of dead letters as the staged file names it."""
     # All else stays as it is: other sinks of the job look into it to see what must be kept.
     return {**payload, _MARK: _MARKED, _BATCH: batch}
@@ -78,7 +78,7 @@ class DeadLetterCommitter(Committer):
         end = min((i for i in dead if i not in answers or not answers[i].outcome.is_done), default=None)
         wanted = {i: c for i, c in main.items() if end is None or i < end}
         answers |= _commit(self._main, checkpoint, wanted)
-        return _up_to_a_gap(answers, len(committables))
+        return _cut_at_failure(answers, len(committables))
 
     def _commit_letters(
         self, checkpoint: CheckpointId, dead: Mapping[int, Committable]
@@ -99,7 +99,7 @@ class DeadLetterCommitter(Committer):
             # behind the receipt finds what is passed over.
             again = [place for batch in noted for place in batches[batch]]
             answers = {i: CommitAnswer(Outcome.ALREADY_COMMITTED, facts=known.facts) for i in again}
-        asked = {i: self._unmarked(c) for i, c in dead.items() if i not in answers}
+        asked = {i: self._unmark(c) for i, c in dead.items() if i not in answers}
         answers |= _commit(self._dead, checkpoint, asked)
         done = {
             batch: digests[batch]
@@ -107,7 +107,7 @@ class DeadLetterCommitter(Committer):
             if all(i in answers and answers[i].outcome.is_done for i in of_one)
         }
         if not done.keys() <= known.by_batch.keys():
-            facts = {**known.facts, **_merged(tuple(answers.values()))}
+            facts = {**known.facts, **_merge_facts(tuple(answers.values()))}
             visible = VisibleLetters({**done, **known.by_batch}, facts)
             self._store.put(_key(int(checkpoint)), seal(_KIND, visible.to_json()))
         return answers
@@ -124,7 +124,7 @@ class DeadLetterCommitter(Committer):
         hidden = {i: c for i, c in dead.items() if _digest(c) not in visible}
         stay = CommitAnswer(Outcome.ALREADY_COMMITTED, "visible dead letters stay")
         answers |= {i: stay for i in dead if i not in hidden}
-        given = self._dead.abort(tuple(map(self._unmarked, hidden.values()))) if hidden else ()
+        given = self._dead.abort(tuple(map(self._unmark, hidden.values()))) if hidden else ()
         for place, answer in zip(hidden, given, strict=True):
             answers[place] = answer
             if answer.outcome is Outcome.FENCED:
@@ -135,7 +135,7 @@ class DeadLetterCommitter(Committer):
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         found: dict[int, str] = {}
         main, dead = self._split(committables)
-        plain = {place: self._unmarked(one) for place, one in dead.items()}
+        plain = {place: self._unmark(one) for place, one in dead.items()}
         for committer, part in ((self._main, main), (self._dead, plain)):
             places = list(part)
             reasons = committer.why_dead(tuple(part.values())) if part else {}
@@ -143,7 +143,7 @@ class DeadLetterCommitter(Committer):
         return found
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        wanted = [self._unmarked(one) if self._is_dead_letter(one) else one for one in kept]
+        wanted = [self._unmark(one) if self._is_dead_letter(one) else one for one in kept]
         return self._main.sweep(wanted, running_blocks) + self._dead.sweep(wanted, running_blocks)
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
@@ -168,7 +168,7 @@ class DeadLetterCommitter(Committer):
         # reports, without a shuffle.
         if not self._is_dead_letter(committable):
             return self._main.task_of(committable)
-        task = self._dead.task_of(self._unmarked(committable))
+        task = self._dead.task_of(self._unmark(committable))
         return None if task is None else -1 - task
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class DeadLetterCommitter(Committer):
     def _is_dead_letter(self, committable: Committable) -> bool:
         return committable.sink == self._uid and committable.payload.get(_MARK) == _MARKED
 
-    def _unmarked(self, committable: Committable) -> Committable:
+    def _unmark(self, committable: Committable) -> Committable:
         payload: dict[str, Any] = {k: v for k, v in committable.payload.items() if k not in (_MARK, _BATCH)}
         return Committable(self._dead_uid, payload)
 
@@ -209,7 +209,7 @@ def _commit(
     return dict(zip(part, committer.commit(checkpoint, tuple(part.values())), strict=False))
 
 
-def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
+def _cut_at_failure(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
     """Return the answers in order up to the first that is not done: LOST must come last."""
     found: list[CommitAnswer] = []
     for index in range(count):
@@ -230,10 +230,10 @@ def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> C
         if not answers[-1].outcome.is_done:
             return answers[-1]
     is_new = any(answer.outcome is Outcome.COMMITTED for answer in answers)
-    return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=_merged(answers))
+    return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=_merge_facts(answers))
 
 
-def _merged(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
+def _merge_facts(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for answer in answers:
         facts |= answer.facts
@@ -254,7 +254,7 @@ class DeadLettersDiffer(EnvironmentFault):
 
 
 @dataclass(frozen=True)
-class WithDeadLetters(Sink):
+class SinkWithDeadLetters(Sink):
     """A two-phase sink, and another sink for the records that it refuses.
 
     A dead letter has the fields `uid` (of the sink that refused it), `reason`, `record` (JSON) and
@@ -275,7 +275,7 @@ class WithDeadLetters(Sink):
 
     Examples
     --------
-    >>> totals.sink_to(WithDeadLetters(ledger, DeltaSink("/lake/refused")), uid="ledger")  # doctest: +SKIP
+    >>> totals.sink_to(SinkWithDeadLetters(ledger, DeltaSink("/lake/refused")), uid="ledger")  # doctest: +SKIP
     """
 
     sink: TwoPhaseCommitSink
@@ -293,7 +293,7 @@ class WithDeadLetters(Sink):
                 why="most micro-batches have no dead letters, and nothing would be written for them",
                 what_to_do="leave barriers out",
             )
-        if isinstance(self.dead_letters, WithDeadLetters):
+        if isinstance(self.dead_letters, SinkWithDeadLetters):
             raise ConfigError(
                 "the sink of dead letters has dead letters itself",
                 why="its records are texts that any system takes; who refuses those, too, has lost them",
@@ -363,7 +363,7 @@ class _Writer(SinkWriter):
                 why="a task was run again in between and refused other records",
                 what_to_do="make the sink refuse by the record alone",
             )
-        letters = tuple(marked(payload, batch_label(request)) for payload in dead.payloads)
+        letters = tuple(mark_dead_letter(payload, batch_label(request)) for payload in dead.payloads)
         return replace(result, payloads=(*result.payloads, *letters))
 
     def _letters(self, request: StageRequest, refused: DataFrame) -> DataFrame:

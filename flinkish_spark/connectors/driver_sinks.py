@@ -16,13 +16,13 @@ from pyspark.sql import Row, SparkSession
 
 from flinkish_spark.checkpoint.failures import RepeatableUserError
 from flinkish_spark.connectors.buffer import (
-    Applied,
+    ApplyStatus,
     BufferedCommitter,
-    BufferedFileGone,
+    BufferedFileError,
     BufferedRows,
     BufferedSink,
 )
-from flinkish_spark.connectors.two_phase import in_utc, record_as_json, records_of
+from flinkish_spark.connectors.two_phase import to_utc, record_as_json, records_of
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.foreign_errors import said
@@ -135,7 +135,7 @@ class _CallingCommitter(BufferedCommitter):
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
         try:
             self._sink.call(_rows_of(rows), checkpoint)
-        except (FlinkishError, BufferedFileGone):
+        except (FlinkishError, BufferedFileError):
             raise
         except USER_ERRORS as error:
             raise RepeatableUserError(
@@ -151,7 +151,7 @@ class _CallingCommitter(BufferedCommitter):
 
 def _rows_of(rows: BufferedRows) -> Rows:
     for batch in rows.batches():
-        yield from records_of(in_utc(batch))
+        yield from records_of(to_utc(batch))
 
 
 #: Job, sink uid and checkpoint: a checkpoint that is committed again is known by it.
@@ -192,9 +192,9 @@ class MemorySink(BufferedSink):
 
     def rows(self) -> list[Row]:
         """Return the rows of all completed checkpoints, in order of checkpoint."""
-        return [row for rows in self.by_checkpoint().values() for row in rows]
+        return [row for rows in self.rows_by_checkpoint().values() for row in rows]
 
-    def by_checkpoint(self) -> dict[int, list[Row]]:
+    def rows_by_checkpoint(self) -> dict[int, list[Row]]:
         """Return the rows of each completed checkpoint that had any, in order."""
         found: dict[int, list[Row]] = {}
         with _LOCK:
@@ -226,10 +226,10 @@ class _MemoryCommitter(BufferedCommitter):
             is_new = _ROOMS[self._name].setdefault(self._key(checkpoint), read) is read
         return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
 
-    def has_applied(self, checkpoint: CheckpointId) -> Applied:
+    def has_applied(self, checkpoint: CheckpointId) -> ApplyStatus:
         # Another process may have had them.
         with _LOCK:
-            return Applied.YES if self._key(checkpoint) in _ROOMS[self._name] else Applied.UNKNOWN
+            return ApplyStatus.YES if self._key(checkpoint) in _ROOMS[self._name] else ApplyStatus.UNKNOWN
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
         own = self._key(target)

@@ -49,12 +49,12 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def random_bits(seed: int, stream: int, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return 64 random bits per number (SplitMix64, started at seed and stream)."""
-    first = _mixed(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
-    first = _mixed(first ^ np.uint64(stream))
-    return _mixed(first + numbers.astype(np.uint64) * _MIX[0])
+    first = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
+    first = _mix(first ^ np.uint64(stream))
+    return _mix(first + numbers.astype(np.uint64) * _MIX[0])
 
 
-def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _mix(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     # Overflow is what makes it work.
     z = (z ^ (z >> np.uint64(30))) * _MIX[1]
     z = (z ^ (z >> np.uint64(27))) * _MIX[2]
@@ -182,7 +182,7 @@ class RandomText(Field):
         # A letter takes eight bytes, several times, while it is made.
         step = max(1, _LETTERS_AT_ONCE // self.length)
         for at in range(0, len(numbers), step):
-            bits = _mixed(row[at : at + step, None] + places[None, :])
+            bits = _mix(row[at : at + step, None] + places[None, :])
             letters[at : at + step] = _LETTERS[(bits % np.uint64(len(_LETTERS))).astype(np.int64)]
         ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(self.length)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(letters)]

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 
 #: What stands for null in a folder's name.
 NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"
@@ -40,7 +40,7 @@ def why_no_partition(kind: T.DataType) -> str:
 def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Column]]:
     """Yield what must be true of each record, and how errors say it."""
     for field in _fields(frame, names):
-        column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
+        column, what = F.col(quote_name(field.name)), f"the partition column {field.name}"
         if isinstance(field.dataType, T.StringType):
             is_kept = ~column.isin("", NULL_BUCKET)
             yield f"{what} NOT IN ('', '{NULL_BUCKET}'), which would become NULL,", column.isNull() | is_kept
@@ -55,7 +55,7 @@ def folder_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[
     for field in _fields(frame, names):
         if not isinstance(field.dataType, T.StringType):
             continue
-        column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
+        column, what = F.col(quote_name(field.name)), f"the partition column {field.name}"
         is_text = F.is_valid_utf8(column) & ~column.contains("\0")
         yield f"{what} being UTF-8 without NUL", column.isNull() | is_text
         left = _MOST_BYTES - 1 - sum(3 if one in _ESCAPED else len(one.encode()) for one in field.name)
@@ -94,7 +94,7 @@ def refusing_others(
 
     The error shows the fields `shown` of it, or all.
     """
-    row = F.to_json(F.struct(*[F.col(quoted(name)) for name in shown or frame.columns]))
+    row = F.to_json(F.struct(*[F.col(quote_name(name)) for name in shown or frame.columns]))
     for what, is_kept in conditions:
         text = F.concat(F.lit(f"{marker} {what} is violated by the record "), F.substring(row, 1, 1_000))
         frame = frame.where(F.when(is_kept, F.lit(True)).otherwise(F.raise_error(text).cast("boolean")))

@@ -68,7 +68,7 @@ class RowCount:
             elif kind >= C.FIRST_REPORT:
                 self._reports.append(TimeReport(kind - C.FIRST_REPORT, place, first, second))
 
-    def done(self) -> TaskAck:
+    def finish(self) -> TaskAck:
         return TaskAck(
             self._partition, self._rows, self._digest, tuple(self._barriers), reports=tuple(self._reports)
         )

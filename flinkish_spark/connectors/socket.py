@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import Offset, SourceUnavailable, SplitSource, logged_positions
+from flinkish_spark.connectors.splits import Offset, SourceUnavailable, SplitSource, find_scan_positions
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
@@ -87,7 +87,7 @@ class SocketLogWriter:
         self._folder, self._lock = folder, lock
         known = segments(folder)
         self._first = known[-1] if known else 0
-        self._file = self._opened(_path(folder, self._first))
+        self._file = self._open(_path(folder, self._first))
         self._at = max((behind for behind, _ in _frames(self._file, self._first)), default=self._first)
         self._file.truncate(self._at - self._first)
         self._file.seek(self._at - self._first)
@@ -109,7 +109,7 @@ class SocketLogWriter:
                 return None
             return cls(folder, lock)
         except OSError as error:
-            raise _failed(folder, error) from error
+            raise _to_store_error(folder, error) from error
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Write lines; they are durable on return."""
@@ -118,19 +118,19 @@ class SocketLogWriter:
             if self._at - self._first >= SEGMENT_BYTES:
                 self._file.close()
                 self._first = self._at
-                self._file = self._opened(_path(self._folder, self._first))
+                self._file = self._open(_path(self._folder, self._first))
             self._file.write(data)
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             # This writer must not be used any more.
-            raise _failed(self._folder, error) from error
+            raise _to_store_error(self._folder, error) from error
         self._at += len(data)
 
     def end(self) -> None:
         LocalStore(self._folder).put(_LAST, str(self._at).encode())
 
-    def _opened(self, path: Path) -> BinaryIO:
+    def _open(self, path: Path) -> BinaryIO:
         is_new = not path.exists()
         # Not for appending alone: what is half written is cut off.
         file = open(path, "w+b" if is_new else "r+b")  # noqa: SIM115 - held until close()
@@ -173,7 +173,7 @@ class SocketLogReader:
         ends = [*known[1:], None] if known else []
         for first in (one for one, end in zip(known, ends, strict=True) if end is None or end > start):
             if first > at:
-                raise self._damaged(at, first)
+                raise self._to_corrupt_error(at, first)
             with open(_path(self._folder, first), "rb") as file:
                 before = file.seek(at - first) + first
                 try:
@@ -201,9 +201,9 @@ class SocketLogReader:
             if at >= end:
                 break
         if at != end:
-            raise self._damaged(at, end)
+            raise self._to_corrupt_error(at, end)
 
-    def _damaged(self, at: int, end: int) -> CorruptObjectError:
+    def _to_corrupt_error(self, at: int, end: int) -> CorruptObjectError:
         return CorruptObjectError(
             f"the log in {self._folder} cannot be read from position {at} to {end}",
             why="a line fails its checksum, or is gone",
@@ -217,7 +217,7 @@ def forget_before(folder: Path, position: int) -> None:
             _path(folder, first).unlink(missing_ok=True)
 
 
-def _failed(folder: Path, error: OSError) -> StoreError:
+def _to_store_error(folder: Path, error: OSError) -> StoreError:
     return StoreError.of_system(
         error,
         f"the log of lines in {folder} cannot be written",
@@ -471,7 +471,7 @@ class SocketTextSource(SplitSource):
             yield (line.decode("utf-8", errors="replace"),)
 
     # On the driver:
-    def released(self, offsets: Mapping[str, Offset]) -> None:
+    def on_release(self, offsets: Mapping[str, Offset]) -> None:
         """Delete segments of the log that no checkpoint needs."""
         forget_before(self.job_folder, offsets[_SPLIT])
 
@@ -484,7 +484,7 @@ class SocketTextSource(SplitSource):
         """Refuse to go on, or back, to lines that were deleted."""
         super().check_input(job_dir, uid, position)
         first, last = SocketLogReader(self.job_folder).extent()
-        for scan in logged_positions(position, uid) if position is not None else ():
+        for scan in find_scan_positions(position, uid) if position is not None else ():
             at = scan.offsets.get(_SPLIT, 0)
             if not first <= at <= last:
                 raise InputLostError(

@@ -96,11 +96,11 @@ class SplitPosition(Stored):
     def open_numbers(self) -> frozenset[int]:
         return frozenset(number for name, number in self.numbers().items() if name not in self.done)
 
-    def moved_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
+    def move_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
         return replace(self, offsets={**self.offsets, **offsets})
 
 
-def logged_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
+def find_scan_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
     """Return where the scans of a source stood, one for each time that the plan reads it."""
     return [
         SplitPosition.from_json(source)
@@ -143,7 +143,7 @@ class SourceUnavailable(EnvironmentFault):
     restartable = True
 
 
-class SourceFailed(SourceUnavailable):
+class SourceFailure(SourceUnavailable):
     """The system refuses what a source asks for, as a file that is not there: such failures are counted."""
 
     ends_when_repeated = True
@@ -184,7 +184,7 @@ class SplitSource(Source):
     kind: str = "splits"
     #: Whether it comes to an end: :meth:`splits` names all there will ever be, and :meth:`end` knows each.
     is_bounded: bool = False
-    #: What micro-batches may take; see :meth:`limited`.
+    #: What micro-batches may take; see :meth:`limit_rate`.
     rate: RateLimit = RateLimit()
     _fs_uid: str = ""
     _fs_format: str = ""
@@ -258,12 +258,12 @@ class SplitSource(Source):
         """
 
     # In the user's process:
-    def committed(self, offsets: Mapping[str, Offset]) -> None:
+    def on_commit(self, offsets: Mapping[str, Offset]) -> None:
         """Take note that everything before `offsets` is committed in every sink.
 
         Called once per checkpoint, by the driver, behind the last sink and before the receipt; so again
         after a crash between the two. Never lower than before, but for a rewind. Retained checkpoints need
-        input before it: what may be deleted says :meth:`released`.
+        input before it: what may be deleted says :meth:`on_release`.
 
         Raises
         ------
@@ -271,10 +271,10 @@ class SplitSource(Source):
             It cannot be done now; it is called again until it can.
         """
 
-    def released(self, offsets: Mapping[str, Offset]) -> None:
+    def on_release(self, offsets: Mapping[str, Offset]) -> None:
         """Take note that nothing before `offsets` will be read again: it may be deleted.
 
-        Called behind :meth:`committed`, with where the oldest checkpoint stands that can be gone back
+        Called behind :meth:`on_commit`, with where the oldest checkpoint stands that can be gone back
         to. The same rules hold.
         """
 
@@ -285,15 +285,15 @@ class SplitSource(Source):
         """
         return {}
 
-    def limited(self, rate: RateLimit) -> Self:
+    def limit_rate(self, rate: RateLimit) -> Self:
         """Return this source with a limit. May differ from start to start.
 
         Examples
         --------
-        >>> CollectionSource([(1,)], "n LONG").limited(RateLimit(records_per_batch=10))  # doctest: +SKIP
+        >>> CollectionSource([(1,)], "n LONG").limit_rate(RateLimit(records_per_batch=10))  # doctest: +SKIP
         """
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        return self._with("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
+        return self._replace("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
 
     @property
     def job_folder(self) -> Path:
@@ -317,7 +317,7 @@ class SplitSource(Source):
             )
         return StoreSpec.from_text(self._fs_folder)
 
-    def _with(self, name: str, value: object) -> Self:
+    def _replace(self, name: str, value: object) -> Self:
         moved = copy.copy(self)
         # Subclasses may be frozen dataclasses.
         object.__setattr__(moved, name, value)
@@ -347,7 +347,7 @@ class SplitSource(Source):
         check_methods(self, SplitSource, f"{type(self).__name__}.")
         # A name of a format has no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
-        known = self._with("_fs_uid", uid)._with("_fs_format", name)
+        known = self._replace("_fs_uid", uid)._replace("_fs_format", name)
         _ = known.record_type  # Raises if they cannot be read.
         try:
             cloudpickle.dumps(known)  # type: ignore[no-untyped-call]
@@ -372,12 +372,12 @@ class SplitSource(Source):
         """Do nothing: its reader holds back single splits."""
 
     def starting_at(self, start: SourceStart) -> Self:
-        return self._with("_fs_start", start)._with("_fs_format", f"{self._fs_format}-{start.label}")
+        return self._replace("_fs_start", start)._replace("_fs_format", f"{self._fs_format}-{start.label}")
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
         """Return the stream: fields, the split's number as channel, the place in the split as sequence."""
         job_dir = place.job_dir
-        own = self._with("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
+        own = self._replace("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
         fields = T.StructType([*self.record_type, *_PLACE])
@@ -407,40 +407,40 @@ class SplitSource(Source):
         self, position: LoggedOffsets, note: str = ""
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """Tell the user's source; it is no consumer group, so the receipt names nothing."""
-        is_told, may_delete = self._overrides("committed"), self._overrides("released")
-        offsets = lowest_offsets(logged_positions(position, self._fs_uid)) if is_told or may_delete else {}
+        is_told, may_delete = self._overrides("on_commit"), self._overrides("on_release")
+        offsets = lowest_offsets(find_scan_positions(position, self._fs_uid)) if is_told or may_delete else {}
         if not offsets:
             return {}
-        mend = "correct committed() or released(); the checkpoint is finished by the next start"
+        mend = "correct on_commit() or on_release(); the checkpoint is finished by the next start"
         with _failures_on_the_driver(self._fs_uid, "was told of a checkpoint", mend, is_counted=False):
             if is_told:
                 self._tell(offsets, note)
-            if may_delete and (needed := self._needed_offsets()):
-                self.released(needed)
+            if may_delete and (needed := self._find_needed_offsets()):
+                self.on_release(needed)
         return {}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
         # Where the system keeps a note beside the offsets, the timeline's mark goes with it.
-        self.committed(offsets)
+        self.on_commit(offsets)
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(SplitSource, method)
 
-    def _needed_offsets(self) -> dict[str, Offset]:
+    def _find_needed_offsets(self) -> dict[str, Offset]:
         """Return where the oldest checkpoint stands that can be gone back to; {} if there are too few."""
         commits = open_job_dir(self.job_store.above(2)).live_commits()
         # The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
         if len(commits) < 2:
             return {}
         logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
-        return lowest_offsets([scan for one in logged for scan in logged_positions(one, self._fs_uid)])
+        return lowest_offsets([scan for one in logged for scan in find_scan_positions(one, self._fs_uid)])
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
-        scans = logged_positions(position, self._fs_uid)
+        scans = find_scan_positions(position, self._fs_uid)
         return frozenset(number for scan in scans for number in scan.open_numbers())
 
     def has_ended(self, position: LoggedOffsets) -> bool:
-        scans = logged_positions(position, self._fs_uid)
+        scans = find_scan_positions(position, self._fs_uid)
         return bool(scans) and all(scan.is_ended for scan in scans)
 
     def extent(self, position: LoggedOffsets | None) -> Extent | None:
@@ -448,7 +448,7 @@ class SplitSource(Source):
         if position is None:
             # Where splits begin may have to be asked of a system.
             return None if self._overrides("first") else Extent(0, self.record_count())
-        offsets = lowest_offsets(logged_positions(position, self._fs_uid)).values()
+        offsets = lowest_offsets(find_scan_positions(position, self._fs_uid)).values()
         numbers = [offset for offset in offsets if type(offset) is int]
         if not numbers or len(numbers) < len(offsets):
             return None
@@ -495,7 +495,7 @@ def reaches(offset: Offset, end: Offset | None) -> bool:
     return end is not None and bool(offset == end)
 
 
-def kept_once(place: StoreSpec, key: str, kind: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def ask_once(place: StoreSpec, key: str, kind: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what was answered at the first call in the life of a job, whoever asked."""
     store = place.open()
     objects = SealedObjects(store, place.url)
@@ -512,7 +512,7 @@ def _fact(uid: str) -> str:
     return f"source-{uid}"
 
 
-def checked_splits(uid: str, found: Any) -> Sequence[str]:
+def check_splits(uid: str, found: Any) -> Sequence[str]:
     """Return the names of splits that a source gave; to go through them is its work, and may fail."""
     is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
     names = tuple(elements_of(found)) if is_many else (None,)
@@ -615,7 +615,7 @@ class SplitStreamReader(DataSourceStreamReader):
             return start
         time.sleep(max(0.0, self._asked_at + _ASK_EVERY_S - time.monotonic()))
         self._asked_at = time.monotonic()
-        names = self._ask("splits", lambda: checked_splits(self._uid, self.source.splits_from(position)))
+        names = self._ask("splits", lambda: check_splits(self._uid, self.source.splits_from(position)))
         gone = [name for name in position.offsets if name not in set(names)]
         if gone:
             raise InputLostError(
@@ -624,11 +624,11 @@ class SplitStreamReader(DataSourceStreamReader):
                 why="the job cannot know that it has read all of it",
                 what_to_do="let splits() name every split that it has ever named",
             )
-        known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
+        known = position.move_to({name: self._first(name) for name in names if name not in position.offsets})
         held = read_held(self._control_path, self._uid)
         free = [name for name, number in known.numbers().items() if not held.holds(number)]
         wanting = [name for name in free if not self._is_at_end(name, known.offsets[name])]
-        end = known.moved_to(self._latest(known, wanting))
+        end = known.move_to(self._latest(known, wanting))
         is_ended = self._ask("end", lambda: self.source.is_at_end(end))
         done = frozenset(name for name, offset in end.offsets.items() if self._is_at_end(name, offset))
         return SplitPosition(self._uid, end.offsets, is_ended, done).to_json()
@@ -643,7 +643,7 @@ class SplitStreamReader(DataSourceStreamReader):
                 continue
             start = position.offsets[name]
             found = self._ask("latest", lambda: self.source.latest(name, start, limit))  # noqa: B023
-            end = ends[name] = self._checked_offset(name, start, found, "latest")
+            end = ends[name] = self._check_offset(name, start, found, "latest")
             if limit is not None and end != start:
                 count: Any = self._ask(
                     "records_between",
@@ -656,7 +656,7 @@ class SplitStreamReader(DataSourceStreamReader):
                 self._pace.took(limit if count is None else int(count))
         return ends
 
-    def _checked_offset(self, split: str, start: Offset, found: Any, method: str) -> Offset:
+    def _check_offset(self, split: str, start: Offset, found: Any, method: str) -> Offset:
         why = refuse_no_json(found)
         if why:
             what_to_do = "return a number, a text, or a list or dict of such with texts as keys"
@@ -689,13 +689,13 @@ class SplitStreamReader(DataSourceStreamReader):
 
         def ask() -> dict[str, Any]:
             first = self._ask("first", lambda: self.source.first(split))
-            return {"split": split, "offset": self._checked_offset(split, first, first, "first")}
+            return {"split": split, "offset": self._check_offset(split, first, first, "first")}
 
         key = f"first-splits/{self._uid}/{hashlib.sha256(split.encode()).hexdigest()[:24]}.json"
-        return kept_once(StoreSpec.from_text(self._folder), key, "first-split", ask)["offset"]
+        return ask_once(StoreSpec.from_text(self._folder), key, "first-split", ask)["offset"]
 
     def _ask(self, method: str, question: Callable[[], _T]) -> _T:
-        with named_failures(self._uid, method):
+        with name_failures(self._uid, method):
             return question()
 
     def stop(self) -> None:
@@ -738,14 +738,14 @@ class ReadSplits:
 
 def read_piece(source: SplitSource, piece: SplitPiece) -> Iterator[pa.RecordBatch]:
     """Yield the records of one piece with channel and sequence; in a task, the same at each attempt."""
-    source, uid = source._with("_fs_piece_facts", piece.facts), source._fs_uid
-    with named_failures(uid, "read"):
+    source, uid = source._replace("_fs_piece_facts", piece.facts), source._fs_uid
+    with name_failures(uid, "read"):
         found = iter(elements_of(source.read(piece.split, piece.start, piece.end)))
     place = piece.start if type(piece.start) is int else 0
     rows = _Rows(source.record_type, piece.number, place)
     while True:
         # Only the work of the source and its records is named: that of others goes on at the yields.
-        with named_failures(uid, "read"):
+        with name_failures(uid, "read"):
             one = next(found, _NO_MORE)
             made = rows.of(one)
         yield from made
@@ -775,18 +775,18 @@ class _Rows:
     def of(self, one: Any) -> list[pa.RecordBatch]:
         """Take a record, a batch of them, or the end; return what is complete by that."""
         if isinstance(one, pa.RecordBatch):
-            before, made = self._written(), self._placed(one)
+            before, made = self._flush(), self._add_control_columns(one)
             # Of rows their writer sees to it.
             for batch, required in itertools.product(made, self._required):
                 if missing := first_missing(required, batch.column(required.name)):
                     raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
             return [*before, *made]
         if one is _NO_MORE:
-            return self._written()
+            return self._flush()
         self._held.append(one)
-        return self._written() if len(self._held) == _HELD_ROWS else []
+        return self._flush() if len(self._held) == _HELD_ROWS else []
 
-    def _written(self) -> list[pa.RecordBatch]:
+    def _flush(self) -> list[pa.RecordBatch]:
         held, self._held = self._held, []
         if not held:
             return []
@@ -794,9 +794,9 @@ class _Rows:
             columns = self._writer.write(held)
         except OutputError as error:
             raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
-        return self._placed(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
+        return self._add_control_columns(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
 
-    def _placed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    def _add_control_columns(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Return a batch with the types of the schema, and the control columns behind."""
         first, self._place = self._place, self._place + batch.num_rows
         if not batch.num_rows:
@@ -809,7 +809,7 @@ class _Rows:
 
 
 @contextmanager
-def named_failures(uid: str, method: str) -> Iterator[None]:
+def name_failures(uid: str, method: str) -> Iterator[None]:
     """Say which method of which source failed: Spark passes on only text."""
     try:
         yield
@@ -818,7 +818,7 @@ def named_failures(uid: str, method: str) -> Iterator[None]:
     except OSError as error:
         # The source cannot be asked now, or is refused what it asks for, which is counted. Only the name of a
         # class passes through Spark.
-        raise (SourceUnavailable if may_pass(error) else SourceFailed)(
+        raise (SourceUnavailable if may_pass(error) else SourceFailure)(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
     except USER_ERRORS as error:

@@ -63,11 +63,11 @@ from flinkish_spark.transport.columns import map_in_arrow
 Answer = CommitAnswer | Outcome | None
 
 
-class RecordRefused(Exception):
+class RefusedRecordError(Exception):
     """Raised by :meth:`TwoPhaseCommitSink.write` for a record that the system will never take.
 
     Nothing of the record may have been written when it is raised. What becomes of it says
-    :attr:`TwoPhaseCommitSink.on_refused`, or a :class:`WithDeadLetters` around the sink.
+    :attr:`TwoPhaseCommitSink.on_refused`, or a :class:`SinkWithDeadLetters` around the sink.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class TwoPhaseCommitSink(Sink):
 
         Raises
         ------
-        RecordRefused
+        RefusedRecordError
             The system will never take this record; nothing of it was written.
         """
         raise NotImplementedError
@@ -167,7 +167,7 @@ class TwoPhaseCommitSink(Sink):
         for index, record in enumerate(records_of(batch)):
             try:
                 self.write(handle, record)
-            except RecordRefused as refusal:
+            except RefusedRecordError as refusal:
                 refused[index] = refusal.reason
         return refused
 
@@ -293,7 +293,7 @@ class TwoPhaseCommitSink(Sink):
             raise ConfigError(
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",
                 why=closest(str(self.on_refused), OnBadRecord.__members__),
-                what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or WithDeadLetters(sink, ...)",
+                what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or SinkWithDeadLetters(sink, ...)",
             )
         given = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
@@ -400,25 +400,25 @@ class TransactionName:
         return cls(JobUuid(job), sink, OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
 
 
-def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+def to_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch whose points in time are in UTC instead of the session's time zone."""
     columns = []
     for column in batch.columns:
-        wanted = _in_utc(column.type)
+        wanted = _to_utc_type(column.type)
         columns.append(column if wanted == column.type else column.cast(wanted))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _in_utc(kind: pa.DataType) -> pa.DataType:
+def _to_utc_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_struct(kind):
-        return pa.struct([f.with_type(_in_utc(f.type)) for f in kind])
+        return pa.struct([f.with_type(_to_utc_type(f.type)) for f in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_to_utc_type(kind.value_type)))
     if pa.types.is_map(kind):
-        item = kind.item_field.with_type(_in_utc(kind.item_type))
-        return pa.map_(kind.key_field.with_type(_in_utc(kind.key_type)), item)
+        item = kind.item_field.with_type(_to_utc_type(kind.item_type))
+        return pa.map_(kind.key_field.with_type(_to_utc_type(kind.key_type)), item)
     return kind
 
 
@@ -513,7 +513,7 @@ class StageTransaction:
                 records = ack.admit(batch)
                 if records.num_rows == 0:
                     continue
-                fields = in_utc(records.select(range(CONTROL_WIDTH, records.num_columns)))
+                fields = to_utc(records.select(range(CONTROL_WIDTH, records.num_columns)))
                 refused = transaction.write(fields)
                 if refused and self.refusals is Refusals.KEEP:
                     chosen = fields.take(pa.array(sorted(refused), pa.int64()))
@@ -521,7 +521,7 @@ class StageTransaction:
                     found = [record_as_json(one) for one in records_of(chosen)]
                     yield _rows([None] * len(reasons), reasons, found)
             committable = transaction.flush()
-        done = ack.done()
+        done = ack.finish()
         if self.refusals is Refusals.KEEP:
             done = replace(done, dead_lettered=transaction.refused)
         else:
@@ -558,7 +558,7 @@ class _OpenTransaction:
             if not refused.keys() <= set(range(records.num_rows)):
                 raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
         if refused and self._stage.refusals is Refusals.FAIL:
-            raise refused_record(uid, next(iter(refused.values())))
+            raise to_bad_record_error(uid, next(iter(refused.values())))
         self.refused += len(refused)
         return refused
 
@@ -597,8 +597,8 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
         yield
     except FlinkishError:
         raise
-    except RecordRefused as refusal:
-        raise refused_record(uid, refusal.reason) from refusal
+    except RefusedRecordError as refusal:
+        raise to_bad_record_error(uid, refusal.reason) from refusal
     except sink.retry_on as error:
         text = f"{method}() of the sink '{uid}': {type(error).__name__}: {error}"
         raise SinkUnavailable(_one_line(text)) from error
@@ -611,7 +611,7 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
         raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
 
 
-def refused_record(uid: str, reason: str) -> BadRecordError:
+def to_bad_record_error(uid: str, reason: str) -> BadRecordError:
     return BadRecordError(_one_line(f"{BAD_RECORD_MARKER} the sink '{uid}' refuses it: {reason}"))
 
 

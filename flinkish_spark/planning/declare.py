@@ -44,15 +44,15 @@ from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
     NoSuchType,
     StateType,
-    declared_ddl,
-    declared_type,
+    to_ddl,
+    to_data_type,
     fields_of,
     first_required,
     is_record,
     maker_of,
-    named,
+    hint_name,
     type_of,
-    without_none,
+    strip_none,
 )
 from flinkish_spark.types.schemas import PREFIX, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WithWindow
@@ -79,7 +79,7 @@ def check_max_parallelism(groups: int) -> None:
 
 def accumulator_type(given: StateType, uid: str) -> StateType:
     try:
-        declared_ddl(given)
+        to_ddl(given)
         # A class has to be one of which instances can be made again.
         maker_of(given)
     except NoSuchType as error:
@@ -281,7 +281,7 @@ def inferred_output(
     for one in (call, *others):
         try:
             hint = return_hint(one)
-            return fields_of(_row_of(hint) if is_iterable else without_none(hint))
+            return fields_of(_row_of(hint) if is_iterable else strip_none(hint))
         except NoSuchType as error:
             reasons.append(f"{_name_of(one)}: {error}")
     hint_text = "Iterator[Total]" if is_iterable else "Total"
@@ -334,15 +334,15 @@ def _nonlocals(routine: Any) -> dict[str, Any]:
 
 
 def _row_of(hint: Any) -> Any:
-    plain = without_none(hint)
+    plain = strip_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
         return arguments[0]
     if origin is tuple and arguments[1:] == (Ellipsis,):
         return arguments[0]
     if is_record(plain):
-        raise NoSuchType(f"{named(plain)} is one row, and it returns rows: Iterator[{named(plain)}]")
-    raise NoSuchType(f"{named(hint)} does not say what it holds")
+        raise NoSuchType(f"{hint_name(plain)} is one row, and it returns rows: Iterator[{hint_name(plain)}]")
+    raise NoSuchType(f"{hint_name(hint)} does not say what it holds")
 
 
 def _name_of(call: Callable[..., Any]) -> str:
@@ -451,7 +451,7 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
 
 def _declared(declared: StateType) -> T.DataType:
     try:
-        kind = declared_type(declared)
+        kind = to_data_type(declared)
         if isinstance(declared, str) and (name := first_required(kind)) is not None:
             raise NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL away")
         return kind
@@ -474,7 +474,7 @@ def _hinted(call: Callable[[Any], Any]) -> T.DataType:
 
 
 def _type_of(hint: Any) -> T.DataType:
-    hint = without_none(hint)
+    hint = strip_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and arguments and Ellipsis not in arguments:
         return T.StructType([T.StructField(f"key{at}", type_of(one)) for at, one in enumerate(arguments)])

@@ -18,7 +18,7 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), ("us", 6), ("ns", 9))}
 
 
-def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
+def find_beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
     """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type."""
     kind = column.type
     if pa.types.is_date32(kind):

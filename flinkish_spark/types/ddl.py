@@ -105,15 +105,15 @@ class _Parser:
         self.takes(":")
         kind = self.type()
         is_required = self.takes("not", "null")
-        metadata = {"comment": self._quoted()} if self.takes("comment") else None
+        metadata = {"comment": self._string()} if self.takes("comment") else None
         return T.StructField(name, kind, not is_required, metadata)
 
-    def _quoted(self) -> str:
+    def _string(self) -> str:
         """Return a text in quotes; several in a row are one."""
         parts = []
         while self.peek()[-1:] in ("'", '"'):
             token = self.take()
-            parts.append(token[2:-1] if token[0] in "rR" else _unescaped(token[1:-1], token[0]))
+            parts.append(token[2:-1] if token[0] in "rR" else _unescape(token[1:-1], token[0]))
         if not parts:
             raise DdlError(f"expected a text in quotes behind COMMENT in the type {self._text!r}")
         return "".join(parts)
@@ -128,7 +128,7 @@ class _Parser:
             raise DdlError(f"unknown type {name!r} in {self._text!r}" + (f". {near}" if near else ""))
         return read(self)
 
-    def _within(self, brackets: str, *parts: Callable[[_Parser], Any]) -> list[Any]:
+    def _read_brackets(self, brackets: str, *parts: Callable[[_Parser], Any]) -> list[Any]:
         """Read parts with commas between them, in brackets."""
         self.take(brackets[0])
         found = [parts[0](self)]
@@ -139,7 +139,7 @@ class _Parser:
         return found
 
     def _length(self) -> int:
-        (length,) = self._within("()", _Parser._number)
+        (length,) = self._read_brackets("()", _Parser._number)
         return int(length)
 
     def _number(self) -> int:
@@ -198,13 +198,13 @@ _READ: dict[str, Callable[[_Parser], T.DataType]] = {
     "timestamp": _Parser._timestamp,
     "time": _Parser._time,
     "interval": _Parser._interval,
-    "array": lambda parser: T.ArrayType(*parser._within("<>", _Parser.type)),
-    "map": lambda parser: T.MapType(*parser._within("<>", _Parser.type, _Parser.type)),
-    "struct": lambda parser: parser._within("<>", _Parser.fields)[0],
+    "array": lambda parser: T.ArrayType(*parser._read_brackets("<>", _Parser.type)),
+    "map": lambda parser: T.MapType(*parser._read_brackets("<>", _Parser.type, _Parser.type)),
+    "struct": lambda parser: parser._read_brackets("<>", _Parser.fields)[0],
 }
 
 
-def _unescaped(text: str, quote: str) -> str:
+def _unescape(text: str, quote: str) -> str:
     def one(match: re.Match[str]) -> str:
         what = match.group(1)
         return chr(int(what[1:], 16)) if len(what) > 1 else _ESCAPES.get(what, what)
@@ -231,23 +231,23 @@ def type_text(kind: T.DataType) -> str:
 
 
 def name_text(text: str) -> str:
-    return text if _PLAIN_NAME.fullmatch(text) else quoted(text)
+    return text if _PLAIN_NAME.fullmatch(text) else quote_name(text)
 
 
 def parse_ddl(text: str) -> T.DataType:
     """Return the type, a StructType for a list of fields."""
-    kind = _parsed(text)[0]
+    kind = _parse(text)[0]
     # A StructType can be added to: what is remembered stays as it was read.
     return T.StructType(list(kind)) if isinstance(kind, T.StructType) else kind
 
 
 def is_field_list(text: str) -> bool:
-    return _parsed(text)[1]
+    return _parse(text)[1]
 
 
 # The same few texts are asked for by each key group of each micro-batch.
 @lru_cache(maxsize=1024)
-def _parsed(text: str) -> tuple[T.DataType, bool]:
+def _parse(text: str) -> tuple[T.DataType, bool]:
     one = _Parser(text)
     try:
         kind = one.type()
@@ -267,5 +267,5 @@ def _parsed(text: str) -> tuple[T.DataType, bool]:
     return fields, True
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.types.arrow_columns import beyond_years
+from flinkish_spark.types.arrow_columns import find_beyond_years
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import MICROS_OF, UNITS, write_day
 
@@ -76,10 +76,10 @@ class JsonWriter:
                 if column.null_count and self._null_fields:
                     texts = texts.fill_null("null")
                 elif column.null_count:
-                    before, texts = "", _joined(label, texts).fill_null("")
+                    before, texts = "", _join(label, texts).fill_null("")
             parts += [between + before, texts]
             between = behind
-        made = _joined(*parts, between + "}")
+        made = _join(*parts, between + "}")
         return pc.replace_substring(made, "{,", "{", max_replacements=1) if may_begin_with_comma else made
 
 
@@ -103,10 +103,10 @@ class _Form:
         if self.json is not None:
             return self.json(column)
         text = self.text(column)
-        return _joined('"', text, '"') if self.is_quoted else text
+        return _join('"', text, '"') if self.is_quoted else text
 
 
-def _joined(*parts: Any) -> pa.Array:
+def _join(*parts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
@@ -148,31 +148,31 @@ def _form(kind: T.DataType, null_fields: bool) -> _Form:
 def _struct_writer(kind: T.StructType, null_fields: bool) -> Write:
     write = JsonWriter(kind, null_fields=null_fields).write
 
-    def written(column: pa.Array) -> pa.Array:
+    def write_structs(column: pa.Array) -> pa.Array:
         return _where(column, write([column.field(at) for at in range(column.type.num_fields)], len(column)))
 
-    return written
+    return write_structs
 
 
 def _list_writer(form: _Form) -> Write:
-    def written(column: pa.Array) -> pa.Array:
+    def write_lists(column: pa.Array) -> pa.Array:
         first, offsets = _offsets(column)
         values = form.values(column.values.slice(first, offsets[-1])).fill_null("null")
-        return _where(column, _joined("[", _of_lists(offsets, values), "]"))
+        return _where(column, _join("[", _join_lists(offsets, values), "]"))
 
-    return written
+    return write_lists
 
 
 def _map_writer(keys: _Form, values: _Form) -> Write:
-    def written(column: pa.Array) -> pa.Array:
+    def write_maps(column: pa.Array) -> pa.Array:
         first, offsets = _offsets(column)
         names, items = (part.slice(first, offsets[-1]) for part in (column.keys, column.items))
         # A name in JSON is a text, whatever type it has.
-        named = _joined('"', _escaped(keys.text(names)), '":')
-        entries = _joined(named, values.values(items).fill_null("null"))
-        return _where(column, _joined("{", _of_lists(offsets, entries), "}"))
+        named = _join('"', _escape(keys.text(names)), '":')
+        entries = _join(named, values.values(items).fill_null("null"))
+        return _where(column, _join("{", _join_lists(offsets, entries), "}"))
 
-    return written
+    return write_maps
 
 
 def _offsets(column: pa.Array) -> tuple[int, np.ndarray[Any, Any]]:
@@ -181,7 +181,7 @@ def _offsets(column: pa.Array) -> tuple[int, np.ndarray[Any, Any]]:
     return int(offsets[0]), offsets - offsets[0]
 
 
-def _of_lists(offsets: np.ndarray[Any, Any], texts: pa.Array) -> pa.Array:
+def _join_lists(offsets: np.ndarray[Any, Any], texts: pa.Array) -> pa.Array:
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), texts)
     return pc.binary_join(lists, ",")
 
@@ -206,10 +206,10 @@ def quote_json(text: str) -> str:
 
 
 def _json_of_strings(column: pa.Array) -> pa.Array:
-    return _joined('"', _escaped(column), '"')
+    return _join('"', _escape(column), '"')
 
 
-def _escaped(column: pa.Array) -> pa.Array:
+def _escape(column: pa.Array) -> pa.Array:
     """Return texts as they stand between the quotes of JSON; what is no UTF-8 becomes U+FFFD."""
     column = _as_utf8(column)
     found = np.bincount(_bytes_of(column), minlength=256) > 0
@@ -263,7 +263,7 @@ def _floating(column: pa.Array) -> pa.Array:
     is_plain = (size >= 1e-3) & (size < 1e7) | (size == 0)
     is_whole = is_plain & (np.trunc(values) == values)
     if is_whole.any():
-        texts = pc.if_else(pa.array(is_whole), _joined(texts, ".0"), texts)
+        texts = pc.if_else(pa.array(is_whole), _join(texts, ".0"), texts)
     if is_plain.all():
         return texts
     others = pa.array([_java_number(str(one)) for one in values[~is_plain]], pa.string())
@@ -296,7 +296,7 @@ def _json_of_floating(column: pa.Array) -> pa.Array:
     return (
         texts
         if pc.all(is_number).as_py() in (True, None)
-        else pc.if_else(is_number, texts, _joined('"', texts, '"'))
+        else pc.if_else(is_number, texts, _join('"', texts, '"'))
     )
 
 
@@ -312,7 +312,7 @@ def _write_times(
 
 
 def _dates(column: pa.Array) -> pa.Array:
-    days, beyond = column.cast(pa.int32()), beyond_years(column)
+    days, beyond = column.cast(pa.int32()), find_beyond_years(column)
     return _write_times(days, beyond, lambda one: one.cast(pa.date32()).cast(pa.string()), write_day)
 
 
@@ -321,8 +321,8 @@ def _times(column: pa.Array, zone: str) -> pa.Array:
         texts = micros.view(pa.timestamp("us")).cast(pa.string())
         return pc.replace_substring(texts, " ", "T", max_replacements=1)
 
-    texts = _write_times(column.view(pa.int64()), beyond_years(column), plain, _time_text)
-    return _joined(texts, zone) if zone else texts
+    texts = _write_times(column.view(pa.int64()), find_beyond_years(column), plain, _time_text)
+    return _join(texts, zone) if zone else texts
 
 
 def _time_text(micros: int) -> str:
@@ -338,7 +338,7 @@ def _times_of_day(column: pa.Array) -> pa.Array:
     return pc.replace_substring_regex(texts, r"\.$", "")
 
 
-def _named_interval(sign: bool, value: str, units: Sequence[str]) -> str:
+def _interval_text(sign: bool, value: str, units: Sequence[str]) -> str:
     return f"INTERVAL '{'-' if sign else ''}{value}' {' TO '.join(dict.fromkeys((units[0], units[-1])))}"
 
 
@@ -354,7 +354,7 @@ def _day_time_text(kind: T.DayTimeIntervalType) -> Callable[[int], str]:
             between = "" if unit == units[0] else " " if unit == "HOUR" else ":"
             made += f"{between}{number:0{1 if unit == 'DAY' else 2}d}"
         decimals = f".{rest:06d}".rstrip("0") if rest and units[-1] == "SECOND" else ""
-        return _named_interval(micros < 0, made + decimals, units)
+        return _interval_text(micros < 0, made + decimals, units)
 
     return text
 
@@ -366,7 +366,7 @@ def _year_month_text(kind: T.YearMonthIntervalType) -> Callable[[int], str]:
     def text(months: int) -> str:
         size = abs(months)
         parts = (str(size // 12), str(size % 12 if first == 0 else size))
-        return _named_interval(
+        return _interval_text(
             months < 0, "-".join(parts[first : last + 1]), ("YEAR", "MONTH")[first : last + 1]
         )
 

@@ -54,7 +54,7 @@ def _find_expressions(part: Any) -> Iterator[Expression]:
 
 
 @dataclass(frozen=True)
-class Named(Expression):
+class ColumnReference(Expression):
     name: str
 
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:

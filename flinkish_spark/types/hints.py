@@ -116,15 +116,15 @@ def fields_of(hint: Any) -> T.StructType:
         # Without names they get those that Spark gives them.
         return T.StructType([T.StructField(f"_{n}", type_of(one)) for n, one in enumerate(arguments, 1)])
     if not is_record(hint):
-        raise NoSuchType(f"{named(hint)} is no dataclass and no NamedTuple")
+        raise NoSuchType(f"{hint_name(hint)} is no dataclass and no NamedTuple")
     hints, names = hints_of(hint), field_names(hint)
     missing = [name for name in names if name not in hints]
     if missing:
-        raise NoSuchType(f"the field {missing[0]!r} of {named(hint)} has no type hint")
+        raise NoSuchType(f"the field {missing[0]!r} of {hint_name(hint)} has no type hint")
     try:
         return T.StructType([T.StructField(name, type_of(hints[name])) for name in names])
     except RecursionError:
-        raise NoSuchType(f"{named(hint)} is a part of itself, and a type of Spark has an end") from None
+        raise NoSuchType(f"{hint_name(hint)} is a part of itself, and a type of Spark has an end") from None
 
 
 def field_names(record: Any) -> tuple[str, ...]:
@@ -140,14 +140,14 @@ def hints_of(record: type[Any]) -> dict[str, Any]:
         raise
     except Exception as error:
         says = f"{type(error).__name__}: {error}"
-        raise NoSuchType(f"the hints of {named(record)} cannot be read: {says}") from None
+        raise NoSuchType(f"the hints of {hint_name(record)} cannot be read: {says}") from None
 
 
 def type_of(hint: Any) -> T.DataType:
     """Return the Spark type that a hint stands for; every value may be null."""
     if isinstance(hint, collections.abc.Hashable) and hint in _PLAIN:
         return _PLAIN[hint]
-    plain = without_none(hint)
+    plain = strip_none(hint)
     if plain is not hint:
         return type_of(plain)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -157,10 +157,10 @@ def type_of(hint: Any) -> T.DataType:
         return T.MapType(type_of(arguments[0]), type_of(arguments[1]))
     if is_record(hint) or origin is tuple:
         return fields_of(hint)
-    raise NoSuchType(f"{named(hint)} stands for no type of Spark")
+    raise NoSuchType(f"{hint_name(hint)} stands for no type of Spark")
 
 
-def declared_type(given: Any) -> T.DataType:
+def to_data_type(given: Any) -> T.DataType:
     if isinstance(given, type) and issubclass(given, T.DataType):
         raise NoSuchType(f"{given.__name__} is a class; write {given.__name__}()")
     if not isinstance(given, str | T.DataType):
@@ -174,9 +174,9 @@ def declared_type(given: Any) -> T.DataType:
     return kind
 
 
-def declared_ddl(given: Any) -> str:
+def to_ddl(given: Any) -> str:
     """Return a declared type as DDL; DDL stays as it is."""
-    kind = declared_type(given)
+    kind = to_data_type(given)
     if (why := _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)) is not None:
         raise NoSuchType(why)
     for part in parts_of(kind):
@@ -203,7 +203,7 @@ def refuse_as_key(kind: T.DataType) -> None:
 
 def maker_of(hint: Any) -> Made | None:
     """Return what makes instances of declared classes of tuples or dicts; None for no classes."""
-    hint = without_none(hint)
+    hint = strip_none(hint)
     if is_record(hint):
         return _record_maker(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -253,12 +253,12 @@ def _refuse_unmakeable(record: Any, names: Sequence[str]) -> None:
         return
     except TypeError as error:
         fields = ", ".join(names)
-        raise NoSuchType(f"{named(record)} cannot be made of what is stored, {fields}: {error}") from None
+        raise NoSuchType(f"{hint_name(record)} cannot be made of what is stored, {fields}: {error}") from None
     # What else a dataclass lists and is made with: an InitVar, which no instance has.
     others = getattr(record, "__dataclass_fields__", {}).keys() - set(names)
     lost = [name for name in taken.parameters if name in others]
     if lost:
-        raise NoSuchType(f"{named(record)} is made with {lost[0]!r}, an InitVar, which is not stored")
+        raise NoSuchType(f"{hint_name(record)} is made with {lost[0]!r}, an InitVar, which is not stored")
 
 
 def each_of_list(made: Made | None) -> Made | None:
@@ -273,7 +273,7 @@ def each_of_map(made: Made | None) -> Made | None:
     return lambda values: None if values is None else {key: made(value) for key, value in values.items()}
 
 
-def without_none(hint: Any) -> Any:
+def strip_none(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [one for one in typing.get_args(hint) if one is not type(None)]
         if len(others) == 1:
@@ -281,5 +281,5 @@ def without_none(hint: Any) -> Any:
     return hint
 
 
-def named(hint: Any) -> str:
+def hint_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -22,9 +22,9 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types import text_values as texts
-from flinkish_spark.types.arrow_columns import beyond_years, read_in_parts
+from flinkish_spark.types.arrow_columns import find_beyond_years, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import quote_json
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import NoValue
@@ -77,7 +77,7 @@ class JsonReader:
         self.spark_type = replace_months(kind, T.IntegerType())
         self.type = arrow_type(self.spark_type)
         self._fields = [(field.name, _converter(field.dataType, time_zone)) for field in kind]
-        self._kinds = [_shortened(field.dataType.simpleString()) for field in kind]
+        self._kinds = [_shorten(field.dataType.simpleString()) for field in kind]
         self._convert = partial(_object_of, self._fields)
         self._columns = _Columns(kind) if all(map(_is_for_arrow, parts_of(kind))) else None
 
@@ -89,7 +89,7 @@ class JsonReader:
     def record(self, value: bytes) -> dict[str, Any] | None:
         """Return the fields of one value; None if it is bad."""
         try:
-            made: dict[str, Any] = self._convert(_parsed(value))
+            made: dict[str, Any] = self._convert(_parse(value))
         except (ValueError, RecursionError):
             return None
         return made
@@ -98,7 +98,7 @@ class JsonReader:
         """Return why a value is bad, as the end of a sentence; empty if it is not."""
         is_object = value.lstrip()[:1] == b"{"
         try:
-            found = _parsed(value)
+            found = _parse(value)
         except UnicodeDecodeError as error:
             return f"is no UTF-8: {error.reason}"
         except (ValueError, RecursionError) as error:
@@ -113,7 +113,7 @@ class JsonReader:
             try:
                 _ = found.get(name) is None or convert(found[name])
             except (ValueError, RecursionError) as error:
-                shown = _shortened(_written(found[name], is_whole=False))
+                shown = _shorten(_to_text(found[name], is_whole=False))
                 return f"cannot be read: its field '{name}' is {shown}, which is no {kind}: {error}"
         return ""
 
@@ -122,12 +122,12 @@ class JsonReader:
         return pa.array(found, self.type)
 
 
-def with_intervals(column: Column, kind: T.DataType) -> Column:
+def restore_intervals(column: Column, kind: T.DataType) -> Column:
     """Return a column whose numbers of months are the intervals that `kind` has, at any depth."""
     return _cast_months(column, kind, None)
 
 
-def without_intervals(column: Column, kind: T.DataType) -> Column:
+def replace_intervals(column: Column, kind: T.DataType) -> Column:
     """Return a column with numbers of months in the place of intervals of months, at any depth."""
     return _cast_months(column, kind, T.IntegerType())
 
@@ -138,11 +138,11 @@ def _cast_months(column: Column, kind: T.DataType, by: T.DataType | None) -> Col
     return column.cast(months).cast(replace_months(kind, by)) if has_intervals(kind) else column
 
 
-def with_intervals_of(frame: DataFrame, fields: T.StructType) -> DataFrame:
+def restore_frame_intervals(frame: DataFrame, fields: T.StructType) -> DataFrame:
     """Return a frame whose numbers of months are the intervals that `fields` have."""
     for one in fields:
         if has_intervals(one.dataType):
-            frame = frame.withColumn(one.name, with_intervals(F.col(quoted(one.name)), one.dataType))
+            frame = frame.withColumn(one.name, restore_intervals(F.col(quote_name(one.name)), one.dataType))
     return frame
 
 
@@ -201,7 +201,7 @@ class _Columns:
             if table.num_rows != len(values):
                 return None
             columns = [
-                _converted(table.column(field.name).combine_chunks(), field.type) for field in self._type
+                _convert_column(table.column(field.name).combine_chunks(), field.type) for field in self._type
             ]
             table.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, NoValue):
@@ -295,14 +295,14 @@ def _read_as(kind: T.DataType) -> pa.DataType:
     return arrow_type(kind)
 
 
-def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _convert_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a column with dates, times and FLOATs in their places; raise where a record needs a look."""
     if pa.types.is_struct(kind):
         # Those of a null are null after this.
-        inner = [_converted(one, field.type) for one, field in zip(column.flatten(), kind, strict=True)]
+        inner = [_convert_column(one, field.type) for one, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(inner, fields=[*kind], mask=column.is_null())
     if pa.types.is_list(kind):
-        inner_column = _converted(column.flatten(), kind.value_type)
+        inner_column = _convert_column(column.flatten(), kind.value_type)
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(offsets, inner_column, type=kind, mask=column.is_null())
@@ -315,7 +315,7 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if pa.types.is_timestamp(kind) and kind.tz is not None and not _are_spark_s_times(column):
             raise NoValue("it may be of another zone, or no time for Spark")
         made = column.cast(kind)
-        if beyond_years(made).any():
+        if find_beyond_years(made).any():
             raise NoValue("it is in no year from 1 to 9999")
         return made
     return column
@@ -363,7 +363,7 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _parsed(value: bytes) -> dict[str, Any]:
+def _parse(value: bytes) -> dict[str, Any]:
     text = value.decode()
     found = _DECODER.decode(text)
     if not isinstance(found, dict) or _is_too_deep(text, found):
@@ -385,7 +385,7 @@ def _is_too_deep(text: str, found: Any) -> bool:
     return depth > _DEEPEST
 
 
-def _written(value: Any, *, is_whole: bool = True) -> str:
+def _to_text(value: Any, *, is_whole: bool = True) -> str:
     """Return a value as text without blanks, with every number as it was."""
     written: list[str] = []
     # Python's own stack ends at half the levels that Jackson takes. Values are in tuples, all else is text.
@@ -413,7 +413,7 @@ def _written(value: Any, *, is_whole: bool = True) -> str:
     return "".join(written)
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
@@ -429,7 +429,7 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
         case T.BooleanType():
             return partial(_parse_checked, (bool,), "it is no boolean", bool)
         case T.StringType():
-            return lambda value: value if type(value) is str else _written(value)
+            return lambda value: value if type(value) is str else _to_text(value)
     parse = texts.parser_of(kind, time_zone)
     match kind:
         case T.DecimalType():

@@ -37,7 +37,7 @@ class TimeLimits:
     SETTINGS = (_TYPE, _BEFORE, _AFTER, _DIFFERENCE)
 
     @classmethod
-    def of_topic(cls, settings: Mapping[str, str]) -> TimeLimits:
+    def from_settings(cls, settings: Mapping[str, str]) -> TimeLimits:
         """Return what a topic's settings say; any time where they are hidden, or brokers write their own."""
         if settings.get(_TYPE) == "LogAppendTime":
             return cls()
@@ -47,7 +47,7 @@ class TimeLimits:
         return cls(*(one if one == _ANY_MS else one - min(_SLACK_MS, one // 2) for one in limits))
 
     @classmethod
-    def of_all(cls, limits: Iterable[TimeLimits]) -> TimeLimits:
+    def merge(cls, limits: Iterable[TimeLimits]) -> TimeLimits:
         known = (cls(), *limits)
         return cls(min(one.before_ms for one in known), min(one.after_ms for one in known))
 

@@ -29,7 +29,7 @@ class NoRowError(RowError):
 
 def element_class(names: Sequence[str]) -> Any:
     """Return the class of a stream's elements: a named tuple."""
-    made = _named_tuple(names)
+    made = _make_tuple_class(names)
     own = made._fields
     if own != tuple(names):
         # Python keeps names with an underscore in front, keywords and the like for itself.
@@ -40,17 +40,17 @@ def element_class(names: Sequence[str]) -> Any:
             if not hasattr(made, names[at]):
                 setattr(made, names[at], property(itemgetter(at)))
         made._fields = tuple(names)
-        made.__repr__ = _shown
+        made.__repr__ = _describe
     # One that goes out as it came may be declared under other names there.
     setattr(made, _IS_ELEMENT, True)
     return made
 
 
-def _named_tuple(names: Sequence[str]) -> Any:
+def _make_tuple_class(names: Sequence[str]) -> Any:
     return namedtuple("Record", list(names), rename=True)
 
 
-def _shown(element: Any) -> str:
+def _describe(element: Any) -> str:
     fields = (f"{name}={value!r}" for name, value in zip(element._fields, element, strict=True))
     return f"Record({', '.join(fields)})"
 
@@ -58,7 +58,7 @@ def _shown(element: Any) -> str:
 class RowForm:
     def __init__(self, names: Sequence[str], required: Collection[str] = ()) -> None:
         self._names, self._known, self._required = tuple(names), frozenset(names), tuple(required)
-        self._of_class: dict[type, AsTuple] = {tuple: _same, list: tuple, Row: self._of_row}
+        self._of_class: dict[type, AsTuple] = {tuple: _same, list: tuple, Row: self._from_row}
         #: For dicts that have all names; of one name it would make no tuple.
         self._pick: AsTuple | None = itemgetter(*names) if len(self._names) > 1 else None
         self._of_names: dict[tuple[str, ...], AsTuple] = {}
@@ -98,35 +98,35 @@ class RowForm:
 
     def _new_maker(self, kind: type) -> AsTuple:
         if issubclass(kind, dict):
-            return self._of_dict
+            return self._from_dict
         if issubclass(kind, Row):
-            return self._of_row
+            return self._from_row
         if issubclass(kind, tuple):
             own = getattr(kind, "_fields", None)
             if own is None:
                 return _same
-            return self._by_place(tuple(own), is_element=kind.__dict__.get(_IS_ELEMENT) is True)
+            return self._pick_by_place(tuple(own), is_element=kind.__dict__.get(_IS_ELEMENT) is True)
         if dataclasses.is_dataclass(kind):
-            return self._by_attribute(tuple(field.name for field in dataclasses.fields(kind)))
+            return self._pick_by_attribute(tuple(field.name for field in dataclasses.fields(kind)))
         if issubclass(kind, list):
             return tuple
         raise NoRowError(f"a {kind.__name__}; a row is a tuple, Row, dict or dataclass")
 
-    def _of_dict(self, row: dict[str, Any]) -> tuple[Any, ...]:
+    def _from_dict(self, row: dict[str, Any]) -> tuple[Any, ...]:
         if row.keys() != self._known:
             self._check(row)
         return tuple(map(row.get, self._names))
 
-    def _of_row(self, row: Any) -> tuple[Any, ...]:
+    def _from_row(self, row: Any) -> tuple[Any, ...]:
         own = getattr(row, "__fields__", None)
         if own is None:
             return tuple(row)
         names = tuple(own)
         if names not in self._of_names:
-            self._of_names[names] = self._by_place(names, is_element=False)
+            self._of_names[names] = self._pick_by_place(names, is_element=False)
         return self._of_names[names](row)
 
-    def _by_place(self, own: tuple[str, ...], *, is_element: bool) -> AsTuple:
+    def _pick_by_place(self, own: tuple[str, ...], *, is_element: bool) -> AsTuple:
         if own == self._names or (is_element and self._is_in_place(own)):
             return _same
         self._check(own)
@@ -135,7 +135,7 @@ class RowForm:
             return lambda row: tuple(None if place is None else row[place] for place in places)
         return itemgetter(*places)
 
-    def _by_attribute(self, own: tuple[str, ...]) -> AsTuple:
+    def _pick_by_attribute(self, own: tuple[str, ...]) -> AsTuple:
         self._check(own)
         if set(own) == self._known and len(own) > 1:
             return attrgetter(*self._names)

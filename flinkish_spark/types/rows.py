@@ -18,7 +18,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
-from flinkish_spark.types.to_python import Take, as_it_is, is_flat, taken, to_values
+from flinkish_spark.types.to_python import Copier, as_it_is, is_flat, copy_if_mutable, to_values
 
 #: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
 _ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
@@ -161,10 +161,10 @@ class ElementType:
         return ddl_of(T.StructType(list(self.fields)))
 
     @cached_property
-    def take(self) -> Take | None:
-        return None if is_flat(T.StructType(list(self.fields))) else taken
+    def take(self) -> Copier | None:
+        return None if is_flat(T.StructType(list(self.fields))) else copy_if_mutable
 
-    def spread(self, value: Any) -> tuple[Any, ...]:
+    def to_tuple(self, value: Any) -> tuple[Any, ...]:
         return tuple(value) if self.has_fields else (value,)
 
     def naming(self) -> Named:

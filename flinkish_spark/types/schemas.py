@@ -8,13 +8,13 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.types.hints import NoSuchType, declared_type, same_names
+from flinkish_spark.types.hints import NoSuchType, to_data_type, same_names
 
 
 def output_schema(output: OutputType, uid: str) -> T.StructType:
     what_to_do = 'write it like "user STRING, total LONG", or give a StructType, a dataclass or a NamedTuple'
     try:
-        schema = declared_type(output)
+        schema = to_data_type(output)
     except NoSuchType as error:
         raise SchemaError(
             f"the output of '{uid}' cannot be read", why=str(error), what_to_do=what_to_do

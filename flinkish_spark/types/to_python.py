@@ -38,10 +38,10 @@ def to_values(column: pa.Array) -> list[Any]:
         listed: list[Any] = column.to_pylist()
         return listed
     make = next(make for is_of, make in _NESTED if is_of(kind))
-    return _with_nulls(make(column), column) if nulls else make(column)
+    return _set_nulls(make(column), column) if nulls else make(column)
 
 
-def _with_nulls(values: list[Any], column: pa.Array) -> list[Any]:
+def _set_nulls(values: list[Any], column: pa.Array) -> list[Any]:
     for at in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
         values[at] = None
     return values
@@ -57,7 +57,7 @@ def _timestamps(column: pa.Array) -> list[Any]:
         raise OverflowError(f"{wrong} microseconds from 1970 on are beyond the years from 1 to 9999")
     plain = numbers.astype("datetime64[us]").tolist()
     values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
-    return _with_nulls(values, column) if column.null_count else values
+    return _set_nulls(values, column) if column.null_count else values
 
 
 def _lists(column: pa.ListArray) -> list[Any]:
@@ -70,7 +70,7 @@ def _maps(column: pa.MapArray) -> list[Any]:
     first, bounds = _bounds(column)
     keys, items = (to_values(part.slice(first, bounds[-1])) for part in (column.keys, column.items))
     if pa.types.is_floating(column.type.key_type):
-        keys = _with_one_nan(keys, bounds)
+        keys = _unify_nans(keys, bounds)
     found = [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(bounds)]
     if sum(map(len, found)) < len(keys):
         # Some key is there twice: let Arrow say so.
@@ -78,7 +78,7 @@ def _maps(column: pa.MapArray) -> list[Any]:
     return found
 
 
-def _with_one_nan(keys: list[Any], bounds: list[int]) -> list[Any]:
+def _unify_nans(keys: list[Any], bounds: list[int]) -> list[Any]:
     """Return keys of which a NaN can be looked for, by `math.nan`; of several in a map the last one."""
     places = [at for at, key in enumerate(keys) if key != key]
     for at, after in pairwise([*places, len(keys)]):
@@ -112,7 +112,7 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]],
 # A function may change what it is given, and go on with what it has emitted or put. So what has an owner goes
 # to a second one as a copy: an element to each of its windows, a row to each of its pairs, an event to each
 # condition and match. Values that cannot change are the objects they were.
-Take = Callable[[Any], Any]
+Copier = Callable[[Any], Any]
 
 #: Of their values some can change; of BINARY those that functions make, as bytearrays.
 _CHANGEABLE = (T.ArrayType, T.MapType, T.StructType, T.BinaryType)
@@ -125,48 +125,48 @@ _PLAIN: frozenset[type] = frozenset(
 )  # fmt: skip
 
 
-def taken(value: Any) -> Any:
+def copy_if_mutable(value: Any) -> Any:
     """Return a value that does not change with this one: itself if nothing in it can change."""
-    how = _HOW.get(type(value))
+    how = _COPIERS.get(type(value))
     if how is None:
-        how = _HOW[type(value)] = _how_to_take(type(value))
+        how = _COPIERS[type(value)] = _find_copier(type(value))
     return how(value)
 
 
-def taking(fields: T.StructType) -> Take:
-    return _flat_taken if is_flat(fields) else taken
+def copier_of(fields: T.StructType) -> Copier:
+    return _copy_unless_tuple if is_flat(fields) else copy_if_mutable
 
 
 def is_flat(fields: T.StructType) -> bool:
     return not any(isinstance(one.dataType, _CHANGEABLE) for one in fields)
 
 
-def owned(made: Any, *given: Any) -> Any:
+def copy_result(made: Any, *given: Any) -> Any:
     """Return what a function has made of what it was given, as a value that nobody else has."""
     # What it was given is its own: that, and parts of it, are not copied.
     for one in given:
         if made is one:
             return made
     if not isinstance(made, tuple):
-        return taken(made)
+        return copy_if_mutable(made)
     own = {id(part) for one in given if isinstance(one, tuple) for part in one}
-    return _with_parts(made, [part if id(part) in own else taken(part) for part in made])
+    return _replace_parts(made, [part if id(part) in own else copy_if_mutable(part) for part in made])
 
 
-def _flat_taken(row: Any) -> Any:
+def _copy_unless_tuple(row: Any) -> Any:
     # Nothing in it can change, if it is as it was declared.
-    return row if isinstance(row, tuple) else taken(row)
+    return row if isinstance(row, tuple) else copy_if_mutable(row)
 
 
-def _how_to_take(kind: type) -> Take:
+def _find_copier(kind: type) -> Copier:
     if kind in _PLAIN or issubclass(kind, (int, str, float, bytes, enum.Enum)):
         return as_it_is
     if issubclass(kind, tuple):
         return _tuple
     if kind is list:
-        return lambda value: list(map(taken, value))
+        return lambda value: list(map(copy_if_mutable, value))
     if kind is dict:
-        return lambda value: {key: taken(one) for key, one in value.items()}
+        return lambda value: {key: copy_if_mutable(one) for key, one in value.items()}
     if not dataclasses.is_dataclass(kind):
         return _copy
     if _is_all_in_dict(kind):
@@ -189,7 +189,7 @@ def _plain_instance(value: Any) -> Any:
     parts.update(value.__dict__)
     if not _PLAIN.issuperset(map(type, parts.values())):
         for name, part in value.__dict__.items():
-            parts[name] = taken(part)
+            parts[name] = copy_if_mutable(part)
     return made
 
 
@@ -200,10 +200,10 @@ def as_it_is(value: Any) -> Any:
 def _tuple(value: Any) -> Any:
     if _PLAIN.issuperset(map(type, value)):
         return value
-    return _with_parts(value, list(map(taken, value)))
+    return _replace_parts(value, list(map(copy_if_mutable, value)))
 
 
-def _with_parts(value: Any, parts: list[Any]) -> Any:
+def _replace_parts(value: Any, parts: list[Any]) -> Any:
     kind = type(value)
     if all(one is other for one, other in zip(parts, value, strict=True)):
         return value
@@ -217,7 +217,7 @@ def _instance(value: Any) -> Any:
     made = copy.copy(value)
     for field in dataclasses.fields(value):
         before = getattr(value, field.name, None)
-        now = taken(before)
+        now = copy_if_mutable(before)
         if now is not before:
             # A frozen one lets nobody else do it.
             object.__setattr__(made, field.name, now)
@@ -232,4 +232,4 @@ def _copy(value: Any) -> Any:
         return value
 
 
-_HOW: dict[type, Take] = dict.fromkeys(_PLAIN, as_it_is)
+_COPIERS: dict[type, Copier] = dict.fromkeys(_PLAIN, as_it_is)

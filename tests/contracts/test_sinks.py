@@ -41,7 +41,7 @@ from flinkish_spark import (
     StreamExecutionEnvironment,
     TaskState,
     TwoPhaseCommitSink,
-    WithDeadLetters,
+    SinkWithDeadLetters,
 )
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -243,7 +243,7 @@ def test_no_sink_is_missing() -> None:
     public = {getattr(flinkish_spark.sinks, name) for name in dir(flinkish_spark.sinks)}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Sink)}
     known = {DeltaSink, FileSink, ForeachCheckpointSink, ForeachSink, JdbcSink, KafkaSink, MemorySink}
-    assert kinds == known | {PrintSink, TwoPhaseCommitSink, WithDeadLetters}
+    assert kinds == known | {PrintSink, TwoPhaseCommitSink, SinkWithDeadLetters}
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -49,7 +49,7 @@ from flinkish_spark.core.changelogs import RETRACTIONS
 from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.json_columns import replace_months
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class DeltaStaging(SinkWriter):
         deletes = _deletes(sink.mode)
         # Also of a record that deletes: by such a value it would not find its row.
         checks = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
-        plain = rows.select(*map(F.col, map(quoted, fields.names)))
+        plain = rows.select(*map(F.col, map(quote_name, fields.names)))
         checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
         kept = {*stored_fields(sink.mode, fields.names)}
         if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
@@ -157,7 +157,7 @@ class DeltaStaging(SinkWriter):
         kinds = {name: replace_months(kind, T.IntegerType()) for name, kind in own.items()}
         stored = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
         columns = [
-            F.col(quoted(name)).cast(kind).alias(name) if kind != own[name] else F.col(quoted(name))
+            F.col(quote_name(name)).cast(kind).alias(name) if kind != own[name] else F.col(quote_name(name))
             for name, kind in kinds.items()
         ]
         checked = _checked(rows, fields.names, checks)
@@ -230,7 +230,7 @@ def _deletes(mode: WriteMode) -> Column:
     if isinstance(mode, Upsert) and mode.delete_when is not None:
         return F.coalesce(F.expr(mode.delete_when), F.lit(False))
     if isinstance(mode, Upsert) and mode.row_kind is not None:
-        return F.col(quoted(mode.row_kind)).isin(*RETRACTIONS)
+        return F.col(quote_name(mode.row_kind)).isin(*RETRACTIONS)
     return F.lit(False)
 
 
@@ -252,7 +252,7 @@ def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
     found = []
     for name in map(table.physical_name, table.partition_by):
         if name in names:
-            column = F.col(quoted(name))
+            column = F.col(quote_name(name))
             # As a text: to an order the two zeros are one value, and they are two partitions.
             found.append(column.cast("string") if kinds.get(name) in ("float", "double") else column)
     return found

@@ -37,8 +37,8 @@ from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest,
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.json_columns import without_intervals
+from flinkish_spark.types.ddl import quote_name
+from flinkish_spark.types.json_columns import replace_intervals
 
 AVRO_SCHEMA = "avro.schema"
 
@@ -92,17 +92,17 @@ class FrameFiles:
     def write(self, rows: DataFrame, folder: Path) -> Sequence[dict[str, Any]]:
         """Return each task's report; `rows` have a sink's control columns in front."""
         is_record, folders = F.col(C.KIND) == int(C.Kind.RECORD), self.settings.folders
-        records = {one.name: F.col(quoted(one.name)) for one in self.fields}
+        records = {one.name: F.col(quote_name(one.name)) for one in self.fields}
         if self.settings.kind is FileFormat.AVRO:
             struct = F.struct(*(column.alias(name) for name, column in records.items()))
             records = {RECORD: F.call_function("to_avro", struct, F.lit(self.settings.says[AVRO_SCHEMA]))}
         else:
             # PySpark has no Arrow type for an interval of months, and a number is what Parquet has.
-            records = {one.name: without_intervals(records[one.name], one.dataType) for one in self.fields}
+            records = {one.name: replace_intervals(records[one.name], one.dataType) for one in self.fields}
         # Of a control row nothing is made: it has no values, and a format may have no nulls.
         made = [F.when(is_record, column).alias(name) for name, column in records.items()]
         # An empty text is null's folder, too.
-        texts = [F.coalesce(F.col(quoted(name)).cast("string"), F.lit("")) for name in folders]
+        texts = [F.coalesce(F.col(quote_name(name)).cast("string"), F.lit("")) for name in folders]
         places = [text.alias(f"{FOLDER}{at}") for at, text in enumerate(texts)]
         frame = rows.select(*(F.col(name) for name in C.SINK_CONTROL), *made, *places)
         if places:
@@ -175,7 +175,7 @@ class FileWriter(SinkWriter):
         """Return rows with the columns of all folders; it fails at a record that has none."""
         added = self._added(self._context.clock.wall_ms())
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        fields = [F.col(quoted(name)) for name in rows.columns]
+        fields = [F.col(quote_name(name)) for name in rows.columns]
         # An expression of the user's sees records only.
         columns = [F.when(is_record, column).alias(name) for name, column in added.items()]
         if self._calls_python:

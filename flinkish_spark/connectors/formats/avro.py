@@ -34,17 +34,17 @@ from flinkish_spark.connectors.formats.avro_schemas import (
     names_in,
     whole,
 )
-from flinkish_spark.connectors.formats.proofs import behind_fronts
+from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.reader import (
-    AtOnce,
+    SliceConverter,
     Difference,
     Reader,
     Unreadable,
     WriterSchemas,
     check_difference,
-    unlike_error,
+    to_mismatch_error,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, to_missing_library
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -78,29 +78,29 @@ def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
     try:
         import fastavro
     except ImportError as missing:
-        raise needed("avro", "fastavro", missing) from None
+        raise to_missing_library("avro", "fastavro", missing) from None
     named: dict[str, Any] = {}
     try:
         for _, one in references:
-            fastavro.parse_schema(_with_known_logical_types(json.loads(one)), named)
+            fastavro.parse_schema(_drop_unknown_logical_types(json.loads(one)), named)
         known = set(named)
-        parsed = fastavro.parse_schema(_with_known_logical_types(json.loads(text)), named)
+        parsed = fastavro.parse_schema(_drop_unknown_logical_types(json.loads(text)), named)
     except Exception as wrong:
         raise SchemaError(
             "an Avro schema cannot be read",
             why=f"{type(wrong).__name__}: {wrong}",
             what_to_do="correct the schema",
         ) from None
-    return _inlined(parsed, {name: named[name] for name in known}, set())
+    return _inline_types(parsed, {name: named[name] for name in known}, set())
 
 
-def _with_known_logical_types(schema: Any) -> Any:
+def _drop_unknown_logical_types(schema: Any) -> Any:
     """Return a schema as JSON without the logical types that are invalid or not known."""
     # By the specification their values are read as what their own type says; fastavro refuses some of them,
     # and with them the whole schema, whoever reads the field.
     if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list) and "name" not in schema:
-        return _with_known_logical_types(schema["type"])
-    made = map_parts(schema, _with_known_logical_types)
+        return _drop_unknown_logical_types(schema["type"])
+    made = map_parts(schema, _drop_unknown_logical_types)
     if isinstance(made, dict) and "logicalType" in made and not _is_known(made):
         del made["logicalType"]
     return made
@@ -119,21 +119,21 @@ def _is_known(schema: Mapping[str, Any]) -> bool:
     return type(precision) is int and type(scale) is int and 0 < precision <= most and 0 <= scale <= precision
 
 
-def _inlined(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
+def _inline_types(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
     if isinstance(schema, str):
         is_new = schema in named and schema not in seen
-        return _inlined(named[schema], named, seen) if is_new else schema
+        return _inline_types(named[schema], named, seen) if is_new else schema
     if isinstance(schema, dict):
         schema = {name: value for name, value in schema.items() if not name.startswith("__")}
         if "name" in schema:
             seen.add(schema["name"])
-    return map_parts(schema, lambda one: _inlined(one, named, seen))
+    return map_parts(schema, lambda one: _inline_types(one, named, seen))
 
 
-def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
+def to_spark_type(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
     schema = whole(schema, named)
     if isinstance(schema, list):
-        made = [typed(one, named, path, within) for one in _branches(schema) if one != "null"]
+        made = [to_spark_type(one, named, path, within) for one in _branches(schema) if one != "null"]
         if not made:
             raise SchemaError(
                 f"the field '{path}' of an Avro schema is always null", what_to_do="leave it out"
@@ -145,9 +145,9 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
     if kind == "record":
         return _struct(schema, named, path, within)
     if kind == "array":
-        return T.ArrayType(typed(schema["items"], named, f"{path}[]", within))
+        return T.ArrayType(to_spark_type(schema["items"], named, f"{path}[]", within))
     if kind == "map":
-        return T.MapType(T.StringType(), typed(schema["values"], named, f"{path}[]", within))
+        return T.MapType(T.StringType(), to_spark_type(schema["values"], named, f"{path}[]", within))
     if logical.startswith("decimal"):
         return T.DecimalType(int(schema["precision"]), int(schema.get("scale", 0)))
     if logical == "date":
@@ -182,7 +182,7 @@ def _struct(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str,
         )
     struct = T.StructType()
     for one in schema["fields"]:
-        struct.add(one["name"], typed(one["type"], named, _path(path, one), (*within, name)))
+        struct.add(one["name"], to_spark_type(one["type"], named, _path(path, one), (*within, name)))
     check_field_names(struct, f"the Avro record '{name}'")
     return struct
 
@@ -254,7 +254,7 @@ def _tag(branch: Any, union: Sequence[Any]) -> str | type:
     return kind if kind == "boolean" or _is_boxed(branch, union) else _READ_AS[kind]
 
 
-class Unlike(Exception):
+class ResolutionError(Exception):
     """A value of the writer's has no place in the schema that is read with; says which."""
 
 
@@ -272,14 +272,14 @@ class Resolution:
 
     def convert(self) -> Convert | None:
         """Return what makes a column's value; None where what is read is that already."""
-        return self._of(self.writer, self.reader, "")
+        return self._resolve(self.writer, self.reader, "")
 
-    def _of(self, writer: Any, reader: Any, path: str) -> Convert | None:
+    def _resolve(self, writer: Any, reader: Any, path: str) -> Convert | None:
         writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
         if isinstance(writer, list):
-            return self._of_union(writer, reader, path)
+            return self._resolve_union(writer, reader, path)
         if not isinstance(reader, list):
-            return self._of_one(writer, reader, path)
+            return self._resolve_type(writer, reader, path)
         branches = [whole(one, self._ours) for one in _branches(reader)]
         # Of the same kind, or else the first wider one.
         kind = kind_of(writer)
@@ -287,54 +287,54 @@ class Resolution:
         wider = (one for one in branches if kind_of(one) in _PROMOTED.get(kind, ()))
         branch = max(same, key=partial(likeness, writer)) if same else next(wider, None)
         if branch is None:
-            raise _unlike(path, writer, reader)
-        convert = self._of_one(writer, branch, path)
+            raise _to_resolution_error(path, writer, reader)
+        convert = self._resolve_type(writer, branch, path)
         members = [one for one in branches if one != "null"]
         if len(members) == 1 or branch == "null":
             return convert
         at = members.index(branch)
         return partial(_member, (None,) * at, (None,) * (len(members) - at - 1), convert)
 
-    def _of_union(self, writer: Sequence[Any], reader: Any, path: str) -> Convert | None:
+    def _resolve_union(self, writer: Sequence[Any], reader: Any, path: str) -> Convert | None:
         wholes = [whole(one, self._theirs) for one in writer]
         converts: dict[str | type, Convert | None] = {}
         for one in wholes:
             convert: Convert | None
             try:
-                convert = self._of(one, reader, path)
-            except Unlike as none:
+                convert = self._resolve(one, reader, path)
+            except ResolutionError as none:
                 # Until there is a value of it this does not matter.
-                convert = partial(_refused, str(none))
+                convert = partial(_refuse, str(none))
             if _is_boxed(one, wholes):
-                convert = partial(_unboxed, convert)
+                convert = partial(_unbox, convert)
             converts[_tag(one, wholes)] = convert
         if not any(converts.values()) and not any(isinstance(tag, str) for tag in converts):
             return None
-        return partial(_of_its_branch, converts)
+        return partial(_convert_branch, converts)
 
-    def _of_one(self, writer: Any, reader: Any, path: str) -> Convert | None:
+    def _resolve_type(self, writer: Any, reader: Any, path: str) -> Convert | None:
         """Return what makes a value of two schemas neither of which is a union."""
         kind, wanted = kind_of(writer), kind_of(reader)
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):
-                raise _unlike(path, writer, reader)
+                raise _to_resolution_error(path, writer, reader)
         elif likeness(writer, reader) == 0:
-            raise _unlike(path, writer, reader)
+            raise _to_resolution_error(path, writer, reader)
         if kind in ("record", "error"):
-            return self._of_record(writer, reader, path)
+            return self._resolve_record(writer, reader, path)
         if kind == "array":
-            return _each(self._of(writer["items"], reader["items"], f"{path}[]"))
+            return _each(self._resolve(writer["items"], reader["items"], f"{path}[]"))
         if kind == "map":
-            return partial(_pairs, self._of(writer["values"], reader["values"], f"{path}[]"))
+            return partial(_pairs, self._resolve(writer["values"], reader["values"], f"{path}[]"))
         if kind == "enum":
             known, default = reader["symbols"], reader.get("default")
             symbols = {one: one if one in known else default for one in writer["symbols"]}
             return None if symbols.keys() <= set(known) else partial(_symbol, symbols, path)
         if (ours := logical_of(reader)) not in (theirs := logical_of(writer), PLAIN):
             self.found.other.append(f"{path or 'the value'} ({theirs} is read as {ours})")
-        return _of_primitive(kind, reader, path)
+        return _resolve_primitive(kind, reader, path)
 
-    def _of_record(self, writer: Any, reader: Any, path: str) -> Convert:
+    def _resolve_record(self, writer: Any, reader: Any, path: str) -> Convert:
         theirs = {one["name"]: one for one in writer["fields"]}
         converts: list[tuple[str, Convert | None]] = []
         defaults: dict[str, Any] = {}
@@ -342,12 +342,12 @@ class Resolution:
             name = name_of(one, reader, theirs)
             if name is not None:
                 inner = theirs.pop(name)["type"]
-                converts.append((name, self._of(inner, one["type"], _path(path, one))))
+                converts.append((name, self._resolve(inner, one["type"], _path(path, one))))
             elif "default" in one:
                 converts.append((one["name"], None))
                 defaults[one["name"]] = self.default(one, _path(path, one))
             else:
-                raise Unlike(f"the field '{_path(path, one)}' is not there, and has no default")
+                raise ResolutionError(f"the field '{_path(path, one)}' is not there, and has no default")
         self.found.left_out += [_path(path, one) for one in theirs.values()]
         return partial(_row, converts, defaults)
 
@@ -355,21 +355,21 @@ class Resolution:
         """Return what a field is that the writer does not have."""
         value = _as_read(one["type"], one["default"], self._ours)
         same = Resolution(self.reader, self.reader)
-        convert = same._of(one["type"], one["type"], path)
+        convert = same._resolve(one["type"], one["type"], path)
         return value if convert is None else convert(value)
 
 
-def _unlike(path: str, writer: Any, reader: Any) -> Unlike:
-    return Unlike(f"{_what(path)} is {_shown(writer)}, and is read as {_shown(reader)}")
+def _to_resolution_error(path: str, writer: Any, reader: Any) -> ResolutionError:
+    return ResolutionError(f"{_what(path)} is {_describe(writer)}, and is read as {_describe(reader)}")
 
 
 def _what(path: str) -> str:
     return f"the field '{path}'" if path else "the value"
 
 
-def _shown(schema: Any) -> str:
+def _describe(schema: Any) -> str:
     if isinstance(schema, list):
-        return " or ".join(_shown(one) for one in schema)
+        return " or ".join(_describe(one) for one in schema)
     if isinstance(schema, str):
         return schema
     return " ".join([kind_of(schema), *filter(None, [schema.get("name")])])
@@ -385,15 +385,15 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
+def _resolve_primitive(kind: str, reader: Any, path: str) -> Convert | None:
     wanted, logical = kind_of(reader), logical_of(reader)
     if logical.startswith("decimal"):
         return partial(_exact_decimal, int(reader["precision"]), int(reader.get("scale", 0)), path)
     if (limits := limits_of(wanted, logical)) is not None:
-        return partial(_within_years, *limits, path)
+        return partial(_check_years, *limits, path)
     match kind, wanted:
         case "int", "long" | "float" | "double":
-            return partial(_widened, int if wanted == "long" else float, path)
+            return partial(_widen, int if wanted == "long" else float, path)
         case "long", "double":
             return float
         case "long", "float":
@@ -426,13 +426,13 @@ def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
             return {name: _as_read(schema["values"], one, named) for name, one in value.items()}
         case "record" | "error":
             fields = schema["fields"]
-            return {f["name"]: _as_read(f["type"], _given(f, value), named) for f in fields}
+            return {f["name"]: _as_read(f["type"], _find_default(f, value), named) for f in fields}
     return value
 
 
-def _given(one: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
+def _find_default(one: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
     if one["name"] not in record and "default" not in one:
-        raise Unlike(f"a default leaves out the field '{one['name']}', which has none itself")
+        raise ResolutionError(f"a default leaves out the field '{one['name']}', which has none itself")
     return record.get(one["name"], one.get("default"))
 
 
@@ -443,14 +443,14 @@ def _exact_decimal(precision: int, scale: int, path: str, value: bytes) -> decim
     return decimal.Decimal(unscaled).scaleb(-scale, _EXACT)
 
 
-def _within_years(first: int, last: int, factor: int, path: str, value: int) -> int:
+def _check_years(first: int, last: int, factor: int, path: str, value: int) -> int:
     made = value * factor
     if not first <= made <= last:
         raise Unreadable(f"the field '{path}' is in no year from 1 to 9999")
     return made
 
 
-def _widened(wider: Callable[[int], Any], path: str, value: int) -> Any:
+def _widen(wider: Callable[[int], Any], path: str, value: int) -> Any:
     if not -(2**31) <= value < 2**31:
         raise Unreadable(f"{_what(path)} is no int of 32 bits")
     return wider(value)
@@ -471,7 +471,7 @@ def _text(path: str, value: bytes) -> str:
 def _symbol(symbols: Mapping[str, str | None], path: str, value: str) -> str:
     symbol = symbols[value]
     if symbol is None:
-        raise Unlike(f"{_what(path)} is the new symbol '{value}' of its enum, which has no default")
+        raise ResolutionError(f"{_what(path)} is the new symbol '{value}' of its enum, which has no default")
     return symbol
 
 
@@ -492,7 +492,7 @@ def _row(
     return tuple([record[name] if convert is None else convert(record[name]) for name, convert in converts])
 
 
-def _of_its_branch(converts: Mapping[str | type, Convert | None], value: Any) -> Any:
+def _convert_branch(converts: Mapping[str | type, Convert | None], value: Any) -> Any:
     tag: str | type = type(value)
     if tag is tuple:
         tag, value = value
@@ -500,12 +500,12 @@ def _of_its_branch(converts: Mapping[str | type, Convert | None], value: Any) ->
     return value if convert is None else convert(value)
 
 
-def _unboxed(convert: Convert | None, box: Mapping[str, Any]) -> Any:
+def _unbox(convert: Convert | None, box: Mapping[str, Any]) -> Any:
     return box[_BOX] if convert is None else convert(box[_BOX])
 
 
-def _refused(why: str, value: Any) -> None:
-    raise Unlike(why)
+def _refuse(why: str, value: Any) -> None:
+    raise ResolutionError(why)
 
 
 def _member(
@@ -530,54 +530,54 @@ class AvroReader(Reader):
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
         schema = whole_schema(self.schema)
-        found = typed(schema, names_in(schema), "")
+        found = to_spark_type(schema, names_in(schema), "")
         if isinstance(found, T.StructType) and kind_of(schema) == "record":
             return found
         return T.StructType([T.StructField(self.column, found)])
 
-    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
+    def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
         """Parse the schema; those of writers are asked for when they are met."""
         own = whole_schema(self.schema)
         is_row = kind_of(own) == "record"
         if self.registry is None:
             return _reading(own, Resolution(own, own).convert(), is_row, 0)
 
-        def looked_at(found: Registered) -> Callable[[bytes], tuple[Any, ...]]:
-            resolution, convert = self._resolved(found, own)
+        def prepare(found: RegistrySchema) -> Callable[[bytes], tuple[Any, ...]]:
+            resolution, convert = self._resolve(found, own)
             read = _reading(resolution.writer, convert, is_row, HEADER_BYTES)
 
             def read_or_tell(data: bytes) -> tuple[Any, ...]:
                 try:
                     return read(data)
-                except Unlike as unlike:
-                    raise unlike_error(found, str(unlike), self.on_schema_change) from None
+                except ResolutionError as unlike:
+                    raise to_mismatch_error(found, str(unlike), self.on_schema_change) from None
 
             return read_or_tell
 
-        writers = WriterSchemas(self.registry, "AVRO", looked_at)
+        writers = WriterSchemas(self.registry, "AVRO", prepare)
         return lambda data: writers.of(data)(data)
 
-    def _resolved(self, found: Registered, own: Any) -> tuple[Resolution, Convert | None]:
+    def _resolve(self, found: RegistrySchema, own: Any) -> tuple[Resolution, Convert | None]:
         resolution = Resolution(whole_schema(found.text, found.references), own)
         try:
             convert = resolution.convert()
-        except Unlike as unlike:
-            raise unlike_error(found, str(unlike), self.on_schema_change) from None
+        except ResolutionError as unlike:
+            raise to_mismatch_error(found, str(unlike), self.on_schema_change) from None
         check_difference(found, resolution.found, self.on_schema_change)
         return resolution, convert
 
-    def at_once(self) -> AtOnce | None:
+    def make_slice_converter(self) -> SliceConverter | None:
         """Return what reads slices, for each schema that records name."""
         own, kind = whole_schema(self.schema), arrow_type(self.kind)
         if self.registry is None:
             return record_columns(own, own, Resolution(own, own).default, kind)
 
-        def looked_at(found: Registered) -> AtOnce | None:
-            resolution, _ = self._resolved(found, own)
+        def prepare(found: RegistrySchema) -> SliceConverter | None:
+            resolution, _ = self._resolve(found, own)
             return record_columns(resolution.writer, own, resolution.default, kind)
 
-        writers = WriterSchemas(self.registry, "AVRO", looked_at)
-        return behind_fronts(lambda data: (data[:HEADER_BYTES], writers.of(data)))
+        writers = WriterSchemas(self.registry, "AVRO", prepare)
+        return skip_prefixes(lambda data: (data[:HEADER_BYTES], writers.of(data)))
 
 
 def _reading(
@@ -591,14 +591,14 @@ def _reading(
     wire = {**_wire(writer, names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
 
     def read(data: bytes) -> tuple[Any, ...]:
-        value = _decoded(data, start, wire)
+        value = _decode(data, start, wire)
         made = value if convert is None else convert(value)
         return made if is_row else (made,)
 
     return read
 
 
-def _decoded(data: bytes, start: int, wire: Any) -> Any:
+def _decode(data: bytes, start: int, wire: Any) -> Any:
     import fastavro
 
     stream = io.BytesIO(data)

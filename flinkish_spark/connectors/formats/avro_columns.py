@@ -28,7 +28,7 @@ from flinkish_spark.connectors.formats.avro_schemas import (
 from flinkish_spark.connectors.formats.proofs import (
     Convert,
     NoProof,
-    ReadAndWritten,
+    RoundTripReader,
     cast,
     check_keys,
     rebuild_list,
@@ -37,7 +37,7 @@ from flinkish_spark.connectors.formats.proofs import (
 from flinkish_spark.types.arrow_columns import find_gaps
 
 if TYPE_CHECKING:
-    from flinkish_spark.connectors.formats.reader import AtOnce
+    from flinkish_spark.connectors.formats.reader import SliceConverter
 
 #: Returns the value of a field of the reader's that the writer does not have, and gets its name, too.
 _Default = Callable[[Mapping[str, Any], str], Any]
@@ -45,7 +45,7 @@ _READ = ("boolean", "int", "long", "float", "double", "string")
 _WIDENED = (("int", "long"), ("float", "double"))
 
 
-def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataType) -> AtOnce | None:
+def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataType) -> SliceConverter | None:
     """Return what reads slices of a writer's records by a schema; None if they are to be read one by one."""
     try:
         import pyruhvro
@@ -57,7 +57,7 @@ def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataTyp
         # A union with null is no record, though it has the bytes of one behind its number.
         if not all(isinstance(one, dict) and kind_of(one) == "record" for one in (plain, reader)):
             return None
-        convert = columns.converted(writer, reader)
+        convert = columns.resolve(writer, reader)
     except NoProof:
         return None
     schema = json.dumps(plain)
@@ -67,7 +67,7 @@ def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataTyp
         batch.validate(full=True)
         return convert(batch.to_struct_array(), kind)
 
-    return ReadAndWritten(
+    return RoundTripReader(
         lambda data: pyruhvro.deserialize_array(data.to_pylist(), schema),
         lambda batch: pyruhvro.serialize_record_batch(batch, schema, 1)[0],
         rows_of,
@@ -107,7 +107,7 @@ class _Columns:
         ]
         return {"type": kind, "name": name, "fields": fields}
 
-    def converted(self, writer: Any, reader: Any) -> Convert:
+    def resolve(self, writer: Any, reader: Any) -> Convert:
         """Return what makes a column of the reader's type of one of the writer's."""
         writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
         if isinstance(writer, list) and not (isinstance(reader, list) and "null" in reader):
@@ -125,9 +125,9 @@ class _Columns:
             case ("record", "record"):
                 return self._record(writer, reader)
             case ("array", "array"):
-                return partial(rebuild_list, self.converted(writer["items"], reader["items"]))
+                return partial(rebuild_list, self.resolve(writer["items"], reader["items"]))
             case ("map", "map"):
-                return partial(_map, self.converted(writer["values"], reader["values"]))
+                return partial(_map, self.resolve(writer["values"], reader["values"]))
             case ("enum", "enum") if set(writer["symbols"]) <= set(reader["symbols"]):
                 return cast
         if (kinds[0] != kinds[1] and kinds not in _WIDENED) or kinds[0] not in _READ:
@@ -142,7 +142,7 @@ class _Columns:
             name = name_of(one, reader, places)
             if name is not None:
                 at = places.pop(name)
-                parts.append((at, self.converted(writer["fields"][at]["type"], one["type"])))
+                parts.append((at, self.resolve(writer["fields"][at]["type"], one["type"])))
             elif "default" in one:
                 parts.append((None, partial(_constant, self._default(one, one["name"]))))
             else:

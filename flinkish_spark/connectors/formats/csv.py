@@ -100,7 +100,7 @@ class CsvReader(Reader):
         kind: T.StructType = replace_months(T.StructType.fromJson(json.loads(self.fields)), T.IntegerType())
         return kind
 
-    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
+    def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
         fields = T.StructType.fromJson(json.loads(self.fields))
         split = _splitter(self.delimiter)
         values = [(one, parser_of(one.dataType, self.time_zone)) for one in fields]

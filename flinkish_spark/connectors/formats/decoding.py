@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.formats import avro, json_schema, plain_json, protobuf
 from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
 from flinkish_spark.connectors.formats.reader import Reader, read_values
-from flinkish_spark.connectors.formats.registry import NoSuchSchema, Registered, client_of, subject_of
+from flinkish_spark.connectors.formats.registry import NoSuchSchema, RegistrySchema, client_of, subject_of
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import UNREADABLE_MARKER, ConfigError, SchemaError
 from flinkish_spark.core.formats import (
@@ -66,7 +66,7 @@ class Part:
         return has_intervals(self.fields)
 
 
-def stated_part(form: Format, name: str) -> Part | None:
+def make_declared_part(form: Format, name: str) -> Part | None:
     """Return a part whose columns its format says itself; None if a registry's subject says them."""
     match form:
         case Raw():
@@ -93,14 +93,14 @@ def stated_part(form: Format, name: str) -> Part | None:
                 what_to_do="give one of them",
             )
         case Avro():
-            return _of_text(form, name, Registered("AVRO", form.schema))
+            return _make_text_part(form, name, RegistrySchema("AVRO", form.schema))
         case Protobuf():
-            return _of_files(form, name, form.descriptor, form.message)
+            return _make_protobuf_part(form, name, form.descriptor, form.message)
         case JsonSchema():
-            return _of_text(form, name, Registered("JSON", form.schema))
+            return _make_text_part(form, name, RegistrySchema("JSON", form.schema))
 
 
-def _of_text(form: Avro | JsonSchema, name: str, schema: Registered) -> Part:
+def _make_text_part(form: Avro | JsonSchema, name: str, schema: RegistrySchema) -> Part:
     if isinstance(form, Avro):
         text = json.dumps(avro.whole_schema(schema.text, schema.references), sort_keys=True)
         reader = avro.AvroReader(text, name, form.registry, form.on_schema_change)
@@ -116,7 +116,7 @@ def _of_text(form: Avro | JsonSchema, name: str, schema: Registered) -> Part:
     return Part(name, form, fields, of_json)
 
 
-def _of_files(form: Protobuf, name: str, files: bytes, message: str) -> Part:
+def _make_protobuf_part(form: Protobuf, name: str, files: bytes, message: str) -> Part:
     descriptor = protobuf.descriptor_of(files, message)
     reader = protobuf.ProtobufReader(files, descriptor.full_name, form.registry, form.on_schema_change)
     return Part(name, form, reader.kind, reader)
@@ -127,20 +127,20 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
     # Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
     # which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
     # checkpoint on it has read by each is a fact.
-    stated = stated_part(form, name)
+    stated = make_declared_part(form, name)
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None
         return stated
     job_dir = None if place.job_dir is None else JobDir(place.job_dir.open(), place.job_dir)
     fact, evolves = f"schema-{uid}-{name}", form.on_schema_change is OnSchemaChange.EVOLVE
     stored = None if job_dir is None or evolves else job_dir.recorded(fact)
-    schema = _newest(form.registry, name, topics) if stored is None else Registered.from_json(stored)
+    schema = _newest(form.registry, name, topics) if stored is None else RegistrySchema.from_json(stored)
     if job_dir is not None and stored is None:
         first = job_dir.recorded_once(fact, schema.to_json())
         if evolves:
             _note_schema(job_dir, fact, schema)
         else:
-            schema = Registered.from_json(first)
+            schema = RegistrySchema.from_json(first)
     wanted = {Avro: "AVRO", Protobuf: "PROTOBUF", JsonSchema: "JSON"}[type(form)]
     if schema.kind != wanted:
         raise SchemaError(
@@ -149,11 +149,11 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
         )
     if isinstance(form, Protobuf):
         files = protobuf.files_of(schema)
-        return _of_files(form, name, files, form.message or protobuf.first_message(files))
-    return _of_text(form, name, schema)
+        return _make_protobuf_part(form, name, files, form.message or protobuf.first_message(files))
+    return _make_text_part(form, name, schema)
 
 
-def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> Registered:
+def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> RegistrySchema:
     if not registry.subject and len(topics) != 1:
         raise ConfigError(
             f"the schema of the {name} comes from a registry, and the source reads {len(topics)} topics",
@@ -175,7 +175,7 @@ def schema_facts(uid: str) -> tuple[str, ...]:
     return tuple(f"schema-{uid}-{name}" for name in ("key", "value"))
 
 
-def _note_schema(job_dir: JobDir, fact: str, schema: Registered) -> None:
+def _note_schema(job_dir: JobDir, fact: str, schema: RegistrySchema) -> None:
     """Note from which checkpoint on a schema is read by, unless it was read by before."""
     at = 1 + max((one.value for one in job_dir.decided_ids()), default=0)
     numbered = re.compile(rf"facts/{re.escape(fact)}-([0-9]+)-([0-9]+)\.json")
@@ -237,10 +237,10 @@ def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
     return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))
 
 
-def without_bad(found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str]) -> DataFrame:
+def drop_bad_records(found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str]) -> DataFrame:
     """Return the rows without a :data:`REASON`; those that are dropped are counted by Spark."""
     is_good = F.col(REASON).isNull()
     if policy is OnBadRecord.DROP:
-        metric = plain_json.dropped_metric(counted_as)
+        metric = plain_json.name_drop_metric(counted_as)
         found = found.observe(metric, F.count(F.when(~is_good, 1)).alias("dropped"))
     return found.where(is_good)

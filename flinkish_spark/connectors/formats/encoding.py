@@ -26,13 +26,13 @@ from flinkish_spark.connectors.formats.csv import CsvForm, check_flat, lines_of
 from flinkish_spark.connectors.formats.json_schema import (
     JsonSchemaWriter,
     check_references,
-    derived_schema,
+    derive_schema,
     fields_of,
     why_never_valid,
 )
 from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.connectors.formats.reader import Writer, write_values
-from flinkish_spark.connectors.formats.registry import Registered, client_of, header, record_name, subject_of
+from flinkish_spark.connectors.formats.registry import RegistrySchema, client_of, header, record_name, subject_of
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     Avro,
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedColumn:
     #: Of no meaning where there is a misfit.
     data: pa.Array
     #: Why a row has none, null where it has; None if every row has.
     misfit: pa.Array | None = None
 
 
-def named_columns(form: Format) -> list[str]:
+def find_named_columns(form: Format) -> list[str]:
     match form:
         case Raw() | String():
             return [form.column]
@@ -80,7 +80,7 @@ def check_encodable(form: Format, schema: T.StructType, whose: str) -> None:
         case Raw() | String():
             unfit, names = unfit_for_text, [form.column]
         case Json() | Csv() | JsonSchema():
-            unfit, names = unfit_for_json, named_columns(form) or schema.names
+            unfit, names = unfit_for_json, find_named_columns(form) or schema.names
         case Protobuf():
             _check_message(form, schema, whose)
             return
@@ -129,7 +129,7 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
             why=why,
             what_to_do="cast it in a transform; docs/formats.md says what each type of Protobuf is",
         )
-    if (name := protobuf.without_required(message, given)) is not None:
+    if (name := protobuf.find_missing_required(message, given)) is not None:
         raise SchemaError(
             f"{whose} has the required field '{name}' in its Protobuf message, and its stream does not",
             what_to_do="add it in a transform",
@@ -175,10 +175,10 @@ def _number_of(
     client = client_of(registry)
     match form:
         case Avro():
-            written = Registered("AVRO", json.dumps(avro_schema(form, schema)))
+            written = RegistrySchema("AVRO", json.dumps(avro_schema(form, schema)))
             name = record_name("AVRO", written.text)
         case JsonSchema():
-            written = Registered("JSON", _json_schema_of(form, schema))
+            written = RegistrySchema("JSON", _json_schema_of(form, schema))
             name = record_name("JSON", written.text)
         case Protobuf():
             message = protobuf.descriptor_of(form.descriptor, form.message)
@@ -189,16 +189,16 @@ def _number_of(
 
 
 def _json_schema_of(form: JsonSchema, schema: T.StructType) -> str:
-    names = named_columns(form) or schema.names
-    return form.schema or derived_schema(T.StructType([schema[name] for name in names]))
+    names = find_named_columns(form) or schema.names
+    return form.schema or derive_schema(T.StructType([schema[name] for name in names]))
 
 
-def _file_of(file: object) -> Registered:
+def _file_of(file: object) -> RegistrySchema:
     from google.protobuf import descriptor_pb2
 
     made = descriptor_pb2.FileDescriptorProto()
     file.CopyToProto(made)  # type: ignore[attr-defined]
-    return Registered("PROTOBUF", base64.b64encode(made.SerializeToString(deterministic=True)).decode())
+    return RegistrySchema("PROTOBUF", base64.b64encode(made.SerializeToString(deterministic=True)).decode())
 
 
 def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str, int]]:
@@ -236,7 +236,7 @@ class PartEncoder:
         found = {self._data: data if misfit is None else F.when(misfit.isNull(), data)}
         return found if misfit is None else {**found, self._misfit: misfit}
 
-    def computed_types(self) -> dict[str, T.DataType]:
+    def spark_column_types(self) -> dict[str, T.DataType]:
         """Return the types of what :meth:`spark_columns` may return."""
         return {self._data: T.BinaryType(), self._misfit: T.StringType()}
 
@@ -256,36 +256,36 @@ class PartEncoder:
                 return protobuf.fields_of(
                     protobuf.descriptor_of(self.form.descriptor, self.form.message)
                 ).names
-        return named_columns(self.form) or self.fields.names
+        return find_named_columns(self.form) or self.fields.names
 
-    def encode(self, records: pa.RecordBatch) -> Encoded:
+    def encode(self, records: pa.RecordBatch) -> EncodedColumn:
         columns = [records.column(name) for name in self.names]
         match self.form:
             case None:
-                return Encoded(pa.nulls(records.num_rows, pa.binary()))
+                return EncodedColumn(pa.nulls(records.num_rows, pa.binary()))
             case Avro():
                 has_misfit = self._misfit in records.schema.names
                 misfit = records.column(self._misfit) if has_misfit else None
-                return Encoded(records.column(self._data), misfit)
+                return EncodedColumn(records.column(self._data), misfit)
             case Raw() | String():
                 (column,), kind = columns, self.fields[self.names[0]].dataType
                 is_binary = isinstance(kind, T.BinaryType)
-                return Encoded(column if is_binary else exact_text(kind)(column).cast(pa.binary()))
+                return EncodedColumn(column if is_binary else exact_text(kind)(column).cast(pa.binary()))
             case Json():
-                return Encoded(self._json.write(columns, records.num_rows).cast(pa.binary()))
+                return EncodedColumn(self._json.write(columns, records.num_rows).cast(pa.binary()))
             case Csv():
                 own = T.StructType([self.fields[name] for name in self.names])
-                return Encoded(lines_of(own, columns, CsvForm(self.form.delimiter)).cast(pa.binary()))
+                return EncodedColumn(lines_of(own, columns, CsvForm(self.form.delimiter)).cast(pa.binary()))
             case Protobuf():
                 # Arrow asks the first column for the number of rows.
                 nothing = pa.array([{}] * records.num_rows, pa.struct([]))
-                return self._written(pa.StructArray.from_arrays(columns, self.names) if columns else nothing)
+                return self._write(pa.StructArray.from_arrays(columns, self.names) if columns else nothing)
             case JsonSchema():
-                return self._written(self._json.write(columns, records.num_rows).cast(pa.binary()))
+                return self._write(self._json.write(columns, records.num_rows).cast(pa.binary()))
 
-    def _written(self, rows: pa.Array) -> Encoded:
+    def _write(self, rows: pa.Array) -> EncodedColumn:
         assert self._writer is not None
-        return Encoded(*write_values(self._writer, rows))
+        return EncodedColumn(*write_values(self._writer, rows))
 
     @cached_property
     def _writer(self) -> Writer | None:

@@ -25,7 +25,7 @@ from flinkish_spark.connectors.formats.reader import (
     WriterSchemas,
     check_difference,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, to_missing_library
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.schemas import check_field_names
@@ -45,17 +45,17 @@ _REF_ALONE = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
 def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
-    return _opened(text, references)[0]
+    return _load_schema(text, references)[0]
 
 
-def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Place]:
+def _load_schema(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _SchemaNode]:
     """Return what holds values against a schema, and the schema with those that it can refer to."""
     try:
         import jsonschema
         import referencing
         from referencing.jsonschema import specification_with
     except ImportError as missing:
-        raise needed("json-schema", "jsonschema", missing) from None
+        raise to_missing_library("json-schema", "jsonschema", missing) from None
     known: dict[str, Any] = {}
     name = ""
     try:
@@ -81,7 +81,7 @@ def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Pla
     # Without a way to retrieve anything else.
     registry: Any = referencing.Registry().with_resources(known.items())
     resolver = registry.resolver_with_root(draft.create_resource(schema))
-    return kind(schema, registry=registry), _Place(schema, draft, resolver)
+    return kind(schema, registry=registry), _SchemaNode(schema, draft, resolver)
 
 
 class _Number(Decimal):
@@ -121,7 +121,7 @@ _DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_nu
 
 
 def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.StructType:
-    found = _type_of([_opened(text, references)[1]], "")
+    found = _type_of([_load_schema(text, references)[1]], "")
     if not isinstance(found, T.StructType):
         raise SchemaError(
             "the JSON Schema describes no object with properties",
@@ -133,39 +133,39 @@ def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.Struct
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SchemaNode:
     """A schema, the draft that it is read by, and what says where its references lead."""
 
     schema: Any
     draft: Any
     resolver: Any
 
-    def within(self, schema: Any) -> _Place:
+    def descend(self, schema: Any) -> _SchemaNode:
         if not isinstance(schema, dict):
             return replace(self, schema=schema)
         draft = self.draft.detect(schema)
-        return _Place(schema, draft, self.resolver.in_subresource(draft.create_resource(schema)))
+        return _SchemaNode(schema, draft, self.resolver.in_subresource(draft.create_resource(schema)))
 
-    def each(self, *keywords: str) -> list[_Place]:
-        return [self.within(one) for keyword in keywords for one in self.schema.get(keyword, ())]
+    def each(self, *keywords: str) -> list[_SchemaNode]:
+        return [self.descend(one) for keyword in keywords for one in self.schema.get(keyword, ())]
 
-    def referred(self, path: str) -> _Place:
+    def follow_reference(self, path: str) -> _SchemaNode:
         from referencing.exceptions import Unresolvable
 
         try:
             found = self.resolver.lookup(self.schema["$ref"])
         except (Unresolvable, TypeError, ValueError):
             raise _no_column(path, f"refers to {self.schema['$ref']!r}, which is not there") from None
-        return _Place(found.contents, self.draft.detect(found.contents), found.resolver)
+        return _SchemaNode(found.contents, self.draft.detect(found.contents), found.resolver)
 
 
-def _parts(place: _Place, path: str, depth: int = 0) -> list[_Place]:
+def _parts(place: _SchemaNode, path: str, depth: int = 0) -> list[_SchemaNode]:
     """Return all schemas that a value is held against if it is against one, unless it is null."""
     if depth > _DEEPEST:
         raise _no_column(path, "refers to itself")
     if not isinstance(place.schema, dict):
         return []
-    referred = [place.referred(path)] if "$ref" in place.schema else []
+    referred = [place.follow_reference(path)] if "$ref" in place.schema else []
     if referred and place.draft.name in _REF_ALONE:
         return _parts(referred[0], path, depth + 1)
     found = [place]
@@ -176,7 +176,7 @@ def _parts(place: _Place, path: str, depth: int = 0) -> list[_Place]:
     return found + left[0] if len(left) == 1 else found
 
 
-def _type_of(places: Sequence[_Place], path: str, depth: int = 0) -> T.DataType:
+def _type_of(places: Sequence[_SchemaNode], path: str, depth: int = 0) -> T.DataType:
     """Return the type of values that are held against several schemas."""
     if depth > _DEEPEST:
         raise _no_column(path, "has itself within it, and Spark has no type that does")
@@ -188,15 +188,15 @@ def _type_of(places: Sequence[_Place], path: str, depth: int = 0) -> T.DataType:
         choice = any(part.schema.get(one) for part in parts for one in ("oneOf", "anyOf"))
         raise _no_column(path, "may be of several types" if choice else "may be anything")
 
-    def inner(keyword: str) -> list[_Place]:
+    def inner(keyword: str) -> list[_SchemaNode]:
         found = [(part, part.schema.get(keyword)) for part in parts]
-        return [part.within(one) for part, one in found if isinstance(one, dict)]
+        return [part.descend(one) for part, one in found if isinstance(one, dict)]
 
     kind = kinds[0]
-    properties: dict[str, list[_Place]] = {}
+    properties: dict[str, list[_SchemaNode]] = {}
     for part in parts:
         for name, one in part.schema.get("properties", {}).items():
-            properties.setdefault(name, []).append(part.within(one))
+            properties.setdefault(name, []).append(part.descend(one))
     if kind == "object" and properties:
         fields = [
             T.StructField(name, _type_of(each, f"{path}.{name}" if path else name, depth + 1))
@@ -239,12 +239,12 @@ def differences(text: str, references: Sequence[tuple[str, str]], reader: T.Stru
     """Return which properties of a writer's schema the fields that are read do not have."""
     # Whether its values are what the fields hold is seen record by record.
     found = Difference()
-    _compare(_opened(text, references)[1], reader, "", found, set())
+    _compare(_load_schema(text, references)[1], reader, "", found, set())
     return found
 
 
 def _compare(
-    place: _Place, reader: T.DataType, path: str, found: Difference, seen: set[tuple[int, str]]
+    place: _SchemaNode, reader: T.DataType, path: str, found: Difference, seen: set[tuple[int, str]]
 ) -> None:
     try:
         parts = _parts(place, path)
@@ -259,7 +259,7 @@ def _compare(
         sometimes = [part.schema[name] for name in ("if", "then", "else") if name in part.schema]
         for several in ("dependentSchemas", "dependencies"):
             sometimes += part.schema.get(several, {}).values()
-        for one in (*part.each("oneOf", "anyOf"), *map(part.within, sometimes)):
+        for one in (*part.each("oneOf", "anyOf"), *map(part.descend, sometimes)):
             _compare(one, reader, path, found, seen)
         match reader:
             case T.StructType():
@@ -269,14 +269,14 @@ def _compare(
                 for each in (*named, *allowed):
                     name = f"{path}.{each}" if path else each
                     if each in named and each in known:
-                        _compare(part.within(named[each]), known[each], name, found, seen)
+                        _compare(part.descend(named[each]), known[each], name, found, seen)
                     elif name not in found.left_out:
                         found.left_out.append(name)
             case T.ArrayType():
-                inner = part.within(part.schema.get("items"))
+                inner = part.descend(part.schema.get("items"))
                 _compare(inner, reader.elementType, f"{path}[]", found, seen)
             case T.MapType():
-                inner = part.within(part.schema.get("additionalProperties"))
+                inner = part.descend(part.schema.get("additionalProperties"))
                 _compare(inner, reader.valueType, f"{path}[]", found, seen)
 
 
@@ -294,14 +294,14 @@ class JsonSchemaReader(Reader):
 
     kind = T.StringType()
 
-    def opened(self) -> Callable[[bytes], str]:
+    def make_converter(self) -> Callable[[bytes], str]:
         if self.registry is None:
             validator = validator_of(self.text, self.references)
             return lambda data: _valid(data, 0, validator)
-        writers = WriterSchemas(self.registry, "JSON", self._looked_at)
+        writers = WriterSchemas(self.registry, "JSON", self._prepare)
         return lambda data: _valid(data, HEADER_BYTES, writers.of(data))
 
-    def _looked_at(self, found: Registered) -> Any:
+    def _prepare(self, found: RegistrySchema) -> Any:
         if self.on_schema_change is not OnSchemaChange.LEAVE_OUT:
             read = T.StructType.fromJson(json.loads(self.fields))
             left_out = differences(found.text, found.references, read)
@@ -349,14 +349,14 @@ class JsonSchemaWriter(Writer):
     text: str
     prefix: bytes = b""
 
-    def opened(self) -> Callable[[Any], bytes]:
+    def make_converter(self) -> Callable[[Any], bytes]:
         validator = validator_of(self.text)
 
         def write(data: bytes) -> bytes:
             why = invalid(data.decode(), validator)
             if why is not None:
                 try:
-                    text = _with_nulls(data.decode(), validator)
+                    text = _add_nulls(data.decode(), validator)
                 except (ValueError, RecursionError):
                     raise Unreadable(why) from None
                 if invalid(text, validator) is not None:
@@ -374,7 +374,7 @@ class _Digits(str):
 _DECODER_OF_DIGITS = json.JSONDecoder(parse_float=_Digits, parse_int=_Digits)
 
 
-def _with_nulls(text: str, validator: Any) -> str:
+def _add_nulls(text: str, validator: Any) -> str:
     """Return the text of a row with null for what its schema requires and a text without nulls leaves out."""
     value = _DECODER_OF_DIGITS.decode(text)
     for error in validator.iter_errors(_DECODER.decode(text)):
@@ -399,7 +399,7 @@ def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | No
     """Return why nothing in a column can be valid by a schema with these columns; None if something can."""
     if isinstance(kind, T.NullType):
         return None
-    (ours, theirs) = (str(_described(one)["type"]) for one in (kind, wanted))
+    (ours, theirs) = (str(_describe(one)["type"]) for one in (kind, wanted))
     # Of numbers a record tells: 1.0 is an integer.
     if ours != theirs and not {ours, theirs} <= {"integer", "number"}:
         return f"the field '{path}' is written as {ours}, and the schema has {theirs}"
@@ -419,14 +419,14 @@ def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | No
 
 def check_references(text: str) -> None:
     """Refuse a schema that refers to what is not in it: a validator finds that out at some record."""
-    left = [_opened(text, ())[1]]
+    left = [_load_schema(text, ())[1]]
     while left:
         place = left.pop()
         if not isinstance(place.schema, dict):
             continue
         if "$ref" in place.schema:
             try:
-                place.referred("")
+                place.follow_reference("")
             except SchemaError:
                 raise SchemaError(
                     f"the JSON Schema refers to {place.schema['$ref']!r}, which is not there",
@@ -434,15 +434,15 @@ def check_references(text: str) -> None:
                     what_to_do="put what it refers to into the schema, under definitions",
                 ) from None
         inner = place.draft.create_resource(place.schema).subresources()
-        left += [place.within(one.contents) for one in inner]
+        left += [place.descend(one.contents) for one in inner]
 
 
-def derived_schema(fields: T.StructType) -> str:
+def derive_schema(fields: T.StructType) -> str:
     draft = "http://json-schema.org/draft-07/schema#"
-    return json.dumps({"$schema": draft, "title": "Record", **_described(fields)})
+    return json.dumps({"$schema": draft, "title": "Record", **_describe(fields)})
 
 
-def _described(kind: T.DataType) -> dict[str, Any]:
+def _describe(kind: T.DataType) -> dict[str, Any]:
     match kind:
         case T.StructType():
             return {"type": "object", "properties": {one.name: _nullable(one.dataType) for one in kind}}
@@ -459,5 +459,5 @@ def _described(kind: T.DataType) -> dict[str, Any]:
 
 
 def _nullable(kind: T.DataType) -> dict[str, Any]:
-    found = _described(kind)
+    found = _describe(kind)
     return {**found, "type": [found["type"], "null"]}

@@ -57,7 +57,7 @@ def json_schema(value: Json, called: str = "JSON") -> T.StructType:
     return schema
 
 
-def dropped_metric(counted_as: Sequence[str]) -> str:
+def name_drop_metric(counted_as: Sequence[str]) -> str:
     """Return the name under which Spark counts the records that a scan drops; others have other names."""
     return DROPPED_METRIC + json.dumps(list(counted_as))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.reader import AtOnce, Proven, Unreadable
+from flinkish_spark.connectors.formats.reader import SliceConverter, Proven, Unreadable
 from flinkish_spark.types.arrow_columns import find_gaps
 
 
@@ -20,7 +20,7 @@ class NoProof(Exception):
 
 
 @dataclass(frozen=True)
-class ReadAndWritten:
+class RoundTripReader:
     """Reads a slice of records that have nothing in front of them."""
 
     read: Callable[[pa.Array], Any]
@@ -48,14 +48,14 @@ class ReadAndWritten:
 
 #: Returns what is in front of a record, and what reads records behind that, if anything does; or raises
 #: Unreadable.
-FrontOf = Callable[[bytes], tuple[bytes, AtOnce | None]]
+FindPrefix = Callable[[bytes], tuple[bytes, SliceConverter | None]]
 
 
-def behind_fronts(front_of: FrontOf) -> AtOnce:
-    return partial(_behind, front_of)
+def skip_prefixes(front_of: FindPrefix) -> SliceConverter:
+    return partial(_read_after_prefix, front_of)
 
 
-def _behind(front_of: FrontOf, values: pa.Array) -> Proven | None:
+def _read_after_prefix(front_of: FindPrefix, values: pa.Array) -> Proven | None:
     """Read what has the same in front of it as the first record has; nothing else is proven."""
     first: list[bytes] = values.drop_null()[:1].to_pylist()
     try:
@@ -96,7 +96,7 @@ def rebuild_list(convert: Convert, column: pa.ListArray, kind: pa.ListType) -> p
     return pa.ListArray.from_arrays(column.offsets, made, type=kind, mask=find_gaps(column))
 
 
-def in_order_of_keys(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
+def find_key_order(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
     """Return the places of a map column's entries, by key in each map; None if they are in that order."""
     lengths = np.diff(offsets.to_numpy())
     if not len(lengths) or lengths.max() <= 1:

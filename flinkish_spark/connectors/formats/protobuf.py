@@ -24,19 +24,19 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.proofs import behind_fronts
+from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
-    AtOnce,
+    SliceConverter,
     Difference,
     Reader,
     Unreadable,
     Writer,
     check_difference,
-    registered,
+    fetch_schema,
     schema_id_of,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, to_missing_library
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -87,7 +87,7 @@ def descriptor_of(files: bytes, message: str) -> Any:
             raise ValueError(f"its last file has {len(messages)} messages: name one")
         return messages[0]
     except ImportError as missing:
-        raise needed("protobuf", "protobuf", missing) from None
+        raise to_missing_library("protobuf", "protobuf", missing) from None
     except Exception as wrong:
         raise SchemaError(
             f"the message '{message}' is not in the Protobuf descriptor"
@@ -121,13 +121,13 @@ def _add(pool: Any, name: str, known: Mapping[str, Any], added: set[str]) -> Non
     file = known.get(name)
     if file is None:
         file = descriptor_pb2.FileDescriptorProto()
-        _built_in(name).CopyToProto(file)
+        _find_built_in_file(name).CopyToProto(file)
     for one in file.dependency:
         _add(pool, one, known, added)
     pool.Add(file)
 
 
-def _built_in(name: str) -> Any:
+def _find_built_in_file(name: str) -> Any:
     """Return a file that schemas name and no registry has, since its clients have it with them."""
     import importlib
 
@@ -138,7 +138,7 @@ def _built_in(name: str) -> Any:
         try:
             importlib.import_module(package)
         except ImportError as missing:
-            raise needed(extra, f"{library}, for the file '{name}'", missing) from None
+            raise to_missing_library(extra, f"{library}, for the file '{name}'", missing) from None
         try:
             return importlib.import_module(f"{package}.{found[1].replace('/', '.')}_pb2").DESCRIPTOR
         except ModuleNotFoundError:
@@ -161,7 +161,7 @@ _BUILT_IN = (
 )
 
 
-def _built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
+def _add_built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
     """Add the built-in files that texts import to those that are known, behind what they need."""
     there = {name for name, _ in texts} | {one.name for one in known.file}
 
@@ -170,7 +170,7 @@ def _built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
         if name in there or name.startswith("google/protobuf/"):
             return
         there.add(name)
-        file = _built_in(name)
+        file = _find_built_in_file(name)
         for one in file.dependencies:
             add(one.name)
         file.CopyToProto(known.file.add())
@@ -185,7 +185,7 @@ def _built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
 _IMPORT = re.compile(r"""(?m)(?:^|;|\*/)\s*import\s+(?:public\s+|weak\s+)?["']([^"']+)["']""")
 
 
-def files_of(schema: Registered) -> bytes:
+def files_of(schema: RegistrySchema) -> bytes:
     """Return the descriptors of a registry's schema: Protobuf text, or base64 of descriptors."""
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
@@ -200,17 +200,17 @@ def files_of(schema: Registered) -> bytes:
         else:
             file.name = name
             found.file.append(file)
-    _built_in_files(sources, found)
+    _add_built_in_files(sources, found)
     parsed = bytes(found.SerializeToString(deterministic=True))
-    return _compiled(sources, parsed, texts[-1][0]) if sources else parsed
+    return _compile(sources, parsed, texts[-1][0]) if sources else parsed
 
 
-def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
+def _compile(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
     """Return descriptors of sources, by Protobuf's own compiler, which sees no other files."""
     try:
         import grpc_tools
     except ImportError as missing:
-        raise needed("protobuf", "grpcio-tools", missing) from None
+        raise to_missing_library("protobuf", "grpcio-tools", missing) from None
     with tempfile.TemporaryDirectory(prefix="flinkish-protobuf-") as folder:
         for name, text in texts:
             place = (Path(folder) / "in" / name).resolve()
@@ -413,12 +413,12 @@ class ProtobufReader(Reader):
     def kind(self) -> T.StructType:  # type: ignore[override]
         return fields_of(descriptor_of(self.files, self.message))
 
-    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
+    def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
         from google.protobuf import message_factory
         from google.protobuf.message import DecodeError
 
         descriptor = descriptor_of(self.files, self.message)
-        made, convert = message_factory.GetMessageClass(_with_numbers(descriptor)), _row_of(descriptor)
+        made, convert = message_factory.GetMessageClass(_replace_enums(descriptor)), _row_of(descriptor)
         is_needed = _has_required(descriptor, set())
         writers = None if self.registry is None else _Writers(self.registry, self, descriptor)
 
@@ -437,17 +437,17 @@ class ProtobufReader(Reader):
 
         return read
 
-    def at_once(self) -> AtOnce | None:
+    def make_slice_converter(self) -> SliceConverter | None:
         """Return what reads slices by `ptars`, and proves what it says."""
         descriptor = descriptor_of(self.files, self.message)
         columns = message_columns(descriptor, arrow_type(fields_of(descriptor)))
         if columns is None or self.registry is None:
             return columns
         start_of = _Writers(self.registry, self, descriptor).start_of
-        return behind_fronts(lambda data: (data[: start_of(data)], columns))
+        return skip_prefixes(lambda data: (data[: start_of(data)], columns))
 
 
-def _with_numbers(message: Any) -> Any:
+def _replace_enums(message: Any) -> Any:
     """Return a message with int32 in place of its enums, which is the same bytes."""
     # Of a closed enum (proto2) Protobuf takes a number that the enum does not know for an unknown field: the
     # value would be gone, and its place in a list, and its key in a map. To write one it refuses.
@@ -497,14 +497,14 @@ class _Writers:
         schema_id = schema_id_of(data)
         path, start = path_in(data, HEADER_BYTES)
         if (schema_id, path) not in self._known:
-            self._known[schema_id, path] = self._looked_at(schema_id, path)
+            self._known[schema_id, path] = self._find_message_name(schema_id, path)
         name = self._known[schema_id, path]
         if name != self.descriptor.full_name:
             raise Unreadable(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
         return start
 
-    def _looked_at(self, schema_id: int, path: tuple[int, ...]) -> str:
-        schema = registered(self.registry, schema_id, "PROTOBUF")
+    def _find_message_name(self, schema_id: int, path: tuple[int, ...]) -> str:
+        schema = fetch_schema(self.registry, schema_id, "PROTOBUF")
         file = file_of(files_of(schema))
         message = _message_at(file, path)
         # Clients in Java do not count what maps are made of among the messages within another.
@@ -570,11 +570,11 @@ class ProtobufWriter(Writer):
     #: What stands in front of each message.
     prefix: bytes = b""
 
-    def opened(self) -> Callable[[Any], bytes]:
+    def make_converter(self) -> Callable[[Any], bytes]:
         from google.protobuf import message_factory
 
         descriptor = descriptor_of(self.files, self.message)
-        made, fill = message_factory.GetMessageClass(_with_numbers(descriptor)), _filler(descriptor, "")
+        made, fill = message_factory.GetMessageClass(_replace_enums(descriptor)), _filler(descriptor, "")
 
         def write(row: Mapping[str, Any]) -> bytes:
             message = made()
@@ -710,7 +710,7 @@ def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
     return f"the field '{path}' is {kind.simpleString()}, and the message has {wanted.simpleString()}"
 
 
-def without_required(message: Any, given: T.StructType, path: str = "") -> str | None:
+def find_missing_required(message: Any, given: T.StructType, path: str = "") -> str | None:
     """Return the first required field that columns do not have, at any depth; no row of them could fit."""
     for one in message.fields:
         name = f"{path}.{one.name}" if path else one.name
@@ -723,6 +723,6 @@ def without_required(message: Any, given: T.StructType, path: str = "") -> str |
             kind = kind.elementType
         elif isinstance(kind, T.MapType):
             kind, inner = kind.valueType, inner.fields_by_name["value"].message_type
-        if isinstance(kind, T.StructType) and (found := without_required(inner, kind, name)) is not None:
+        if isinstance(kind, T.StructType) and (found := find_missing_required(inner, kind, name)) is not None:
             return found
     return None

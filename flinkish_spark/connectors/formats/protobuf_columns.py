@@ -22,21 +22,21 @@ import pyarrow.compute as pc
 from flinkish_spark.connectors.formats.proofs import (
     Convert,
     NoProof,
-    ReadAndWritten,
+    RoundTripReader,
     cast,
     check_keys,
-    in_order_of_keys,
+    find_key_order,
     rebuild_list,
     rebuild_struct,
 )
-from flinkish_spark.connectors.formats.reader import AtOnce
+from flinkish_spark.connectors.formats.reader import SliceConverter
 
 #: `ptars` has a table with a place for each number of a field, up to the largest.
 _LARGEST_NUMBER = 20_000
 _PACKAGE = "flinkish"
 
 
-def message_columns(message: Any, kind: pa.StructType) -> AtOnce | None:
+def message_columns(message: Any, kind: pa.StructType) -> SliceConverter | None:
     """Return what reads slices of a message; None if only Protobuf's own reader can read it."""
     try:
         import ptars
@@ -53,7 +53,7 @@ def message_columns(message: Any, kind: pa.StructType) -> AtOnce | None:
     pool.Add(file)
     made = pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")
     handler, convert = ptars.HandlerPool([made.file]).get_for_message(made), _struct_of(message)
-    return ReadAndWritten(
+    return RoundTripReader(
         handler.array_to_record_batch,
         handler.record_batch_to_array,
         lambda batch: convert(batch.to_struct_array(), kind),
@@ -74,7 +74,7 @@ def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
     made = file.message_type.add(name=name)
     if not message.fields or message.GetOptions().message_set_wire_format:
         raise NoProof
-    for one in _by_number(message):
+    for one in _sort_by_number(message):
         if one.number > _LARGEST_NUMBER or one.is_required or one.type == one.TYPE_GROUP:
             raise NoProof
         field = made.field.add(name=f"f{one.number}", number=one.number)
@@ -92,13 +92,13 @@ def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
     return name
 
 
-def _by_number(message: Any) -> list[Any]:
+def _sort_by_number(message: Any) -> list[Any]:
     """Return the fields as all of Protobuf's libraries write them."""
     return sorted(message.fields, key=lambda one: int(one.number))
 
 
 def _struct_of(message: Any) -> Convert:
-    places = {one.number: at for at, one in enumerate(_by_number(message))}
+    places = {one.number: at for at, one in enumerate(_sort_by_number(message))}
     parts = [(places[one.number], _column_of(one)) for one in message.fields]
     oneofs = [[places[each.number] for each in one.fields] for one in message.oneofs if len(one.fields) > 1]
     return partial(_struct, parts, oneofs)
@@ -118,12 +118,12 @@ def _always(one: Any) -> Convert:
     convert, is_message = _single_of(one), one.message_type is not None
     default = None if is_message else 0 if one.enum_type is not None else one.default_value
 
-    def filled(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    def fill(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if column.null_count and is_message:
             raise NoProof
         return convert(column.fill_null(default) if column.null_count else column, kind)
 
-    return filled
+    return fill
 
 
 def _single_of(one: Any) -> Convert:
@@ -162,7 +162,7 @@ def _map(key: Convert, value: Convert, column: pa.ListArray, kind: pa.MapType) -
     keys, items = key(entries.field(0), kind.key_type), value(entries.field(1), kind.item_type)
     check_keys(column.offsets, keys)
     # Protobuf's own maps have another order in each process.
-    places = in_order_of_keys(column.offsets, keys)
+    places = find_key_order(column.offsets, keys)
     if places is not None:
         keys, items = keys.take(places), items.take(places)
     return pa.MapArray.from_arrays(column.offsets, keys, items, type=kind)

@@ -1,7 +1,7 @@
 """What a format gives Spark's tasks: a function from the bytes of a record to a row or to text, and back.
 
 A reader is a value that is pickled into the plan. What it needs beside its settings (a parsed schema, the
-registry's client) is made once in a process, by :meth:`Reader.opened`.
+registry's client) is made once in a process, by :meth:`Reader.make_converter`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flinkish_spark.connectors.formats.registry import (
     HEADER_BYTES,
     MAGIC,
     NoSuchSchema,
-    Registered,
+    RegistrySchema,
     SchemaChangedError,
     client_of,
 )
@@ -46,13 +46,13 @@ class Proven:
 
     #: A row for each record.
     rows: pa.Array
-    #: Of each record, if its row is what :meth:`Reader.opened` reads. The rows of others are not looked at.
+    #: Of each record, if its row is what :meth:`Reader.make_converter` reads. The rows of others are not looked at.
     are_proven: pa.Array
 
 
 #: Reads a slice of bytes, some of which may be null. Returns None if all of it is to be read by record: it
 #: raises nothing about a record.
-AtOnce = Callable[[pa.Array], Proven | None]
+SliceConverter = Callable[[pa.Array], Proven | None]
 
 
 class Reader(ABC):
@@ -62,13 +62,13 @@ class Reader(ABC):
     kind: T.DataType
 
     @abstractmethod
-    def opened(self) -> Callable[[bytes], Any]:
+    def make_converter(self) -> Callable[[bytes], Any]:
         """Return the function that reads; called once per process."""
         # It returns a tuple with a value for each field as Arrow takes it (a time is microseconds, a map a
         # list of pairs), or a text. It raises Unreadable with the reason; anything else that it raises ends
         # the task, and is about no record.
 
-    def at_once(self) -> AtOnce | None:
+    def make_slice_converter(self) -> SliceConverter | None:
         """Return what reads slices; None if there is only :meth:`opened`. Called once per process."""
         return None
 
@@ -77,24 +77,24 @@ class Writer(ABC):
     """Writes one part of records. Compared and hashed by its settings."""
 
     @abstractmethod
-    def opened(self) -> Callable[[Any], bytes]:
+    def make_converter(self) -> Callable[[Any], bytes]:
         """Return the function that writes a row, a dict as Arrow makes it; raises Unreadable, with why."""
 
 
 def write_values(writer: Writer, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return what was written of each row, and why it was not."""
-    written, reasons = _each(_opened(writer), rows.to_pylist())
+    written, reasons = _each(_make_converter(writer), rows.to_pylist())
     return pa.array(written, pa.binary()), pa.array(reasons, pa.string())
 
 
 @functools.lru_cache(maxsize=64)
-def _opened(part: Reader | Writer) -> Callable[[Any], Any]:
-    return part.opened()
+def _make_converter(part: Reader | Writer) -> Callable[[Any], Any]:
+    return part.make_converter()
 
 
 @functools.lru_cache(maxsize=64)
-def _at_once(reader: Reader) -> AtOnce | None:
-    return reader.at_once()
+def _make_slice_converter(reader: Reader) -> SliceConverter | None:
+    return reader.make_slice_converter()
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,20 +116,20 @@ class SliceReader:
 
     def read(self, values: pa.Array) -> pa.Array:
         """Return a struct for each value: what was read, and why it was not."""
-        at_once = _at_once(self.reader)
+        at_once = _make_slice_converter(self.reader)
 
-        def completed(part: pa.Array) -> pa.Array | None:
+        def complete(part: pa.Array) -> pa.Array | None:
             found = None if at_once is None else at_once(part)
-            return None if found is None else self._completed(found, part)
+            return None if found is None else self._complete(found, part)
 
-        tried = None if at_once is None else completed
-        parts = [*read_in_parts(values.cast(pa.binary()), tried, self._by_record)]
+        tried = None if at_once is None else complete
+        parts = [*read_in_parts(values.cast(pa.binary()), tried, self._read_by_record)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
-    def _completed(self, found: Proven, values: pa.Array) -> pa.Array:
+    def _complete(self, found: Proven, values: pa.Array) -> pa.Array:
         proven = found.are_proven.to_numpy(zero_copy_only=False)
         reasons = pa.nulls(len(values), pa.string())
-        made = pa.StructArray.from_arrays([_without(values, found.rows), reasons], [READ, REASON])
+        made = pa.StructArray.from_arrays([_mask_nulls(values, found.rows), reasons], [READ, REASON])
         others = np.flatnonzero(~proven)
         if not len(others):
             return made
@@ -137,13 +137,13 @@ class SliceReader:
         # Records with something else in front of them: of the next kind there may be many. Only while much
         # is proven, so that a slice is not read again and again.
         many = 4 * len(others) <= 3 * len(values) and len(others) > SMALLEST_PART
-        exact = self.read(left) if many else self._by_record(left)
+        exact = self.read(left) if many else self._read_by_record(left)
         places = np.arange(len(values))
         places[others] = np.arange(len(others)) + len(values)
         return pa.concat_arrays([made, exact]).take(pa.array(places))
 
-    def _by_record(self, values: pa.Array) -> pa.Array:
-        found, reasons = _each(_opened(self.reader), values.to_pylist())
+    def _read_by_record(self, values: pa.Array) -> pa.Array:
+        found, reasons = _each(_make_converter(self.reader), values.to_pylist())
         kind = _arrow_type_of(self.reader)
         try:
             rows = pa.array(found, kind)
@@ -158,7 +158,7 @@ class SliceReader:
         return pa.StructArray.from_arrays([rows, pa.array(reasons, pa.string())], [READ, REASON])
 
 
-def _without(values: pa.Array, rows: pa.Array) -> pa.Array:
+def _mask_nulls(values: pa.Array, rows: pa.Array) -> pa.Array:
     """Return rows that are null where there are no bytes."""
     if not values.null_count:
         return rows
@@ -191,7 +191,7 @@ class Difference:
     other: list[str] = field(default_factory=list)
 
 
-def check_difference(writer: Registered, found: Difference, policy: OnSchemaChange) -> None:
+def check_difference(writer: RegistrySchema, found: Difference, policy: OnSchemaChange) -> None:
     """Raise what the policy says about a writer's schema."""
     if found.other:
         raise SchemaError(
@@ -218,7 +218,7 @@ def check_difference(writer: Registered, found: Difference, policy: OnSchemaChan
     )
 
 
-def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> SchemaError | SchemaChangedError:
+def to_mismatch_error(writer: RegistrySchema, what: str, policy: OnSchemaChange) -> SchemaError | SchemaChangedError:
     """Return the error about values that have no place in the schema that is read with."""
     if policy is OnSchemaChange.EVOLVE:
         return SchemaChangedError(
@@ -235,9 +235,9 @@ def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> Schem
     )
 
 
-def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registered:
+def fetch_schema(registry: SchemaRegistry, schema_id: int, kind: str) -> RegistrySchema:
     try:
-        found = client_of(registry).by_id(schema_id)
+        found = client_of(registry).find_by_id(schema_id)
     except NoSuchSchema:
         raise Unreadable(f"the registry has no schema {schema_id}") from None
     if found.kind != kind:
@@ -260,11 +260,11 @@ class WriterSchemas:
     #: What the registry calls the format.
     kind: str
     #: Makes of a schema what its records are read by; raises what is wrong with it.
-    looked_at: Callable[[Registered], Any]
+    prepare: Callable[[RegistrySchema], Any]
     _known: dict[int, Any] = field(default_factory=dict)
 
     def of(self, data: bytes) -> Any:
         schema_id = schema_id_of(data)
         if schema_id not in self._known:
-            self._known[schema_id] = self.looked_at(registered(self.registry, schema_id, self.kind))
+            self._known[schema_id] = self.prepare(fetch_schema(self.registry, schema_id, self.kind))
         return self._known[schema_id]

@@ -63,7 +63,7 @@ class NoSuchSchema(LookupError):
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegistrySchema:
     """A schema as a registry has it."""
 
     kind: str
@@ -80,7 +80,7 @@ class Registered:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Registered:
+    def from_json(cls, stored: Mapping[str, Any]) -> RegistrySchema:
         references = tuple((name, text) for name, text in stored["references"])
         return cls(**{**stored, "references": references})
 
@@ -114,7 +114,7 @@ class RegistryClient:
     """Asks one registry; may be used by several threads."""
 
     settings: SchemaRegistry
-    _by_id: dict[int, Registered] = field(default_factory=dict)
+    _by_id: dict[int, RegistrySchema] = field(default_factory=dict)
     #: Until when each of these is believed to be none.
     _unknown: dict[int, float] = field(default_factory=dict)
 
@@ -123,21 +123,21 @@ class RegistryClient:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as missing:
-            raise needed("schema-registry", "confluent-kafka", missing) from None
+            raise to_missing_library("schema-registry", "confluent-kafka", missing) from None
         return SchemaRegistryClient(_options(self.settings))
 
-    def by_id(self, schema_id: int) -> Registered:
+    def find_by_id(self, schema_id: int) -> RegistrySchema:
         if schema_id not in self._by_id:
             if time.monotonic() < self._unknown.get(schema_id, 0):
                 raise NoSuchSchema(schema_id)
-            self._by_id[schema_id] = self._whole(self._found(schema_id), schema_id)
+            self._by_id[schema_id] = self._whole(self._fetch_schema(schema_id), schema_id)
         return self._by_id[schema_id]
 
-    def _found(self, schema_id: int) -> Schema:
+    def _fetch_schema(self, schema_id: int) -> Schema:
         believed_at, text = time.monotonic() + _UNKNOWN_MS / 1_000, attrgetter("schema_str")
         for tries, pause_ms in enumerate(backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)):
             try:
-                return self._asked(f"schema {schema_id}", lambda: self._client.get_schema(schema_id), text)
+                return self._ask(f"schema {schema_id}", lambda: self._client.get_schema(schema_id), text)
             except NoSuchSchema:
                 if schema_id in self._unknown or (tries and time.monotonic() > believed_at):
                     self._unknown[schema_id] = time.monotonic() + _FORGOTTEN_MS / 1_000
@@ -145,19 +145,19 @@ class RegistryClient:
             time.sleep(pause_ms / 1_000)
         raise AssertionError("pauses never end")
 
-    def newest(self, subject: str) -> Registered:
-        found = self._asked(
+    def newest(self, subject: str) -> RegistrySchema:
+        found = self._ask(
             f"subject '{subject}'",
             lambda: self._client.get_version(subject, "latest"),
             attrgetter("schema.schema_str"),
         )
         return self._whole(found.schema, int(found.schema_id or 0), subject, int(found.version or 0))
 
-    def id_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]] = ()) -> int:
+    def id_of(self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]] = ()) -> int:
         """Return the number of a sink's schema, registered if the settings say so."""
         if self.settings.registration is Registration.AUTOMATIC:
             wanted, who = _schema(schema, needs), f"the schema of subject '{subject}'"
-            return int(self._asked(who, lambda: self._client.register_schema(subject, wanted), int))
+            return int(self._ask(who, lambda: self._client.register_schema(subject, wanted), int))
         try:
             return int(self._look_up(subject, schema, needs, "schema_id"))
         except NoSuchSchema:
@@ -168,20 +168,20 @@ class RegistryClient:
                 subject=subject,
             ) from None
 
-    def version_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]]) -> int:
+    def version_of(self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]]) -> int:
         return int(self._look_up(subject, schema, needs, "version"))
 
     def _look_up(
-        self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]], part: str
+        self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]], part: str
     ) -> Any:
         wanted, who, get = _schema(schema, needs), f"the schema of subject '{subject}'", attrgetter(part)
-        return get(self._asked(who, lambda: self._client.lookup_schema(subject, wanted), get))
+        return get(self._ask(who, lambda: self._client.lookup_schema(subject, wanted), get))
 
-    def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> Registered:
+    def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> RegistrySchema:
         references: dict[str, str] = {}
         self._collect(found, references, 0)
         kind, text = str(found.schema_type or "AVRO"), str(found.schema_str)
-        return Registered(kind, text, tuple(references.items()), schema_id, subject, version)
+        return RegistrySchema(kind, text, tuple(references.items()), schema_id, subject, version)
 
     def _collect(self, schema: Schema, known: dict[str, str], depth: int) -> None:
         """Add what a schema refers to, what is needed first in front."""
@@ -214,9 +214,9 @@ class RegistryClient:
                     )
                 raise_translated(known, error)
 
-        return self._asked(what, ask, attrgetter("schema.schema_str")).schema
+        return self._ask(what, ask, attrgetter("schema.schema_str")).schema
 
-    def _asked(self, what: str, ask: Callable[[], T], part: Callable[[Any], object]) -> T:
+    def _ask(self, what: str, ask: Callable[[], T], part: Callable[[Any], object]) -> T:
         """Ask until there is an answer, for as long as the settings allow."""
         deadline = time.monotonic() + self.settings.retry_ms / 1_000
         pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
@@ -263,7 +263,7 @@ def _options(settings: SchemaRegistry) -> dict[str, Any]:
     return options | {name: path for name, path in files.items() if path}
 
 
-def _schema(schema: Registered, needs: Sequence[tuple[str, str, int]]) -> Schema:
+def _schema(schema: RegistrySchema, needs: Sequence[tuple[str, str, int]]) -> Schema:
     from confluent_kafka.schema_registry import Schema, SchemaReference
 
     references = [SchemaReference(name, subject, version) for name, subject, version in needs]
@@ -313,7 +313,7 @@ def _meaning(error: Exception, what: str) -> BaseException:
     return error
 
 
-def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
+def to_missing_library(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
     return EnvironmentFault(
         f"a format needs {package}: it is not installed here",
         why=str(missing),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.buffer import Applied, BufferedCommitter, BufferedRows
+from flinkish_spark.connectors.buffer import ApplyStatus, BufferedCommitter, BufferedRows
 from flinkish_spark.connectors.jdbc.checks import TableCheck
 from flinkish_spark.connectors.jdbc.control import TIMELINE
 from flinkish_spark.connectors.jdbc.database import Database
@@ -68,7 +68,7 @@ class Change:
 _Waiting = tuple[Change, str]
 
 
-class _EarlierCounts(Exception):
+class _EarlierRecordCounts(Exception):
     """The last record of a key can never be taken, so one before it stands in the end."""
 
 
@@ -100,19 +100,19 @@ class CheckpointWrite:
 
     def run(self, rows: BufferedRows) -> None:
         last = {} if self._is_ordered else self._last_of_each_key(rows)
-        stuck = [] if self._write_all(rows, last) else self._in_turns(self._lasts(rows, last))
+        stuck = [] if self._write_all(rows, last) else self._send_repeatedly(self._lasts(rows, last))
         # A record that is not taken does not take the place of an earlier one either.
         keys = {change.key for change, _ in stuck} | self._refused_keys
         if last and keys:
             parts = self._parts(rows, {})
-            stuck = self._in_turns([one for one in changes if one.key in keys] for changes in parts)
+            stuck = self._send_repeatedly([one for one in changes if one.key in keys] for changes in parts)
         while stuck:
             # Nobody gets in as things are: the first of each key never will.
             firsts = {change.key: change for change, _ in reversed(stuck)}
             for change, reason in stuck:
                 if firsts[change.key] is change:
                     self._refuse(change, reason)
-            stuck = self._in_turns([[change for change, _ in stuck if firsts[change.key] is not change]])
+            stuck = self._send_repeatedly([[change for change, _ in stuck if firsts[change.key] is not change]])
 
     def facts(self, rows: BufferedRows) -> dict[str, Any]:
         found: dict[str, Any] = {"rows": self._written}
@@ -136,29 +136,29 @@ class CheckpointWrite:
         """Write everything, judged by what it comes to in the end, or nothing; say if it is written."""
         error = self._try(self._lasts(rows, last))
         if error is not None and last and self._dialect.is_taken(error):
-            error = self._try(self._cleared(rows, last) if self._writes_all else self._yield_all(rows))
+            error = self._try(self._yield_after_delete(rows, last) if self._writes_all else self._yield_all(rows))
         return error is None
 
     def _try(self, parts: Iterator[Sequence[Change]]) -> Exception | None:
         """Return why the database did not take all of it."""
         self._begin_again()
         try:
-            with self._session.savepoint(), self._dialect.deferred(self._session):
+            with self._session.savepoint(), self._dialect.defer_constraints(self._session):
                 for changes in parts:
                     self._hand_over(changes)
             return None
         except Exception as error:
-            if not isinstance(error, _EarlierCounts) and self._dialect.trouble(error) is not Trouble.REFUSED:
+            if not isinstance(error, _EarlierRecordCounts) and self._dialect.trouble(error) is not Trouble.REFUSED:
                 raise
             self._begin_again()
             return error
 
-    def _cleared(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
+    def _yield_after_delete(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
         for changes in self._parts(rows, last):
             if changes:
                 self._delete(changes)
         if self._refused_keys & last.keys():
-            raise _EarlierCounts
+            raise _EarlierRecordCounts
         self._begin_again()
         yield from self._lasts(rows, last)
 
@@ -172,7 +172,7 @@ class CheckpointWrite:
             # Rows that go make room for others.
             yield changes if self._is_ordered else sorted(changes, key=lambda one: not one.deletes)
 
-    def _in_turns(self, parts: Iterable[Sequence[Change]]) -> list[_Waiting]:
+    def _send_repeatedly(self, parts: Iterable[Sequence[Change]]) -> list[_Waiting]:
         """Send changes, again and again those that did not get in; return whom that does not help."""
         waiting: list[_Waiting] = []
         for changes in parts:
@@ -202,7 +202,7 @@ class CheckpointWrite:
                 raise
             if len(changes) == 1:
                 held.add(changes[0].key)
-                reason = self._settings.scrubbed(self._dialect.reason(error))[:_MOST_REASON]
+                reason = self._settings.scrub(self._dialect.reason(error))[:_MOST_REASON]
                 return [*kept, (changes[0], reason)]
         # Of what is refused as a whole, find out who is meant; the earlier half first.
         half = len(changes) // 2
@@ -353,12 +353,12 @@ class JdbcCommitter(BufferedCommitter):
             self._context.require_ours(mark, checkpoint)
         return mark
 
-    def has_applied(self, checkpoint: CheckpointId) -> Applied:
+    def has_applied(self, checkpoint: CheckpointId) -> ApplyStatus:
         with self._database.use(self._prepare) as session, session.transaction(self._settings.dialect.begin):
             mark = self._claim(session, checkpoint)
         if mark is None:
-            return Applied.UNKNOWN
-        return Applied.YES if mark.checkpoint >= checkpoint else Applied.NO
+            return ApplyStatus.UNKNOWN
+        return ApplyStatus.YES if mark.checkpoint >= checkpoint else ApplyStatus.NO
 
     def why_not_superseded(self, target: CheckpointId) -> str:
         with self._database.use(self._prepare) as session:

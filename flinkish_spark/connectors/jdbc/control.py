@@ -30,7 +30,7 @@ _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
 TIMELINE = "timeline"
 
 
-class ControlRowGone(EnvironmentFault):
+class ControlRowMissing(EnvironmentFault):
     """The evidence of what is in the database has been deleted."""
 
 
@@ -88,20 +88,20 @@ class ControlTable:
 
     def _update(self, session: Session, sets: Mapping[str, int | str], *limits: tuple[str, str, int]) -> int:
         """Set columns of the row, if it is within limits; return how many rows that is."""
-        mark, quoted = self.dialect.marker, self.dialect.quoted
-        columns = ", ".join(f"{quoted(name)} = {mark}" for name in sets)
-        within = "".join(f" AND {quoted(name)} {operator} {mark}" for name, operator, _ in limits)
+        mark, quote = self.dialect.marker, self.dialect.quote
+        columns = ", ".join(f"{quote(name)} = {mark}" for name in sets)
+        within = "".join(f" AND {quote(name)} {operator} {mark}" for name, operator, _ in limits)
         return session.run(
             f"UPDATE {self.dialect.table(self.table)} SET {columns} {self._where}{within}",
             (*sets.values(), *self._key, *(value for *_, value in limits)),
         )
 
     def read(self, session: Session) -> tuple[int, int, dict[str, Any]]:
-        """Return checkpoint, owner epoch and facts; raise ControlRowGone if there is no row."""
+        """Return checkpoint, owner epoch and facts; raise ControlRowMissing if there is no row."""
         names = self.dialect.list_of((_CHECKPOINT, _EPOCH, _FACTS))
         found = session.rows(f"SELECT {names} FROM {self.dialect.table(self.table)} {self._where}", self._key)
         if not found:
-            raise ControlRowGone(
+            raise ControlRowMissing(
                 f"the row of sink '{self.uid}' is gone from the control table {self.table}",
                 why="without it nobody knows which checkpoints are in the database, and they could get in "
                 "twice",
@@ -133,8 +133,8 @@ class ControlTable:
 
     @property
     def _where(self) -> str:
-        mark, quoted = self.dialect.marker, self.dialect.quoted
-        return f"WHERE {quoted(_JOB)} = {mark} AND {quoted(_SINK)} = {mark}"
+        mark, quote = self.dialect.marker, self.dialect.quote
+        return f"WHERE {quote(_JOB)} = {mark} AND {quote(_SINK)} = {mark}"
 
     @property
     def _key(self) -> tuple[str, str]:

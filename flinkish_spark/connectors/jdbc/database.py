@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from flinkish_spark.connectors.buffer import BufferedFileGone
-from flinkish_spark.connectors.jdbc.dialect import Session, TransactionLost, Trouble
+from flinkish_spark.connectors.buffer import BufferedFileError
+from flinkish_spark.connectors.jdbc.dialect import Session, LostTransaction, Trouble
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.core.forks import Connected, never_finalized
@@ -23,7 +23,7 @@ class DatabaseUnavailable(EnvironmentFault):
     restartable = True
 
 
-class DatabaseRefused(EnvironmentFault):
+class DatabaseFault(EnvironmentFault):
     """The database refuses what the sink does; somebody has to see to it."""
 
 
@@ -60,7 +60,7 @@ class Database(Connected):
                     self._is_prepared = True
                 yield self._session
             return
-        except (FlinkishError, BufferedFileGone):
+        except (FlinkishError, BufferedFileError):
             self.close()
             raise
         except Exception as error:
@@ -86,11 +86,11 @@ class Database(Connected):
                 other.close()
 
     def _fault(self, error: Exception, *, is_ours: bool) -> FlinkishError:
-        if isinstance(error, TransactionLost):
+        if isinstance(error, LostTransaction):
             is_about_values = self._settings.dialect.trouble(error.first) is Trouble.REFUSED
             return self._fault(error.second if is_about_values else error.first, is_ours=is_ours)
         trouble = self._settings.dialect.trouble(error)
-        why = self._settings.scrubbed(self._settings.dialect.reason(error))
+        why = self._settings.scrub(self._settings.dialect.reason(error))
         place = f"the database {self._settings.url} of sink '{self._uid}'"
         if is_ours:
             return DatabaseUnavailable(
@@ -102,7 +102,7 @@ class Database(Connected):
             return DatabaseUnavailable(
                 f"{place} cannot be used now", why=why, what_to_do="see whether it runs and can be reached"
             )
-        return DatabaseRefused(
+        return DatabaseFault(
             f"{place} refuses a statement",
             why=why,
             what_to_do="see to tables and rights, then start the job again; what is decided is kept",

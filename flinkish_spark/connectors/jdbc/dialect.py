@@ -1,7 +1,7 @@
 """What differs between databases, behind one class; their drivers; values as parameters.
 
 SQL is put together from two things only: text of this package, and identifiers through
-:meth:`Dialect.quoted`. Values go as parameters, always. Drivers are extras, imported when they are used.
+:meth:`Dialect.quote`. Values go as parameters, always. Drivers are extras, imported when they are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, SqlType, why_decimal_unfit, why_integer_unfit
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.types.arrow_columns import beyond_years, leaves
+from flinkish_spark.types.arrow_columns import find_beyond_years, leaves
 
 Params = tuple[Any, ...]
 
@@ -98,7 +98,7 @@ class ColumnInfo:
     letters: str = ""
 
 
-class TransactionLost(Exception):
+class LostTransaction(Exception):
     """An error ended more than the statement: the transaction is gone, or the connection."""
 
     def __init__(self, first: Exception, second: Exception) -> None:
@@ -139,9 +139,9 @@ class Session:
 
     def run_many(self, sql: str, params: Sequence[Params]) -> None:
         with self.cursor() as cursor:
-            cursor.executemany(sql, self.counted(params))
+            cursor.executemany(sql, self.count_answers(params))
 
-    def counted(self, rows: Iterable[Params]) -> Iterator[Params]:
+    def count_answers(self, rows: Iterable[Params]) -> Iterator[Params]:
         # Each row that is taken is an answer.
         for row in rows:
             yield row
@@ -173,7 +173,7 @@ class Session:
             try:
                 self.run(f"ROLLBACK TO SAVEPOINT {name}")
             except Exception as second:
-                raise TransactionLost(error, second) from None
+                raise LostTransaction(error, second) from None
             raise
         else:
             self.run(f"RELEASE SAVEPOINT {name}")
@@ -229,7 +229,7 @@ class Dialect(ABC):
     def reason(self, error: BaseException) -> str:
         return " ".join(str(error).split()) or type(error).__name__
 
-    def quoted(self, identifier: str) -> str:
+    def quote(self, identifier: str) -> str:
         """Return an identifier for SQL, whatever characters it has."""
         size = len(identifier.encode())
         if not identifier or "\0" in identifier or size > self._longest_identifier_bytes:
@@ -239,17 +239,17 @@ class Dialect(ABC):
                 what_to_do="use another name",
             )
         quote = self._quote
-        return quote + self._escaped(identifier).replace(quote, quote * 2) + quote
+        return quote + self._escape(identifier).replace(quote, quote * 2) + quote
 
-    def _escaped(self, text: str) -> str:
+    def _escape(self, text: str) -> str:
         """Return text that the driver does not take for a parameter."""
         return text.replace("%", "%%") if self.marker == "%s" else text
 
     def table(self, name: TableName) -> str:
-        return ".".join(self.quoted(part) for part in name.parts)
+        return ".".join(self.quote(part) for part in name.parts)
 
     def list_of(self, columns: Sequence[str]) -> str:
-        return ", ".join(self.quoted(column) for column in columns)
+        return ", ".join(self.quote(column) for column in columns)
 
     def insert(self, table: TableName, columns: Sequence[str]) -> str:
         markers = ", ".join([self.marker] * len(columns))
@@ -260,7 +260,7 @@ class Dialect(ABC):
         if target.mode is WriteMode.INSERT:
             return ""
         others = [c for c in target.columns if c not in target.key]
-        sets = ", ".join(f"{self.quoted(c)} = EXCLUDED.{self.quoted(c)}" for c in others)
+        sets = ", ".join(f"{self.quote(c)} = EXCLUDED.{self.quote(c)}" for c in others)
         action = f"UPDATE SET {sets}" if sets else "NOTHING"
         return f" ON CONFLICT ({self.list_of(target.key)}) DO {action}"
 
@@ -268,13 +268,13 @@ class Dialect(ABC):
         return f"{self.insert(table, columns)} ON CONFLICT ({self.list_of(key)}) DO NOTHING"
 
     def delete_by_key(self, target: Target) -> str:
-        where = " AND ".join(f"{self.quoted(c)} = {self.marker}" for c in target.key)
+        where = " AND ".join(f"{self.quote(c)} = {self.marker}" for c in target.key)
         return f"DELETE FROM {self.table(target.table)} WHERE {where}"
 
     def create_table(
         self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
     ) -> str:
-        parts = [f"{self.quoted(name)} {type_}" for name, type_ in columns]
+        parts = [f"{self.quote(name)} {type_}" for name, type_ in columns]
         parts += [f"PRIMARY KEY ({self.list_of(key)})"] if key else []
         return f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(parts)})"
 
@@ -287,7 +287,7 @@ class Dialect(ABC):
         session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
 
     @contextlib.contextmanager
-    def deferred(self, session: Session) -> Iterator[None]:
+    def defer_constraints(self, session: Session) -> Iterator[None]:
         """Put off to the end of the block what the database can check later; raise there what it finds."""
         yield
 
@@ -436,7 +436,7 @@ def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
     if pa.types.is_floating(leaf.type):
         return not is_in_json and pc.all(pc.is_finite(leaf)).as_py() is False
     if pa.types.is_date32(leaf.type) or (pa.types.is_timestamp(leaf.type) and leaf.type.unit == "us"):
-        return bool(beyond_years(leaf).any())
+        return bool(find_beyond_years(leaf).any())
     return bool(pa.types.is_temporal(leaf.type))
 
 

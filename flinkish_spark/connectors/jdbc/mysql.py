@@ -173,7 +173,7 @@ class MySql(Dialect):
             return " ".join(f"{error.args[1]} ({error.args[0]})".split())
         return super().reason(error)
 
-    def quoted(self, identifier: str) -> str:
+    def quote(self, identifier: str) -> str:
         """Return an identifier for SQL; raise ConfigError for one that MySQL cuts or refuses."""
         is_beyond = any(ord(letter) > _LAST_LETTER for letter in identifier)
         if is_beyond or len(identifier) > _LONGEST_NAME or identifier != identifier.rstrip():
@@ -182,18 +182,18 @@ class MySql(Dialect):
                 why=f"names have up to {_LONGEST_NAME} letters of the basic plane and no space at their end",
                 what_to_do="use another name",
             )
-        return super().quoted(identifier)
+        return super().quote(identifier)
 
     def on_conflict(self, target: Target) -> str:
         """Return the ON DUPLICATE KEY UPDATE; it has no word for which key."""
         if target.mode is WriteMode.INSERT:
             return ""
         others = [c for c in target.columns if c not in target.key] or [target.key[0]]
-        sets = ", ".join(f"{self.quoted(c)} = VALUES({self.quoted(c)})" for c in others)
+        sets = ", ".join(f"{self.quote(c)} = VALUES({self.quote(c)})" for c in others)
         return f" ON DUPLICATE KEY UPDATE {sets}"
 
     def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
-        same = self.quoted(key[0])
+        same = self.quote(key[0])
         return f"{self.insert(table, columns)} ON DUPLICATE KEY UPDATE {same} = {same}"
 
     def create_table(

@@ -193,7 +193,7 @@ class Postgres(Dialect):
             super().write_in_order(session, target, rows)
 
     @contextlib.contextmanager
-    def deferred(self, session: Session) -> Iterator[None]:
+    def defer_constraints(self, session: Session) -> Iterator[None]:
         session.run("SET CONSTRAINTS ALL DEFERRED")
         yield
         session.run("SET CONSTRAINTS ALL IMMEDIATE")
@@ -203,7 +203,7 @@ class Postgres(Dialect):
             super().delete(session, target, keys)
             return
         self._stage(session, target, target.key, keys)
-        same = " AND ".join(f"t.{self.quoted(c)} = s.{self.quoted(c)}" for c in target.key)
+        same = " AND ".join(f"t.{self.quote(c)} = s.{self.quote(c)}" for c in target.key)
         session.run(f"DELETE FROM {self.table(target.table)} t USING pg_temp.{_STAGE} s WHERE {same}")
         session.run(f"DROP TABLE pg_temp.{_STAGE}")
 
@@ -223,7 +223,7 @@ class Postgres(Dialect):
             # A statement without parameters: nothing takes the doubled percent signs back.
             cursor.copy(statement.replace("%%", "%")) as copy,
         ):
-            for row in session.counted(rows):
+            for row in session.count_answers(rows):
                 copy.write_row(row)
 
     def probe(self, session: Session, target: Target, *, deletes: bool) -> None:

@@ -150,11 +150,11 @@ class RecordCheck:
         return next((f"{name}: {value}" for (value,) in found if isinstance(value, Unfit)), "")
 
     def _refuse_row(self, rows: pa.RecordBatch, place: int, why: str) -> None:
-        from flinkish_spark.connectors.two_phase import refused_record
+        from flinkish_spark.connectors.two_phase import to_bad_record_error
 
         # The driver looks for markers in the text: a record must not bring one.
         shown = show_record(rows, place, self.target.key).replace("[FLINKISH", "[ FLINKISH")
-        raise refused_record(self.uid, f"{why}: {shown}")
+        raise to_bad_record_error(self.uid, f"{why}: {shown}")
 
 
 def deletions(batch: pa.RecordBatch, column: str) -> pa.BooleanArray:
@@ -210,7 +210,7 @@ class JdbcSettings:
     def control(self, context: SinkContext) -> ControlTable:
         return ControlTable(self.dialect, self.control_table, context.job, context.uid, context.owner_epoch)
 
-    def scrubbed(self, text: str) -> str:
+    def scrub(self, text: str) -> str:
         try:
             secret = self.secret.read()
             return text.replace(secret, "***") if secret else text

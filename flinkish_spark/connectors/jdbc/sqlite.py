@@ -73,7 +73,7 @@ class Sqlite(Dialect):
         )
         # ON CONFLICT and triggers may do something else about a null; a key INTEGER gets a number.
         may_take_nulls = found and session.rows(
-            f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
+            f"SELECT 1 FROM {self.quote(schema)}.sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
             "AND (type = 'trigger' OR sql LIKE '%on conflict%')",
             (name,),
         )
@@ -114,7 +114,7 @@ class Sqlite(Dialect):
     def is_ordered(self, session: Session, table: TableName) -> bool:
         """Ask for triggers, and whether the connection heeds foreign keys."""
         name, schema = self._place(table)
-        sql = f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
+        sql = f"SELECT 1 FROM {self.quote(schema)}.sqlite_master WHERE type = 'trigger' "
         triggers = session.rows(sql + "AND tbl_name = ? COLLATE NOCASE", (name,))
         return bool(triggers) or session.rows("PRAGMA foreign_keys") == [(1,)]
 

@@ -20,8 +20,8 @@ from flinkish_spark.connectors.formats.decoding import (
     Part,
     part_of,
     read_part,
-    stated_part,
-    without_bad,
+    make_declared_part,
+    drop_bad_records,
 )
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.contracts.source import JobPlace
@@ -46,8 +46,8 @@ from flinkish_spark.core.formats import (
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
-from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.json_columns import replace_months, with_intervals, with_intervals_of
+from flinkish_spark.types.ddl import quote_name
+from flinkish_spark.types.json_columns import replace_months, restore_intervals, restore_frame_intervals
 from flinkish_spark.types.schemas import check_field_names
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -107,8 +107,8 @@ class Decoding:
                 f"and the value is {type(self.value).__name__}",
                 what_to_do="leave it out: only formats of changes know such things",
             )
-        key = None if self.key is None else stated_part(self.key, "key")
-        self._check_fields(key, *self._value(lambda form: stated_part(form, "value")))
+        key = None if self.key is None else make_declared_part(self.key, "key")
+        self._check_fields(key, *self._value(lambda form: make_declared_part(form, "value")))
 
     @property
     def policy(self) -> BadRecordPolicy:
@@ -232,12 +232,12 @@ class Deserializer:
             decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
             made = C.as_records(C.map_in_arrow(raw, decode, decode.columns))
             if policy is OnBadRecord.DROP:
-                made = without_bad(made, policy, counted_as).drop(REASON)
-            return with_intervals_of(made, parts.fields)
+                made = drop_bad_records(made, policy, counted_as).drop(REASON)
+            return restore_frame_intervals(made, parts.fields)
         read = self._read_apart(raw, parts, fails=policy is OnBadRecord.FAIL)
         if policy is not OnBadRecord.FAIL:
             read, reason = self._with_misfit(self.changelog, read)
-            read = without_bad(read.withColumn(REASON, reason), policy, counted_as)
+            read = drop_bad_records(read.withColumn(REASON, reason), policy, counted_as)
         # Under FAIL a change that says nothing of rows ends the task here: no other look is taken.
         beside = [*([] if self.key is None else [self.key.read]), *kept]
         time_zone = session_time_zone(raw.sparkSession)
@@ -272,12 +272,12 @@ class Deserializer:
         frame = C.map_in_arrow(raw, read, read.columns)
         for part in parts.all:
             if part.has_intervals:
-                frame = frame.withColumn(part.read, with_intervals(F.col(part.read), part.fields))
+                frame = frame.withColumn(part.read, restore_intervals(F.col(part.read), part.fields))
         return frame
 
     def _with_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
         envelope, time_zone = F.col(self.value.read), session_time_zone(found.sparkSession)
-        found, is_misfit = changelog.with_misfit(found, envelope, time_zone)
+        found, is_misfit = changelog.find_misfits(found, envelope, time_zone)
         misfit = F.when(F.col("topic").isNotNull() & is_misfit, F.lit(changelog.why))
         return found, F.coalesce(F.col(REASON), misfit)
 
@@ -289,7 +289,7 @@ class Deserializer:
             of_key = F.col(self.key.read)
             names = zip(self.decoding.fields_of(self.key).names, self.key.fields.names, strict=True)
             keys = {name: of_key[own] for name, own in names}
-        values = {name: F.col(quoted(name)) for name in self.changelog.fields.names}
+        values = {name: F.col(quote_name(name)) for name in self.changelog.fields.names}
         kind = [F.col(name) for name in (ROW_KIND, *self.changelog.names)]
         columns = {**keys, **values}
         return frame.select(*[columns[name].alias(name) for name in self.fields.names], *kind, *kept)

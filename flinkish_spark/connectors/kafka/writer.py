@@ -96,7 +96,7 @@ class SinkInPython:
         """Return what the task tells of it, once all is written and acknowledged."""
         prepared = transaction.prepare()
         counts = transaction.counts
-        done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
+        done = replace(ack.finish(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
         if self.settings.shared is not None:
             written, ticket = transaction.acknowledged_by_place(), transaction.ticket
@@ -212,7 +212,7 @@ class KafkaWriter(JoiningWriter):
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
         self._compacted = [name for name in sink.data_topics if name in known and known[name].is_compacted]
-        self._times = TimeLimits.of_all(known[name].times for name in sink.data_topics if name in known)
+        self._times = TimeLimits.merge(known[name].times for name in sink.data_topics if name in known)
         self._encoder = RecordEncoder.of(sink, context.schema)
         self._columns = self._encoder.spark_columns()
         named = [column.alias(name) for name, column in self._columns.items()]

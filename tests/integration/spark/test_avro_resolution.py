@@ -261,7 +261,7 @@ def test_what_both_read_is_the_same(java: Java) -> None:
         if theirs is not None and ours is not None:
             schema = avro.whole_schema(reader)
             named = avro.names_in(schema)
-            kind = to_arrow_type(avro.typed(schema, named, ""), timezone="UTC")
+            kind = to_arrow_type(avro.to_spark_type(schema, named, ""), timezone="UTC")
             assert _stored(ours, kind) == _stored(_column(schema, named, theirs), kind), (
                 seed,
                 writer,
@@ -286,9 +286,9 @@ def _java_reads(java: Java, writer: str, reader: str, data: bytes) -> Any:
 def _we_read(writer: str, reader: str, data: bytes) -> Any:
     try:
         theirs, ours = avro.whole_schema(writer), avro.whole_schema(reader)
-        _ = avro.typed(ours, avro.names_in(ours), "")
+        _ = avro.to_spark_type(ours, avro.names_in(ours), "")
         resolution = avro.Resolution(theirs, ours)
         convert = resolution.convert()
         return None if resolution.found.other else avro._reading(theirs, convert, True, 0)(data)
-    except (SchemaError, avro.Unlike, Unreadable):
+    except (SchemaError, avro.ResolutionError, Unreadable):
         return None

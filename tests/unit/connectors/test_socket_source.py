@@ -120,7 +120,7 @@ def test_an_unreachable_peer_fails_the_query_behind_what_it_has_sent(tmp_path) -
 def test_two_readers_of_one_job_share_one_connection_and_take_over_from_each_other(tmp_path) -> None:
     server = Server([b"a\nb\n", 30.0], [b"c\n"])
     source = source_of(server, tmp_path, max_retries=UNLIMITED)
-    one, two = (SplitStreamReader(source._with("_connection", None), str(tmp_path)) for _ in range(2))
+    one, two = (SplitStreamReader(source._replace("_connection", None), str(tmp_path)) for _ in range(2))
     start = one.initialOffset()
 
     def until(reader, wanted):
@@ -271,7 +271,7 @@ def test_a_job_does_not_go_on_where_lines_are_gone(tmp_path, monkeypatch) -> Non
     check(0), check(middle), check(end)
     with pytest.raises(InputLostError):
         check(end + 1)
-    source.released({"lines": middle})
+    source.on_release({"lines": middle})
     check(middle)
     with pytest.raises(InputLostError, match="lines of source 'lines' are gone: it stood at 0"):
         check(0)

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import avro
 from flinkish_spark.connectors.formats.reader import Reader, read_values
-from flinkish_spark.connectors.formats.registry import Registered, SchemaChangedError, client_of, header
+from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaChangedError, client_of, header
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
@@ -170,7 +170,7 @@ def test_a_record_within_itself_is_refused() -> None:
 
 def test_a_value_that_is_no_record_is_one_column() -> None:
     made = avro.AvroReader('"string"', "key", None, OnSchemaChange.FAIL)
-    assert made.kind.simpleString() == "struct<key:string>" and made.opened()(b"\4ab") == ("ab",)
+    assert made.kind.simpleString() == "struct<key:string>" and made.make_converter()(b"\4ab") == ("ab",)
 
 
 def test_references_are_put_where_they_are_first_named() -> None:
@@ -219,7 +219,7 @@ def read_via(
 ) -> list[dict[str, Any]]:
     """What Spark gets of the bytes behind the number of the writer's schema."""
     registry = SchemaRegistry(f"http://{next(NUMBERS)}")
-    client_of(registry)._by_id[1] = Registered("AVRO", json.dumps(writer), schema_id=1)
+    client_of(registry)._by_id[1] = RegistrySchema("AVRO", json.dumps(writer), schema_id=1)
     made = avro.AvroReader(json.dumps(avro.whole_schema(json.dumps(ours))), "value", registry, change)
     return rows_and_reasons(made, pa.array([header(1) + one for one in data], pa.binary()))
 

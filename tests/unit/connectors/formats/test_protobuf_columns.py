@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flinkish_spark.connectors.formats import protobuf, reader
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import READ, REASON, Proven
-from flinkish_spark.connectors.formats.registry import Registered, header
+from flinkish_spark.connectors.formats.registry import RegistrySchema, header
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 
@@ -49,7 +49,7 @@ message M {{
 }}
 enum E {{ option allow_alias = true; Z = 0; A = 1; A2 = 1; NEG = -5; }}
 """
-FILES = protobuf.files_of(Registered("PROTOBUF", TEXT))
+FILES = protobuf.files_of(RegistrySchema("PROTOBUF", TEXT))
 MESSAGE = message_factory.GetMessageClass(protobuf.descriptor_of(FILES, "b.M"))
 REGISTRY = SchemaRegistry("http://registry")
 
@@ -60,11 +60,11 @@ def read_of(files: bytes, message: str, registry: SchemaRegistry | None = None) 
 
 
 def of_text(text: str) -> reader.SliceReader:
-    return read_of(protobuf.files_of(Registered("PROTOBUF", text)), "M")
+    return read_of(protobuf.files_of(RegistrySchema("PROTOBUF", text)), "M")
 
 
 def proven(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[bool] | None:
-    at_once = reader._at_once(read.reader)
+    at_once = reader._make_slice_converter(read.reader)
     assert at_once is not None
     found = at_once(pa.array(values, pa.binary()))
     return None if found is None else found.are_proven.to_pylist()
@@ -263,7 +263,7 @@ def test_of_a_slice_in_which_a_value_may_be_another_nothing_is_proven(data: byte
     ],
 )
 def test_messages_that_only_protobuf_reads(text: str) -> None:
-    files = protobuf.files_of(Registered("PROTOBUF", text))
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", text))
     message = protobuf.descriptor_of(files, "M")
     assert message_columns(message, arrow_type(protobuf.fields_of(message))) is None
     check_same(of_text(text), [b"", b"\x08\x01", b"\x0a\x00", b"\x0b\x08\x01\x0c"])
@@ -290,9 +290,9 @@ def test_what_is_not_set_is_null_whatever_its_default_is(head: str) -> None:
 
 
 class Schemas:
-    def by_id(self, schema_id: int) -> Registered:
+    def find_by_id(self, schema_id: int) -> RegistrySchema:
         text = TEXT if schema_id < 3 else TEXT.replace("message M {", "message M { int32 more = 99;", 1)
-        return Registered("PROTOBUF", text, (), schema_id, "s", 1)
+        return RegistrySchema("PROTOBUF", text, (), schema_id, "s", 1)
 
 
 def test_each_record_is_of_the_schema_and_the_message_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_a_slice_is_not_read_again_and_again() -> None:
 
     read = of_text('syntax = "proto3"; message M { string s = 1; }')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "_at_once", lambda _: at_once)
+        patch.setattr(reader, "_make_slice_converter", lambda _: at_once)
         assert len(read.read(pa.array([b""] * 1_000, pa.binary()))) == 1_000
     assert tries == [1_000]
 

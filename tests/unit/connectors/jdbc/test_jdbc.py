@@ -129,19 +129,19 @@ def test_letters_that_a_url_cannot_have_are_named(text, what) -> None:
     ],
 )
 def test_identifiers_are_quoted(dialect, name, sql) -> None:
-    assert DIALECTS[dialect].quoted(name) == sql
+    assert DIALECTS[dialect].quote(name) == sql
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("name", ["", "a\0b"])
 def test_names_that_no_quoting_helps_are_refused(dialect, name) -> None:
     with pytest.raises(ConfigError, match="cannot be the name"):
-        DIALECTS[dialect].quoted(name)
+        DIALECTS[dialect].quote(name)
 
 
 def test_names_that_would_be_cut_off_are_refused() -> None:
     with pytest.raises(ConfigError, match="1 to 63 bytes"):
-        Postgres().quoted("ü" * 32)
+        Postgres().quote("ü" * 32)
 
 
 def upsert(dialect: str, given: Target) -> str:
@@ -629,4 +629,4 @@ def test_a_password_is_shown_nowhere() -> None:
     login = Login(sink.settings.url, "me", "hidden-word", 1)
     shown = [repr(sink), repr(sink.settings), repr(vars(sink)), repr(PlainSecret("hidden-word")), repr(login)]
     assert "hidden-word" not in "".join(shown) and sink.settings.secret.read() == "hidden-word"
-    assert sink.settings.scrubbed("said hidden-word back") == "said *** back"
+    assert sink.settings.scrub("said hidden-word back") == "said *** back"
