@@ -1,11 +1,11 @@
-"""Changes of databases as rows with a kind: Debezium's, Canal's and Maxwell's records.
+"""Change data capture: rows with a row kind from records of Debezium, Canal and Maxwell.
 
-A record is read in two steps. Its envelope is a JSON object; what it says about rows are entries, each a kind
-and the row's values by column, as texts. An entry becomes a row when each text is a value of its column's
-type: what it is not is no value that is nearly right, but a bad record.
+A record is parsed in two steps. Its envelope is a JSON object that yields entries: a row kind, and the row's
+values by column, as text. Then each text is parsed as its column's type. If one does not parse, the record is
+bad: no value is rounded or guessed.
 
-What the formats mean follows their own documentation, and Flink's `debezium-json`, `canal-json` and
-`maxwell-json` where these say less.
+The formats are read as their own documentation says, or, where it says nothing, as Flink's `debezium-json`,
+`canal-json` and `maxwell-json` read them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX
 
-#: A member of an envelope.
+#: Returns a member of an envelope, by its name.
 MemberReader = Callable[[str], Column]
 
 _VALUES = "map<string,string>"
@@ -58,9 +58,9 @@ _MOST_DETAIL = 1_000
 
 
 def _unavailable(placeholder: str) -> Sequence[str]:
-    """Return the texts, by kind of column, that stand for a value which the connector did not get."""
+    """Return the texts that stand for a value which the connector could not read, one per type of column."""
     # As PostgreSQL's connector writes them: a text, bytes, hstore and JSON; arrays of texts, bytes, UUIDs and
-    # numbers. What Oracle's writes is among them.
+    # numbers. They include those of Oracle's connector.
     if not placeholder:
         return ()
     data = placeholder.encode()
@@ -72,9 +72,9 @@ def _unavailable(placeholder: str) -> Sequence[str]:
 
 
 class _MetadataField(NamedTuple):
-    """A piece of metadata that can be asked for beside the rows, by its name without "value."."""
+    """A metadata column that a source can be asked for; its name is used without the prefix "value."."""
 
-    #: The member of the envelope that it is made of.
+    #: The member of the envelope that it is computed from.
     member: str
     column: Callable[[MemberReader], Column]
 
@@ -88,19 +88,19 @@ def _read_source_member(name: str) -> _MetadataField:
 
 
 class _Envelope(ABC):
-    #: Members as DDL, by name.
+    #: The type of each member, as DDL.
     members: Mapping[str, str]
-    #: Those that entries are made of.
+    #: The members that entries are computed from.
     needed: tuple[str, ...]
     metadata: Mapping[str, _MetadataField]
     texts: Texts
-    #: What is most often wrong.
+    #: Says in error messages what a record must have.
     hint: str
 
     def __init__(self, form: Any, row: T.DataType = _TEXTS) -> None:
         self.is_upsert = form.mode is ChangelogMode.UPSERT
         entry = T.StructType([T.StructField("kind", T.StringType()), T.StructField("row", row)])
-        #: Of :meth:`entries`: a kind and a row for each.
+        #: The type of :meth:`entries`: an array of row kinds and rows.
         self.kind = T.ArrayType(entry)
 
     def schema(self, metadata: Sequence[str]) -> str:
@@ -112,7 +112,7 @@ class _Envelope(ABC):
 
     @abstractmethod
     def entries(self, read: MemberReader) -> Column:
-        """Return what a record says; null where that is nothing that is known."""
+        """Return the entries of a record; null if the record is no change of this format."""
 
     def _entries(self, *entries: Column) -> Column:
         return F.array(*entries).cast(self.kind)
@@ -173,7 +173,7 @@ class _Debezium(_Envelope):
         return ", ".join([alone, f"`payload` STRUCT<{inside}>", *around])
 
     def unwrap(self, read: MemberReader) -> MemberReader:
-        # With its schema, the change is the payload.
+        # A record with its schema has the change in the member `payload`.
         payload = read("payload")
 
         def member(name: str) -> Column:
@@ -190,7 +190,7 @@ class _Debezium(_Envelope):
         if self.is_upsert:
             update, was_needed = self._entries(_entry(RowKind.UPDATE_AFTER, after)), F.lit(True)
         else:
-            # Of PostgreSQL's other identities it has the key alone.
+            # With another REPLICA IDENTITY of PostgreSQL's, `before` has only the key.
             was_needed = was_there & self._is_whole(before, after)
         return (
             F.when(op.isin("c", "r") & is_there, self._entries(_entry(RowKind.INSERT, after)))
@@ -203,7 +203,7 @@ class _Debezium(_Envelope):
 
 
 class _DebeziumDocument(_Debezium):
-    """The envelope of MongoDB's connector: what was and what is are documents, as texts."""
+    """The envelope of MongoDB's connector: `before` and `after` are documents, as text."""
 
     hint = "op is c, r, u or d; c, r and u have after; in ChangelogMode.ALL u and d have before: pre-images"
     members: Mapping[str, str] = {**_Debezium.members, "before": "STRING", "after": "STRING"}
@@ -225,13 +225,13 @@ class _DebeziumDocument(_Debezium):
         found = super().entries(documents)
         if not self.is_upsert:
             return found
-        # The record's key says which document it was.
+        # Only the record's key says which document was deleted.
         is_nameless = (read("op") == "d") & read("before").isNull()
         unknown = self._entries(_entry(RowKind.DELETE, F.create_map().cast(_VALUES)))
         return F.when(is_nameless, unknown).otherwise(found)
 
     def _is_whole(self, before: Column, after: Column) -> Column:
-        # A document may get fields.
+        # `before` may lack fields of `after`: an update may add fields to a document.
         return F.lit(True)
 
 
@@ -275,7 +275,7 @@ class _DebeziumRecord(_Debezium):
         return member
 
     def _is_whole(self, before: Column, after: Column) -> Column:
-        # A record has all of its fields.
+        # An Avro record has all of its fields.
         return F.lit(True)
 
 
@@ -299,7 +299,7 @@ class _TableEnvelope(_Envelope):
     def _table_entries(self, read: MemberReader) -> Column: ...
 
     def _update(self, after: Column, changed: Column, key: Column) -> Column:
-        """Return the entries of one row that was updated; null if it is not known what it was."""
+        """Return the entries of an updated row; null if the values before or after are unknown."""
         same = F.map_filter(after, lambda name, _: ~F.map_contains_key(changed, name))
         before = F.map_concat(same, changed)
         is_new = _entry(RowKind.UPDATE_AFTER, after)
@@ -387,7 +387,7 @@ class _Maxwell(_TableEnvelope):
 
 
 def column_of(name: str) -> str:
-    """Return the name of the column for a piece of metadata."""
+    """Return the column name of a metadata field."""
     return "_" + name.replace(".", "_").replace("-", "_")
 
 
@@ -401,7 +401,7 @@ _ENVELOPES: Mapping[type, Callable[[Any], _Envelope]] = {
 
 
 class Changelog(ABC):
-    """Makes rows with a kind of records whose values have been read: their envelopes."""
+    """Turns parsed envelopes into rows with a row kind."""
 
     #: The columns of a row.
     fields: T.StructType
@@ -435,10 +435,10 @@ class Changelog(ABC):
         return tuple(map(column_of, self._metadata))
 
     def find_misfits(self, frame: DataFrame, envelope: Column, time_zone: str) -> tuple[DataFrame, Column]:
-        """Return whether an envelope says no rows, and the frame that it is asked of."""
+        """Return the frame with a column of entries, and a condition: the envelope is bad."""
         entries = self._envelope.entries(self._envelope.unwrap(lambda name: envelope[name]))
-        # As a column of its own, and nothing that Spark may repeat: with functions of elements within its
-        # argument Spark does not find a Python function again.
+        # A separate column, made non-deterministic so that Spark does not inline it: Spark cannot evaluate a
+        # Python function whose argument contains higher-order functions.
         frame = frame.withColumn(_ENTRIES, F.when(F.spark_partition_id() >= 0, entries))
         entries = F.col(_ENTRIES)
         return frame, F.coalesce(entries.isNull() | self._has_misfit(entries, time_zone), F.lit(True))
@@ -448,12 +448,12 @@ class Changelog(ABC):
 
     @abstractmethod
     def _parse_row(self, row: Column, time_zone: str) -> Column:
-        """Return a struct of an entry's values by column, and with :data:`_WRONG`: whether one is none."""
+        """Return a struct of an entry's parsed values, with the flag :data:`_WRONG`: a value does not parse."""
 
     def rows(
         self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None, time_zone: str
     ) -> DataFrame:
-        """Return the rows that envelopes say, with kinds; the task ends at a record that says none."""
+        """Return the rows of envelopes, with row kinds; a bad envelope ends the task."""
         read = self._envelope.unwrap(lambda name: envelope[name])
         why = F.lit(self.why)
         entries = F.coalesce(self._envelope.entries(read), unreadable(why).cast(self._envelope.kind))
@@ -480,7 +480,7 @@ class JsonChangelog(Changelog):
         super().__init__(form, _ENVELOPES[type(form)](form), json_schema(Json(form.schema)), metadata)
         self._form = form
         self._check()
-        #: How the envelope is read.
+        #: The format of the envelope.
         self.json = Json(self._envelope.schema(metadata), form.on_bad_record)
 
     def _check(self) -> None:
@@ -519,8 +519,8 @@ class JsonChangelog(Changelog):
                 raise ConfigError(
                     f"the column '{column.name}' of DebeziumJson is {kind.simpleString()}, "
                     "and decimals does not say how its values are written",
-                    why="some whole numbers come as numbers, such as MySQL's BIGINT UNSIGNED; as text, "
-                    "1234 is both such a number and base64 of another one",
+                    why="some connectors write whole numbers as plain numbers, such as MySQL's BIGINT UNSIGNED; "
+                    "the text 1234 is such a number, and also the base64 of another one",
                     what_to_do=f'decimals={{"{column.name}": DecimalHandling.PRECISE}} if they are base64, '
                     "DecimalHandling.DOUBLE if they are numbers; or declare LONG",
                 )
@@ -555,7 +555,7 @@ def _row(parse: Callable[[Mapping[str, str]], dict[str, Any]], texts: Any) -> tu
 
 
 class AvroChangelog(Changelog):
-    """Makes rows of Debezium's records in Avro: their rows are typed, and every value is one."""
+    """Turns Debezium's Avro records into rows; their values are typed already."""
 
     def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
         made = _DebeziumRecord(form, envelope)

@@ -1,4 +1,4 @@
-"""Dead letters of a two-phase sink: records it refuses go to another sink, in the same checkpoint."""
+"""Dead letters of a two-phase sink: refused records go to another sink, in the same checkpoint."""
 
 from __future__ import annotations
 
@@ -41,26 +41,25 @@ _KIND = "visible-dead-letters"
 
 
 def mark_dead_letter(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """Return the payload of a committable of dead letters as the staged file names it."""
-    # All else stays as it is: other sinks of the job look into it to see what must be kept.
+    """Return the payload of a committable, marked as dead letters of a micro-batch."""
+    # The rest of the payload stays: other sinks of the job read it to see which data must be kept.
     return {**payload, _MARK: _MARKED, _BATCH: batch}
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleLetters(Stored):
-    #: By micro-batch, as dead letters name it, a digest of each committable. Micro-batches of which all
-    #: are visible.
+    #: Micro-batches whose dead letters are all visible, each with the digests of its committables.
     by_batch: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    #: What the committer said about them, for the receipt.
+    #: The committer's facts about them, for the receipt.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DeadLetterCommitter(Committer):
-    """Splits committables between two committers and puts their answers together again."""
+    """Splits committables between the committers of records and dead letters, and merges their answers."""
 
-    # This order matters: dead letters commit first, and before the first record is tried it is written down
-    # which ones are visible. If records are lost then and their micro-batches are staged again, so are the
-    # dead letters of these; what the note names is neither committed a second time nor aborted.
+    # This order matters: dead letters commit first, and a note names the visible ones before the first record
+    # is committed. If records are lost after that, their micro-batches are staged again, together with their
+    # dead letters; the dead letters that the note names are neither committed a second time nor aborted.
 
     def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, place: StoreSpec) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
@@ -74,7 +73,7 @@ class DeadLetterCommitter(Committer):
         """Commit all dead letters, then the records up to the first dead letter that is not committed."""
         main, dead = self._split(committables)
         answers = self._commit_letters(checkpoint, dead)
-        # What is lost must be a suffix: no record behind a lost dead letter is committed.
+        # Lost committables must be a suffix: no record after a lost dead letter is committed.
         end = min((i for i in dead if i not in answers or not answers[i].outcome.is_done), default=None)
         wanted = {i: c for i, c in main.items() if end is None or i < end}
         answers |= _commit(self._main, checkpoint, wanted)
@@ -83,7 +82,7 @@ class DeadLetterCommitter(Committer):
     def _commit_letters(
         self, checkpoint: CheckpointId, dead: Mapping[int, Committable]
     ) -> dict[int, CommitAnswer]:
-        """Commit dead letters and note which are visible; those that came in their place are passed over."""
+        """Commit dead letters and note which are visible; skip those of micro-batches that are noted already."""
         if not dead:
             return {}
         known = self._visible(int(checkpoint))
@@ -94,9 +93,9 @@ class DeadLetterCommitter(Committer):
         noted = {batch: found for batch, found in digests.items() if batch in known.by_batch}
         answers: dict[int, CommitAnswer] = {}
         if noted != known.by_batch:
-            # Staged again with their micro-batch. Not even those that stayed the same are asked for: a
-            # sink that commits a checkpoint as a whole takes a part of it for something else. The sweep
-            # behind the receipt finds what is passed over.
+            # These were staged again with their micro-batch. Unchanged ones are skipped too: a sink that
+            # commits a checkpoint as a whole would take a part of it for another checkpoint. The sweep after
+            # the receipt aborts the skipped ones.
             again = [place for batch in noted for place in batches[batch]]
             answers = {i: CommitAnswer(Outcome.ALREADY_COMMITTED, facts=known.facts) for i in again}
         asked = {i: self._unmark(c) for i, c in dead.items() if i not in answers}
@@ -116,7 +115,7 @@ class DeadLetterCommitter(Committer):
         return self._notes.optional(_key(checkpoint), _KIND, VisibleLetters.from_json) or VisibleLetters()
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Abort both, but for dead letters that are visible: they stay when records of theirs are lost."""
+        """Abort records and dead letters, except visible dead letters: they stay if their records are lost."""
         main, dead = self._split(committables)
         answers = dict(zip(main, self._main.abort(tuple(main.values())), strict=True)) if main else {}
         notes = map(self._visible, self._notes.numbers("checkpoints")) if dead else ()
@@ -147,7 +146,7 @@ class DeadLetterCommitter(Committer):
         return self._main.sweep(wanted, running_blocks) + self._dead.sweep(wanted, running_blocks)
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        # Older checkpoints are confirmed, or dead.
+        # Older checkpoints are confirmed or dead, so their notes are not needed.
         for older in self._notes.numbers("checkpoints"):
             if older < int(completed.checkpoint):
                 self._store.delete(_key(older))
@@ -163,9 +162,9 @@ class DeadLetterCommitter(Committer):
         return (*self._main.newest_marks(), *self._dead.newest_marks())
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition; for dead letters a number below zero, so that the two differ."""
-        # The dead letters of a partition are those of its records: they are selected from what its task
-        # reports, without a shuffle.
+        """Return the Spark partition; for dead letters a negative number, so that the two differ."""
+        # Dead letters are selected from the output of the task that refused the records, without a shuffle,
+        # so both have the same partition.
         if not self._is_dead_letter(committable):
             return self._main.task_of(committable)
         task = self._dead.task_of(self._unmark(committable))
@@ -210,7 +209,7 @@ def _commit(
 
 
 def _cut_at_failure(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
-    """Return the answers in order up to the first that is not done: LOST must come last."""
+    """Return the answers in order, up to the first that is not done: LOST must come last."""
     found: list[CommitAnswer] = []
     for index in range(count):
         if index not in answers:
@@ -240,14 +239,14 @@ def _merge_facts(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
     return facts
 
 
-#: What a dead letter consists of.
+#: Fields of a dead letter.
 DEAD_LETTER_SCHEMA = T.StructType(
     [T.StructField(name, T.StringType(), False) for name in ("uid", "reason", "record", "batch")]
 )
 
 
 class DeadLettersDiffer(EnvironmentFault):
-    """Another number of dead letters was staged than records were refused; the micro-batch is run again."""
+    """The number of staged dead letters differs from that of refused records; the micro-batch runs again."""
 
     restartable = True
     ends_when_repeated = True
@@ -257,21 +256,21 @@ class DeadLettersDiffer(EnvironmentFault):
 class SinkWithDeadLetters(Sink):
     """A two-phase sink, and another sink for the records that it refuses.
 
-    A dead letter has the fields `uid` (of the sink that refused it), `reason`, `record` (JSON) and
-    `batch` (``"<lineage>/<batch>"``), all of type STRING. It becomes visible with the checkpoint of the
-    micro-batch that it was in, and is counted as `dead_lettered`.
+    A dead letter has the fields `uid` (of the sink that refused the record), `reason`, `record` (JSON) and
+    `batch` (``"<lineage>/<batch>"``), all of type STRING. It becomes visible with the checkpoint of its
+    micro-batch, and is counted as `dead_lettered`.
 
     Parameters
     ----------
     sink
-        What refuses records by raising RecordRefused.
+        The sink that refuses records, by raising RefusedRecordError.
     dead_letters
-        Any other sink; a KafkaSink without barrier records. Works under the uid ``<uid>.dead-letters``.
+        Any other sink; a KafkaSink without barrier records. Its uid is ``<uid>.dead-letters``.
 
     Notes
     -----
-    Dead letters commit shortly before the records. If what `sink` staged is lost behind the decision and
-    staged again, dead letters that are visible by then stay as they are, and do not come again.
+    Dead letters commit shortly before the records. If data that `sink` staged is lost after the decision and
+    staged again, dead letters that are visible already stay, and are not written again.
 
     Examples
     --------
@@ -296,7 +295,7 @@ class SinkWithDeadLetters(Sink):
         if isinstance(self.dead_letters, SinkWithDeadLetters):
             raise ConfigError(
                 "the sink of dead letters has dead letters itself",
-                why="its records are texts that any system takes; who refuses those, too, has lost them",
+                why="a dead letter consists of texts, which every system can store",
                 what_to_do="give it a sink that takes every text",
             )
 
@@ -308,7 +307,7 @@ class SinkWithDeadLetters(Sink):
         return (*self.sink.parts(uid), *self.dead_letters.parts(_dead_uid(uid)))
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Refuse what either refuses, and a policy beside the dead letters."""
+        """Run the preflight of both sinks; refuse a sink that has an on_refused policy as well."""
         if self.sink.on_refused is not OnBadRecord.FAIL:
             raise ConfigError(
                 f"the sink '{context.uid}' has dead letters and on_refused={self.sink.on_refused}",
@@ -367,7 +366,7 @@ class _Writer(SinkWriter):
         return replace(result, payloads=(*result.payloads, *letters))
 
     def _letters(self, request: StageRequest, refused: DataFrame) -> DataFrame:
-        """Return dead letters as a micro-batch of their own, control columns first."""
+        """Return dead letters as rows of a micro-batch, control columns first."""
         constant = {"uid": F.lit(self._uid), "batch": F.lit(batch_label(request))}
         fields = {name: constant.get(name, F.col(name)) for name in DEAD_LETTER_SCHEMA.names}
         return refused.select(

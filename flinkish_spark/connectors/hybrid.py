@@ -1,4 +1,4 @@
-"""One source after the other: history that ends, then what is live."""
+"""A source that reads other sources one after the other: bounded history first, then live data."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from flinkish_spark.protocol.timeline import Mark
 
 
 class HybridSource(SplitSource):
-    """Reads sources of splits one after the other, as one source with one position.
+    """Reads several split sources one after the other, as one source with one position.
 
-    A part begins in the micro-batch behind the one in which the last split of the part before came to its
-    end: no record of a later part comes before one of an earlier. The position has the splits of every part
-    that has begun, so it says by itself which part is being read.
+    A part begins in the micro-batch after the one in which the last split of the part before it ended, so all
+    records of a part come before those of later parts. The position has the splits of every part that has
+    begun, so it also says which part is being read.
 
     Parameters
     ----------
     parts
-        All but the last are bounded, and all have one schema. Splits of part 1 are called ``1:<name>``.
+        All but the last are bounded, and all have the same schema. Splits of part 1 are called ``1:<name>``.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class HybridSource(SplitSource):
             if not part.is_bounded and index + 1 < len(parts):
                 raise ConfigError(
                     f"part {index} of a hybrid source has no end",
-                    why="the part behind it would never begin",
+                    why="the part after it would never begin",
                     what_to_do="give it an end, or put it last",
                 )
             if part.record_type != parts[0].record_type:
@@ -75,8 +75,8 @@ class HybridSource(SplitSource):
             if getattr(part, "decoding", None) is not None:
                 raise ConfigError(
                     f"part {index} of a hybrid source decodes its records",
-                    why="what a part yields is read as it is, whichever part it is",
-                    what_to_do="leave value= out, and decode in a transform behind the hybrid source",
+                    why="a hybrid source passes the records of its parts on as they are",
+                    what_to_do="leave value= out, and decode in a transform after the hybrid source",
                 )
             if part.rate != RateLimit():
                 raise ConfigError(
@@ -108,7 +108,7 @@ class HybridSource(SplitSource):
         found: list[str] = []
         for index in range(len(self._parts)):
             of_part = self._position_of(index, position)
-            # Here, since a name that is none would be one behind the number of the part.
+            # Checked before the part's number is added: with it, any value would be a valid name.
             names = check_splits(of_part.uid, self._part(index).splits_from(of_part))
             found += [f"{index}:{split}" for split in names]
             if not self._is_part_at_end(index, position):
@@ -158,7 +158,7 @@ class HybridSource(SplitSource):
         super().preflight(spark, job_dir, uid)
         for index in range(len(self._parts)):
             self._parts[index].preflight(spark, job_dir, _part_uid(uid, index))
-            # In a folder of this source's: another source may have the uid that the part goes by.
+            # The part gets a folder below this source's: another source may have the part's uid.
             self._part(index)
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
@@ -186,7 +186,7 @@ class HybridSource(SplitSource):
         return facts
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return the kinds of the parts; each has a fingerprint of its own."""
+        """Return the kinds of the parts; each part's fingerprint is compared on its own."""
         return {"parts": [part.kind for part in self._parts]}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
@@ -204,7 +204,7 @@ class HybridSource(SplitSource):
         return any(part._overrides(method) for part in self._parts)
 
     def _part(self, index: int) -> SplitSource:
-        """Return a part that knows its folder, once the whole knows its own."""
+        """Return a part, with its folder set if this source has one."""
         part = self._parts[index]
         if self._fs_folder:
             object.__setattr__(part, "_fs_folder", self.job_store.below(str(index)).to_text())

@@ -1,7 +1,7 @@
-"""Values as texts that say all of them, the same in every session: in JSON, in keys, in lines of files.
+"""Conversion of columns to exact texts, the same in every session: for JSON, keys, and lines of files.
 
-Columns are written at once, by the forms that Spark's `to_json` and casts have, with two changes: times are
-in UTC with their microseconds, and what has no such text is refused by name.
+The texts are those of Spark's `to_json` and casts, with two changes: times are in UTC with microseconds, and types
+without an exact text are refused by name.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from flinkish_spark.types.arrow_columns import find_beyond_years
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import MICROS_OF, UNITS, write_day
 
-#: Types that JSON has a value for, in whatever they are.
+#: Types that have an exact JSON form.
 _IN_JSON: tuple[type[T.DataType], ...] = (
     *(T.StructType, T.ArrayType, T.MapType, T.StringType, T.BooleanType, T.BinaryType, T.NullType),
     *(T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType),
     *(T.DateType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType),
 )
-#: Returns the texts of a column's values; null for a null.
+#: Converts a column to texts; a null stays null.
 Write = Callable[[pa.Array], pa.Array]
 
 
 def unfit_for_json(kind: T.DataType) -> str | None:
-    """Return why values of a type have no JSON that says exactly what they are; None if they have."""
+    """Return why values of a type have no exact JSON form; None if they have."""
     for part in parts_of(kind):
         if isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
             return f"{part.simpleString()}: names in JSON are texts, so the keys of a map must be STRING"
         if type(part) not in _IN_JSON:
-            return f"{part.simpleString()}: JSON has no value that says exactly what it is"
+            return f"{part.simpleString()}: its values have no exact JSON form"
     return None
 
 
@@ -48,10 +48,10 @@ def unfit_for_text(kind: T.DataType) -> str | None:
 
 
 class JsonWriter:
-    """Writes rows of these fields as JSON objects.
+    """Writes rows of the given fields as JSON objects.
 
-    Intervals of months come as their number, since PySpark has no Arrow type for them. Fields that are null
-    are written as null, or left out.
+    Year-month intervals are passed as numbers of months, since PySpark has no Arrow type for them. Null fields are
+    written as null, or left out.
     """
 
     def __init__(self, fields: T.StructType, *, null_fields: bool = True) -> None:
@@ -59,34 +59,34 @@ class JsonWriter:
         self._null_fields = null_fields
 
     def write(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
-        """Return an object for each of so many rows of the columns, which are in the order of the fields."""
+        """Return an object for each of `count` rows; the columns are in the order of the fields."""
         if not columns:
             return pa.repeat("{}", count)
-        # Row by row one behind the other; what stands between two columns is one text.
+        # Columns are concatenated row by row, with one text between each two.
         between, parts = "{", list[Any]()
-        # Of a first field that may be left out the comma behind it cannot be known: each field has one in
-        # front then, and the first of a row goes at the end.
+        # If the first field may be left out, each field begins with a comma, and the first comma of each row is
+        # removed at the end.
         may_begin_with_comma = not self._null_fields and bool(columns[0].null_count)
         for at, ((label, form), column) in enumerate(zip(self._forms, columns, strict=True)):
             label = f",{label}" if at or may_begin_with_comma else label
             if not column.null_count and form.is_quoted and form.json is None:
-                before, texts, behind = f'{label}"', form.text(column), '"'
+                before, texts, after = f'{label}"', form.text(column), '"'
             else:
-                before, texts, behind = label, form.values(column), ""
+                before, texts, after = label, form.values(column), ""
                 if column.null_count and self._null_fields:
                     texts = texts.fill_null("null")
                 elif column.null_count:
                     before, texts = "", _join(label, texts).fill_null("")
             parts += [between + before, texts]
-            between = behind
+            between = after
         made = _join(*parts, between + "}")
         return pc.replace_substring(made, "{,", "{", max_replacements=1) if may_begin_with_comma else made
 
 
 def exact_text(kind: T.DataType) -> Write:
-    """Return what writes values as texts: JSON of what is nested, times in UTC, others as Spark casts.
+    """Return a function that converts a column to texts: nested values as JSON, times in UTC, others as Spark casts.
 
-    In a text fields that are null are left out.
+    Null fields of nested values are left out.
     """
     return _form(kind, False).text
 
@@ -94,9 +94,9 @@ def exact_text(kind: T.DataType) -> Write:
 @dataclass(frozen=True)
 class _Form:
     text: Write
-    #: If the text stands in quotes in JSON.
+    #: If the text is in quotes in JSON.
     is_quoted: bool = False
-    #: Returns values in JSON, where the text alone is not what JSON has.
+    #: Converts values to JSON, if JSON differs from the text.
     json: Write | None = None
 
     def values(self, column: pa.Array) -> pa.Array:
@@ -167,7 +167,7 @@ def _map_writer(keys: _Form, values: _Form) -> Write:
     def write_maps(column: pa.Array) -> pa.Array:
         first, offsets = _offsets(column)
         names, items = (part.slice(first, offsets[-1]) for part in (column.keys, column.items))
-        # A name in JSON is a text, whatever type it has.
+        # Names in JSON are always texts.
         named = _join('"', _escape(keys.text(names)), '":')
         entries = _join(named, values.values(items).fill_null("null"))
         return _where(column, _join("{", _join_lists(offsets, entries), "}"))
@@ -176,7 +176,7 @@ def _map_writer(keys: _Form, values: _Form) -> Write:
 
 
 def _offsets(column: pa.Array) -> tuple[int, np.ndarray[Any, Any]]:
-    """Return where the values of a list or map begin, and where each row's end, counted from there."""
+    """Return the start of a list or map column's values, and the offsets of its rows from there."""
     offsets = column.offsets.to_numpy()
     return int(offsets[0]), offsets - offsets[0]
 
@@ -187,17 +187,17 @@ def _join_lists(offsets: np.ndarray[Any, Any], texts: pa.Array) -> pa.Array:
 
 
 def _where(column: pa.Array, texts: pa.Array) -> pa.Array:
-    """Return texts with a null where the column has one."""
+    """Return texts with nulls where the column has nulls."""
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, texts.type)) if column.null_count else texts
 
 
-#: As Jackson writes them.
+#: Escapes as Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
     ord("\\"): "\\\\",
     **{ord(letter): f"\\{name}" for letter, name in zip("\b\t\n\f\r", "btnfr", strict=True)},
 }
-#: The one that the others are written with comes first.
+#: The backslash comes first, since the other escapes contain it.
 _IN_ORDER = sorted(_ESCAPES, key=lambda letter: letter != ord("\\"))
 
 
@@ -210,7 +210,7 @@ def _json_of_strings(column: pa.Array) -> pa.Array:
 
 
 def _escape(column: pa.Array) -> pa.Array:
-    """Return texts as they stand between the quotes of JSON; what is no UTF-8 becomes U+FFFD."""
+    """Escape texts for JSON; invalid UTF-8 becomes U+FFFD."""
     column = _as_utf8(column)
     found = np.bincount(_bytes_of(column), minlength=256) > 0
     letters = [letter for letter in _IN_ORDER if found[letter]]
@@ -227,7 +227,7 @@ def _as_utf8(column: pa.Array) -> pa.Array:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        # Spark keeps strings as bytes, and looks at them where it must.
+        # Spark stores strings as bytes, and does not check that they are UTF-8.
         values = column.cast(pa.binary()).to_pylist()
         return pa.array(
             [None if one is None else one.decode(errors="replace") for one in values], pa.string()
@@ -256,7 +256,7 @@ def _variant(value: Any) -> str:
 
 
 def _floating(column: pa.Array) -> pa.Array:
-    """Return numbers as Java writes them: with an exponent below a thousandth and from ten million on."""
+    """Return floats as Java writes them: with an exponent below 0.001 and from ten million on."""
     texts = column.cast(pa.string())
     values = column.fill_null(0).to_numpy(zero_copy_only=False)
     size = np.abs(values)
@@ -271,7 +271,7 @@ def _floating(column: pa.Array) -> pa.Array:
 
 
 def _plain_decimals(column: pa.Array) -> pa.Array:
-    """Return numbers without an exponent; JSON has them with one, where they begin with many zeros."""
+    """Return decimals without an exponent, which Arrow writes for numbers with many leading zeros."""
     texts = column.cast(pa.string())
     is_scientific = pc.match_substring(texts, "E").fill_null(False)
     others = [f"{one:f}" for one in column.filter(is_scientific).to_pylist()]
@@ -303,7 +303,7 @@ def _json_of_floating(column: pa.Array) -> pa.Array:
 def _write_times(
     numbers: pa.Array, beyond: np.ndarray[Any, Any], plain: Write, text: Callable[[int], str]
 ) -> pa.Array:
-    """Return the texts of times by Arrow, and of those that are in none of its years by `text`."""
+    """Return the texts of times: by Arrow, or by `text` for those outside the years 1 to 9999."""
     if not beyond.any():
         return plain(numbers)
     mask = pa.array(beyond)
@@ -333,7 +333,7 @@ def _time_text(micros: int) -> str:
 
 
 def _times_of_day(column: pa.Array) -> pa.Array:
-    """Return clock times without the zeros at the end of a fraction."""
+    """Return times of day without trailing zeros of the fraction."""
     texts = pc.replace_substring_regex(column.cast(pa.string()), r"(\.[0-9]*?)0+$", r"\1")
     return pc.replace_substring_regex(texts, r"\.$", "")
 

@@ -1,7 +1,7 @@
-"""Rows that say the names of their fields, as tuples in the order of a declaration.
+"""Conversion of rows to tuples in the declared order of fields.
 
-A dict, a dataclass, a NamedTuple and a Row go by name; a tuple, a list and a Row without names by position. A
-field that is left out is null, as with Spark's `createDataFrame`; one that nobody declared is an error.
+Fields of a dict, a dataclass, a NamedTuple and a Row are matched by name; those of a tuple, a list and a Row without
+names by position. A missing field is null, as with Spark's `createDataFrame`; an undeclared field is an error.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ AsTuple = Callable[[Any], tuple[Any, ...]]
 
 
 class RowError(ValueError):
-    """A row is none, or has other fields than were declared; says which."""
+    """A value is no row, or its fields differ from the declared ones; the message names them."""
 
 
 class NoRowError(RowError):
-    """It is no row at all."""
+    """A value is no row."""
 
 
 def element_class(names: Sequence[str]) -> Any:
-    """Return the class of a stream's elements: a named tuple."""
+    """Return the named tuple class of a stream's elements."""
     made = _make_tuple_class(names)
     own = made._fields
     if own != tuple(names):
-        # Python keeps names with an underscore in front, keywords and the like for itself.
+        # Python's named tuples do not allow names that begin with an underscore, keywords and the like.
         renamed = [at for at, name in enumerate(names) if own[at] != name]
         for at in renamed:
             delattr(made, own[at])
@@ -41,7 +41,7 @@ def element_class(names: Sequence[str]) -> Any:
                 setattr(made, names[at], property(itemgetter(at)))
         made._fields = tuple(names)
         made.__repr__ = _describe
-    # One that goes out as it came may be declared under other names there.
+    # An element that is emitted unchanged may be declared with other names there.
     setattr(made, _IS_ELEMENT, True)
     return made
 
@@ -59,12 +59,12 @@ class RowForm:
     def __init__(self, names: Sequence[str], required: Collection[str] = ()) -> None:
         self._names, self._known, self._required = tuple(names), frozenset(names), tuple(required)
         self._of_class: dict[type, AsTuple] = {tuple: _same, list: tuple, Row: self._from_row}
-        #: For dicts that have all names; of one name it would make no tuple.
+        #: For dicts with all names; None for a single name, for which itemgetter returns no tuple.
         self._pick: AsTuple | None = itemgetter(*names) if len(self._names) > 1 else None
         self._of_names: dict[tuple[str, ...], AsTuple] = {}
 
     def tuples(self, rows: list[Any]) -> list[Any]:
-        """Return rows as tuples, of whatever length those are that go by position."""
+        """Return rows as tuples; those matched by position keep their length."""
         kinds = set(map(type, rows))
         if kinds <= {tuple}:
             return rows
@@ -72,16 +72,16 @@ class RowForm:
             try:
                 return list(map(self._pick, rows))
             except KeyError:
-                pass  # Below it is said which one.
+                pass  # The code below raises an error that names the field.
         make = self._maker(kinds.pop()) if len(kinds) == 1 else self.tuple_of
         if make is _same:
             return rows
         made = list(map(make, rows))
-        # A property that raises StopIteration has ended it; called one by one, it raises.
+        # A property that raises StopIteration ends the map early; called one by one, it raises.
         return made if len(made) == len(rows) else [make(row) for row in rows]
 
     def keeps(self, kinds: Iterable[type]) -> bool:
-        """Return whether rows of these classes, or None, are left as they are."""
+        """Return if rows of these classes, or None, need no conversion."""
         try:
             return all(kind is tuple or kind is _NONE or self._maker(kind) is _same for kind in kinds)
         except RowError:
@@ -143,14 +143,14 @@ class RowForm:
         return lambda row: tuple(None if name is None else getattr(row, name) for name in names)
 
     def _is_in_place(self, own: tuple[str, ...]) -> bool:
-        """Say if an element goes by position: it has other names, and none of ours in another place."""
+        """Return if an element is matched by position: no declared name is at another position in it."""
         if set(own) == self._known:
             return False
         ours = [(at, name) for at, name in enumerate(own) if name in self._known]
         return all(at < len(self._names) and self._names[at] == name for at, name in ours)
 
     def _check(self, own: Collection[str]) -> None:
-        """Raise RowError for a name that is not known, and for one that is missing and must not be."""
+        """Raise RowError for an undeclared field, and for a missing field that is required."""
         strange = [name for name in own if name not in self._known]
         if strange:
             raise RowError(f"the field {strange[0]!r}, declared are {', '.join(self._names)}")

@@ -28,7 +28,7 @@ def output_schema(output: OutputType, uid: str) -> T.StructType:
 
 
 def nullable(fields: Iterable[T.StructField]) -> T.StructType:
-    """Return fields that may be null, as they are in rows that are not for who reads them."""
+    """Return the fields as nullable: rows that belong to another input have nulls in them."""
     return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
@@ -48,7 +48,7 @@ def check_field_names(schema: T.StructType, what: str, what_to_do: str = "rename
                 why=f"names that start with {PREFIX} are control columns",
                 what_to_do="rename the field",
             )
-        # As Java compares without case, which is what Spark does.
+        # Java's case-insensitive comparison, which Spark uses.
         folded = name.upper().lower()
         if folded in seen:
             raise SchemaError(

@@ -1,4 +1,4 @@
-"""Python values to Arrow columns, strictly: nothing is rounded, cut or converted silently."""
+"""Strict conversion of Python values to Arrow columns: nothing is silently rounded, cut or converted."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class NestedType(ABC):
-    """A type with structs somewhere in it; Arrow reads tuples for them by position, and no names."""
+    """A type that contains structs; Arrow reads structs from tuples by position, not by name."""
 
     @abstractmethod
     def is_plain(self, values: Iterable[Any]) -> bool:
-        """Return whether values can be left as they are; they may be, too, where the answer is no."""
+        """Return if values need no conversion; may return false for such values."""
 
     @abstractmethod
     def plain(self, value: Any) -> Any:
-        """Return a value, which is not None, with tuples for structs."""
+        """Return a value that is not None with structs as tuples."""
 
     def plain_all(self, values: Sequence[Any]) -> list[Any]:
         return [None if value is None else self.plain(value) for value in values]
@@ -129,7 +129,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    #: The way to it: names of fields, `element` of a list, `value` of a map.
+    #: The path to the null: names of fields, `element` of a list, `value` of a map.
     path: str
     row: int
 
@@ -138,7 +138,7 @@ class Missing:
 
 
 def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
-    """Return a null of a field that must have none, or of a part of it; None if there is none."""
+    """Return the first null in a field or a part of it that must not be null; None if there is none."""
     if field.nullable and not has_required(field.dataType):
         return None
     return _missing(field.dataType, column, np.arange(len(column)), field.name, field.nullable)
@@ -154,14 +154,14 @@ def has_required(kind: T.DataType) -> bool:
 
 
 def _missing(kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool) -> Missing | None:
-    """Return the first null; `rows` says which row of the whole each value is in."""
+    """Return the first forbidden null; `rows` are the values' rows in the whole column."""
     there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     if not may_be_null and len(there) < len(column):
         gap = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         return Missing(path, int(rows[gap]))
     if not has_required(kind) or pa.types.is_null(column.type):
         return None
-    # What is taken begins at 0, and has none of the values below a null.
+    # `take` returns offsets from 0, and drops values below a null.
     column, rows = column.take(pa.array(there)), rows[there]
     match kind:
         case T.StructType():
@@ -189,8 +189,8 @@ def first_repeated(array: pa.Array) -> tuple[int, Any] | None:
 
 def find_repeated_key(array: pa.Array) -> tuple[Any] | None:
     """Return a key that a map has twice, at any depth of an array; None if there is none."""
-    # Two keys of a dict may be one in the declared type: times of a day for a DATE, 0.1 and what a FLOAT
-    # makes of it. NaN is not looked at: whoever reads a map makes one key of it.
+    # Different keys of a dict may be equal in the declared type: times of one day as a DATE, or 0.1 and its
+    # rounded value as a FLOAT. Repeated NaN is allowed: readers of maps make one key of it.
     if not has_type(array.type, pa.types.is_map):
         return None
     kind = array.type
@@ -217,26 +217,26 @@ def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
     return (keys[int(order[found[0]])].as_py(),) if len(found) else None
 
 
-# Arrow stores without a word: 1 for 1.5 within a list, a cut Decimal, a text as a list of its characters, a
-# number as microseconds, numpy's times as numbers, pandas' NaT as the first day of all, infinity for what no
-# float of four bytes holds; it leaves out pandas' nanoseconds and the zone of a time of day. So only classes
-# that are known to stay what they are go through.
+# Arrow silently stores 1 for 1.5 in a list, a cut Decimal, a text as a list of its characters, a number as
+# microseconds, numpy's times as numbers, pandas' NaT as the first day, and infinity for a number beyond FLOAT; it
+# drops pandas' nanoseconds and the zone of a time of day. So only classes that are known to be stored unchanged are
+# accepted.
 _FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
-#: The greatest number of FLOAT; what is rounded down to it stays.
+#: The greatest FLOAT.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 BEYOND_FLOAT = "it is beyond what a FLOAT can be: declare DOUBLE"
 _WHOLE, _FLOATS = (int, np.integer), (float, np.floating)
-#: From here on a float may stand for several whole numbers.
+#: Below this, all whole numbers are exact as a float.
 _WHOLE_UP_TO = 1 << 53
-#: Numbers that may have a fraction without being floats, which Arrow cuts off at any depth.
+#: Classes of numbers, besides floats, whose fraction Arrow cuts off.
 _EXACT = (decimal.Decimal, fractions.Fraction)
-#: By its class it is a date.
+#: The class of pandas' NaT, which is a subclass of datetime.
 _NAT = type(pd.NaT)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A value that would be another one, and why."""
+    """A value that Arrow would change, and how."""
 
     value: Any
     reason: str
@@ -247,7 +247,7 @@ Check = Callable[[Sequence[Any]], ValueChange | None]
 
 @functools.lru_cache(maxsize=256)
 def check_of(kind: pa.DataType) -> Check | None:
-    """Return what finds the first value of a column that a type would change; None if it changes none."""
+    """Return a function that finds the first value that a type would change; None if it changes none."""
     kinds = pa.types
     if kinds.is_list(kind) or kinds.is_large_list(kind):
         return functools.partial(_check_lists, _find_inner_check(kind.value_type))
@@ -265,13 +265,13 @@ def check_of(kind: pa.DataType) -> Check | None:
         zone: Check = _find_beyond_utc if kind.tz is not None else local
         return _chain(_no_time(datetime.datetime), functools.partial(_too_fine, "nanosecond"), zone)
     if kinds.is_date(kind):
-        # Of a time it keeps the day, as Spark does.
+        # A datetime becomes its day, as in Spark.
         return _no_time(datetime.date)
     if kinds.is_duration(kind):
         return _chain(_no_time(datetime.timedelta), functools.partial(_too_fine, "nanoseconds"))
     if kinds.is_time(kind):
         return _chain(_no_time(datetime.time), functools.partial(_check_zone, "a TIME has none: take it away"))
-    # Of the others Arrow refuses whatever it would change.
+    # For other types Arrow itself refuses values that it would change.
     return None
 
 
@@ -286,7 +286,7 @@ def _chain(*checks: Check) -> Check:
 def _check_lists(check: Check | None, values: Sequence[Any]) -> ValueChange | None:
     if (text := _first(values, (str, bytes, bytearray))) is not None:
         return ValueChange(text, "a text is no list; each of its letters would be an element")
-    # Whatever else Arrow takes or refuses can be looked at once only.
+    # Other values, such as iterators, can be iterated only once, so they are left to Arrow.
     return None if check is None else check(list(chain.from_iterable(_keep_sized(values))))
 
 
@@ -302,7 +302,7 @@ def _check_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) 
 
 
 def _check_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Sequence[Any]) -> ValueChange | None:
-    # Rows of another width are refused with a reason of their own.
+    # Arrow refuses rows of another width.
     rows = [row for row in values if isinstance(row, tuple) and len(row) == width]
     for at, check in checks:
         if (changed := check([row[at] for row in rows])) is not None:
@@ -324,7 +324,7 @@ def _cut_for_integer(values: Sequence[Any]) -> ValueChange | None:
         if isinstance(value, _FLOATS) and not (value.is_integer() and abs(float(value)) < _WHOLE_UP_TO):
             return ValueChange(value, "it is a float")
         is_fraction = isinstance(value, fractions.Fraction) and value.denominator != 1
-        # A decimal that is not finite is refused by Arrow.
+        # Arrow refuses a decimal that is not finite.
         is_decimal = isinstance(value, decimal.Decimal) and value.is_finite()
         if is_fraction or (is_decimal and value != value.to_integral_value()):
             return ValueChange(value, "it is no whole number")
@@ -346,7 +346,7 @@ def _no_float(is_single: bool, values: Sequence[Any]) -> ValueChange | None:
 
 def _no_time(kind: type) -> Check:
     def check(values: Sequence[Any]) -> ValueChange | None:
-        # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
+        # Arrow would take a number for microseconds or days; users mostly mean seconds or milliseconds.
         wrong = _first(values, (numbers.Number, _NAT))
         if wrong is None:
             return _first_strange(values, (kind,))
@@ -357,7 +357,7 @@ def _no_time(kind: type) -> Check:
 
 def _find_beyond_utc(values: Sequence[Any]) -> ValueChange | None:
     for value in values:
-        # The end of time in one zone, as in `datetime.max.replace(tzinfo=...)`, may be past it in UTC.
+        # The greatest local time, as in `datetime.max.replace(tzinfo=...)`, may be out of range in UTC.
         is_at_end = getattr(value, "year", None) in _FIRST_AND_LAST_YEAR
         if is_at_end and getattr(value, "tzinfo", None) is not None:
             try:
@@ -373,7 +373,7 @@ def _check_zone(what_to_do: str, values: Sequence[Any]) -> ValueChange | None:
 
 
 def _too_fine(nanos: str, values: Sequence[Any]) -> ValueChange | None:
-    """Return the first value of pandas' that Arrow would cut to microseconds; `nanos` names what it has."""
+    """Return the first pandas value that Arrow would cut to microseconds; `nanos` is its attribute."""
     if any(hasattr(one, nanos) for one in set(map(type, values))):
         for value in values:
             if getattr(value, nanos, 0):
@@ -382,18 +382,18 @@ def _too_fine(nanos: str, values: Sequence[Any]) -> ValueChange | None:
 
 
 def _first_strange(values: Sequence[Any], classes: tuple[type, ...]) -> ValueChange | None:
-    """Return the first value that is of none of the classes which are known to stay what they are."""
+    """Return the first value whose class is not known to be stored unchanged."""
     known = (*classes, type(None), pa.Scalar)
     for kind in set(map(type, values)):
-        # Among numpy's whole numbers there are its spans of time.
+        # numpy's timedelta64 is a subclass of its signed integers.
         if not issubclass(kind, known) or issubclass(kind, np.timedelta64):
             wrong = next(value for value in values if type(value) is kind)
-            return ValueChange(wrong, f"a {kind.__module__}.{kind.__qualname__} is not known to stay what it is")
+            return ValueChange(wrong, f"a {kind.__module__}.{kind.__qualname__} is not known to be stored unchanged")
     return None
 
 
 def _first(values: Sequence[Any], classes: tuple[type, ...]) -> Any:
-    # Mostly there is one class in a column: its classes are looked at before its values.
+    # A column mostly has one class, so its classes are checked before its values.
     if not any(issubclass(one, classes) for one in set(map(type, values))):
         return None
     return next(value for value in values if isinstance(value, classes))
@@ -407,31 +407,31 @@ class ValueMismatch(ValueError):
     """A value does not fit the declared type; `value` is the first that does not."""
 
     def __init__(self, value: Any, kind: pa.DataType, reason: str) -> None:
-        # Arrow says the value, too.
+        # Arrow's reason repeats the value, so it is shortened.
         super().__init__(f"type {kind} cannot hold {show_value(value)}: {reason:.{_MOST_SHOWN}}")
         self.value = value
 
 
 class ColumnTooLarge(ValueMismatch):
-    """The values of a column take more together than a column of Arrow's holds; none of them is wrong."""
+    """The values of a column are together larger than an Arrow column can be; none of them is wrong."""
 
     def __init__(self, kind: pa.DataType) -> None:
         ValueError.__init__(
             self, f"values of the type {kind} that take more than 2 GiB together, Arrow's limit for a column"
         )
-        #: No value that anybody has.
+        #: Equal to no value of the column.
         self.value = object()
 
 
 def show_value(value: Any) -> str:
-    """Return a value as errors show it: of a long text, or of many bytes, the beginning."""
+    """Return a value for an error message; long texts and bytes are shortened."""
     if isinstance(value, str | bytes | bytearray) and len(value) > _MOST_SHOWN:
         unit = "characters" if isinstance(value, str) else "bytes"
         return f"{value[:_MOST_SHOWN]!r}... ({len(value):,} {unit})"
     return f"{value!r}"
 
 
-#: Of offsets in a column.
+#: Greatest offset in a column.
 _MOST_BYTES = 2**31 - 2
 _MOST_SHOWN = 200
 
@@ -442,7 +442,7 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if check is not None and (changed := check(plain)) is not None:
         raise _to_mismatch(column, plain, kind, check, changed)
     if pa.types.is_map(kind) and _bytes_in_maps(plain, kind) > _MOST_BYTES:
-        # Arrow ends the process over these.
+        # Arrow would crash the process.
         raise ColumnTooLarge(kind)
     try:
         array = pa.array(plain, type=kind)
@@ -473,7 +473,7 @@ def _to_mismatch(
 ) -> ValueMismatch:
     if not pa.types.is_nested(kind):
         return ValueMismatch(changed.value, kind, changed.reason)
-    # As it was given, so that whoever has the column finds its row.
+    # The value as it was given, so that the caller can find its row.
     whole = next(given for given, one in zip(column, plain, strict=True) if check([one]) is not None)
     return ValueMismatch(whole, kind, f"{show_value(changed.value)} in it: {changed.reason}")
 
@@ -502,7 +502,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def first_refused(count: int, make: Callable[[int], object]) -> int | None:
-    """Return the first row that is refused when the rows up to it are converted; None if none is."""
+    """Return the first row at which the conversion of rows fails; None if it does not."""
     fits, fails = 0, count + 1
     while fails - fits > 1:
         middle = (fits + fails) // 2
@@ -520,6 +520,6 @@ def first_valid(column: pa.Array) -> int | None:
 
 
 def first_of(column: pa.Array) -> str:
-    """Return how the first value that is not null is shown behind an error; nothing if all are."""
+    """Return the first value that is not null as a suffix for an error message; empty if all are null."""
     at = first_valid(column)
     return "" if at is None else f": {column[at].as_py()!r:.200}"

@@ -1,11 +1,10 @@
-"""Avro records of a source: schemas, what each type becomes, and reading by the schema of the writer.
+"""Reading of Avro records: the mapping to Spark's types, and resolution of the writer's schema.
 
-fastavro reads by the writer's schema alone, and says which branch of a union each value is of. What becomes
-of it in the schema that is read with is decided here, once for each pair of schemas, by "Schema Resolution"
-of Avro's specification: fastavro's own resolution takes the first branch that could hold a value, and no
-longer says which. It does not see logical types either: those are made here, of whole numbers and bytes, so
-that no number passes through a float and no time through a clock with other years. Two schemas that disagree
-about a logical type would give another value without a word, so they are refused.
+fastavro decodes with the writer's schema alone and returns the branch of each union value. This module converts
+the result to the reader's schema, by "Schema Resolution" of Avro's specification, once for each pair of schemas.
+fastavro's own resolution takes the first branch that could hold a value, and does not say which. Logical types
+are converted here, from whole numbers and bytes, so that no number passes through a float and no year is out of
+Python's range. Two schemas that disagree about a logical type are refused: values would silently change.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _PRIMITIVES: Mapping[str, T.DataType] = {
 }
 _COLUMNS: Mapping[str, T.DataType] = {**_PRIMITIVES, "enum": T.StringType(), "fixed": T.BinaryType()}
 _MOST_DIGITS = 38
-#: Logical types by which values differ, and the type that each is of. All others say no more than their type.
+#: Logical types that change the meaning of values, each with its Avro type. All others are ignored.
 _LOGICAL: Mapping[str, str] = {
     "date": "int",
     "time-millis": "int",
@@ -74,7 +73,7 @@ _EXACT = decimal.Context(prec=_MOST_DIGITS + 1)
 
 
 def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
-    """Return a schema with full names, in which every type is defined where it is first named."""
+    """Return a schema with full names, in which each named type is defined at its first use."""
     try:
         import fastavro
     except ImportError as missing:
@@ -95,9 +94,9 @@ def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
 
 
 def _drop_unknown_logical_types(schema: Any) -> Any:
-    """Return a schema as JSON without the logical types that are invalid or not known."""
-    # By the specification their values are read as what their own type says; fastavro refuses some of them,
-    # and with them the whole schema, whoever reads the field.
+    """Return a schema as JSON without invalid and unknown logical types."""
+    # By the specification these are ignored. fastavro refuses a schema with some of them, even if no reader
+    # needs the field.
     if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list) and "name" not in schema:
         return _drop_unknown_logical_types(schema["type"])
     made = map_parts(schema, _drop_unknown_logical_types)
@@ -107,7 +106,7 @@ def _drop_unknown_logical_types(schema: Any) -> Any:
 
 
 def _is_known(schema: Mapping[str, Any]) -> bool:
-    """Return whether the logical type of a schema is one, and a column of Spark's can have its values."""
+    """Return if a schema's logical type is valid and Spark has a type for its values."""
     name, kind = schema["logicalType"], schema.get("type")
     if name != "decimal":
         return isinstance(name, str) and _LOGICAL.get(name) == kind
@@ -158,14 +157,14 @@ def to_spark_type(schema: Any, named: Mapping[str, Any], path: str, within: tupl
         raise SchemaError(
             f"the field '{path}' of an Avro schema is {kind}",
             why="no column holds such values",
-            what_to_do="leave it out of the schema that is read with",
+            what_to_do="leave it out of the reader's schema",
         )
     return _COLUMNS[kind]
 
 
 def _branches(union: Sequence[Any]) -> Sequence[Any]:
-    """Return the branches of a union that is read with, without what a wider one holds as well."""
-    # Only where these two are all there is: the columns of other unions are counted.
+    """Return the branches of a reader's union, without a number type if a wider one is there."""
+    # Only if the union has no other branches: in larger unions each branch has a column.
     for narrow, wide in _WIDER.items():
         if sorted(str(one) for one in union if one != "null") == sorted((narrow, wide)):
             return [one for one in union if one != narrow]
@@ -176,9 +175,9 @@ def _struct(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str,
     name = str(schema["name"])
     if name in within:
         raise SchemaError(
-            f"the Avro record '{name}' has itself within it, in '{path}'",
-            why="Spark has no type that does",
-            what_to_do="leave that field out of the schema that is read with",
+            f"the Avro record '{name}' contains itself, in '{path}'",
+            why="Spark has no recursive types",
+            what_to_do="leave that field out of the reader's schema",
         )
     struct = T.StructType()
     for one in schema["fields"]:
@@ -191,9 +190,9 @@ def _path(path: str, one: Mapping[str, Any]) -> str:
     return f"{path}.{one['name']}" if path else str(one["name"])
 
 
-#: The field of a record that stands for a branch.
+#: The field of the record that wraps the value of a boxed branch.
 _BOX = "value"
-#: As an enum: the byte 0 is its number 0, and 1 is -1. fastavro's boolean would be true for any other byte.
+#: A boolean as an enum: byte 0 is number 0, byte 1 is number -1. fastavro reads any byte but 0 as true.
 _BOOLEAN: Mapping[str, Any] = {"type": "enum", "name": "boolean", "symbols": {0: False, -1: True}}
 _READ_AS: Mapping[str, type] = {
     "null": type(None),
@@ -206,13 +205,13 @@ _READ_AS: Mapping[str, type] = {
     "array": list,
     "map": dict,
 }
-#: Python has one type for the values of both.
+#: Pairs of types whose values have the same type in Python.
 _WIDER: Mapping[str, str] = {"int": "long", "float": "double"}
 
 
 def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
-    """Return a writer's schema as fastavro reads by it: without logical types, and not to be parsed again."""
-    # What bytes name by its number stands in a dict: of a list the number -1 would be the last one.
+    """Return a writer's schema in fastavro's parsed form, without logical types."""
+    # Branches and symbols are dicts from number to item: in a list, the number -1 would be the last item.
     if isinstance(schema, list):
         branches = [whole(one, named) for one in schema]
         found = {at: _wire(one, named, made) for at, one in enumerate(branches)}
@@ -247,7 +246,7 @@ def _is_boxed(branch: Any, union: Sequence[Any]) -> bool:
 
 
 def _tag(branch: Any, union: Sequence[Any]) -> str | type:
-    """Return what tells a branch: the name that comes with its values, or else their type."""
+    """Return what identifies a branch: the name that comes with its values, or their Python type."""
     if isinstance(branch, dict) and "name" in branch:
         return str(branch["name"])
     kind = kind_of(branch)
@@ -255,23 +254,23 @@ def _tag(branch: Any, union: Sequence[Any]) -> str | type:
 
 
 class ResolutionError(Exception):
-    """A value of the writer's has no place in the schema that is read with; says which."""
+    """The writer's schema, or a value of it, does not resolve to the reader's schema."""
 
 
 @dataclass
 class Resolution:
-    """Decides for a writer's schema and the one that is read with, both from :func:`whole_schema`."""
+    """Resolves a writer's schema to a reader's schema, both from :func:`whole_schema`."""
 
     writer: Any
     reader: Any
-    #: Gets what the one has and the other does not read.
+    #: Collects the fields that the reader's schema lacks or reads as another type.
     found: Difference = field(default_factory=Difference)
 
     def __post_init__(self) -> None:
         self._theirs, self._ours = names_in(self.writer), names_in(self.reader)
 
     def convert(self) -> Convert | None:
-        """Return what makes a column's value; None where what is read is that already."""
+        """Return a function from a decoded value to a column's value; None if they are equal."""
         return self._resolve(self.writer, self.reader, "")
 
     def _resolve(self, writer: Any, reader: Any, path: str) -> Convert | None:
@@ -281,7 +280,7 @@ class Resolution:
         if not isinstance(reader, list):
             return self._resolve_type(writer, reader, path)
         branches = [whole(one, self._ours) for one in _branches(reader)]
-        # Of the same kind, or else the first wider one.
+        # A branch of the same kind, or else the first branch of a wider kind.
         kind = kind_of(writer)
         same = [one for one in branches if kind_of(one) == kind and likeness(writer, one) > 0]
         wider = (one for one in branches if kind_of(one) in _PROMOTED.get(kind, ()))
@@ -302,9 +301,9 @@ class Resolution:
             convert: Convert | None
             try:
                 convert = self._resolve(one, reader, path)
-            except ResolutionError as none:
-                # Until there is a value of it this does not matter.
-                convert = partial(_refuse, str(none))
+            except ResolutionError as error:
+                # A branch that does not resolve matters only if a value has it.
+                convert = partial(_refuse, str(error))
             if _is_boxed(one, wholes):
                 convert = partial(_unbox, convert)
             converts[_tag(one, wholes)] = convert
@@ -313,7 +312,7 @@ class Resolution:
         return partial(_convert_branch, converts)
 
     def _resolve_type(self, writer: Any, reader: Any, path: str) -> Convert | None:
-        """Return what makes a value of two schemas neither of which is a union."""
+        """Resolve two schemas neither of which is a union."""
         kind, wanted = kind_of(writer), kind_of(reader)
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):
@@ -352,7 +351,7 @@ class Resolution:
         return partial(_row, converts, defaults)
 
     def default(self, one: Mapping[str, Any], path: str) -> Any:
-        """Return what a field is that the writer does not have."""
+        """Return the default of a field that the writer's schema lacks."""
         value = _as_read(one["type"], one["default"], self._ours)
         same = Resolution(self.reader, self.reader)
         convert = same._resolve(one["type"], one["type"], path)
@@ -375,7 +374,7 @@ def _describe(schema: Any) -> str:
     return " ".join([kind_of(schema), *filter(None, [schema.get("name")])])
 
 
-#: To which types a value is promoted, by the specification.
+#: Types to which a value may be promoted, by the specification.
 _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -406,7 +405,7 @@ def _resolve_primitive(kind: str, reader: Any, path: str) -> Convert | None:
 
 
 def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
-    """Return a default of JSON as fastavro reads such a value; that of a union is of its first branch."""
+    """Return a JSON default as fastavro would decode it; the default of a union is of its first branch."""
     schema = whole(schema, named)
     if isinstance(schema, list):
         wholes = [whole(one, named) for one in schema]
@@ -416,7 +415,7 @@ def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
         return (tag, made) if isinstance(tag, str) else made
     match kind_of(schema):
         case "bytes" | "fixed":
-            # A letter for each byte.
+            # Each character is a byte.
             return value.encode("latin-1")
         case "float" | "double":
             return float(value)
@@ -457,7 +456,7 @@ def _widen(wider: Callable[[int], Any], path: str, value: int) -> Any:
 
 
 def _single(value: int) -> Any:
-    # By way of Python's float it would be rounded twice.
+    # Through Python's float it would be rounded twice.
     return pa.scalar(value, pa.int64()).cast(pa.float32(), safe=False).as_py()
 
 
@@ -509,22 +508,22 @@ def _refuse(why: str, value: Any) -> None:
 
 
 def _member(
-    before: tuple[None, ...], behind: tuple[None, ...], convert: Convert | None, value: Any
+    before: tuple[None, ...], after: tuple[None, ...], convert: Convert | None, value: Any
 ) -> tuple[Any, ...]:
-    return (*before, value if convert is None else convert(value), *behind)
+    return (*before, value if convert is None else convert(value), *after)
 
 
 @dataclass(frozen=True)
 class AvroReader(Reader):
-    """Reads records by one schema, whatever they were written with."""
+    """Reads Avro records into the columns of one schema, whatever schema they were written with."""
 
-    #: As JSON text, with everything in it that it names.
+    #: JSON text that includes all named types.
     schema: str
-    #: What the value is called if the schema is not that of a record.
+    #: Name of the column if the schema is not a record.
     column: str
-    #: Who knows the schemas that records name. None: they were written with `schema`, and name none.
+    #: The registry of the schemas whose ids records carry. None: records carry no id, and have this `schema`.
     registry: SchemaRegistry | None
-    #: What is done with a writer's schema that has more.
+    #: What happens if a writer's schema has more fields.
     on_schema_change: OnSchemaChange
 
     @property
@@ -536,7 +535,7 @@ class AvroReader(Reader):
         return T.StructType([T.StructField(self.column, found)])
 
     def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
-        """Parse the schema; those of writers are asked for when they are met."""
+        """Parse the reader's schema; schemas of writers are fetched when a record needs them."""
         own = whole_schema(self.schema)
         is_row = kind_of(own) == "record"
         if self.registry is None:
@@ -549,8 +548,8 @@ class AvroReader(Reader):
             def read_or_tell(data: bytes) -> tuple[Any, ...]:
                 try:
                     return read(data)
-                except ResolutionError as unlike:
-                    raise to_mismatch_error(found, str(unlike), self.on_schema_change) from None
+                except ResolutionError as error:
+                    raise to_mismatch_error(found, str(error), self.on_schema_change) from None
 
             return read_or_tell
 
@@ -561,13 +560,13 @@ class AvroReader(Reader):
         resolution = Resolution(whole_schema(found.text, found.references), own)
         try:
             convert = resolution.convert()
-        except ResolutionError as unlike:
-            raise to_mismatch_error(found, str(unlike), self.on_schema_change) from None
+        except ResolutionError as error:
+            raise to_mismatch_error(found, str(error), self.on_schema_change) from None
         check_difference(found, resolution.found, self.on_schema_change)
         return resolution, convert
 
     def make_slice_converter(self) -> SliceConverter | None:
-        """Return what reads slices, for each schema that records name."""
+        """Return a converter that reads slices, with one implementation per writer's schema."""
         own, kind = whole_schema(self.schema), arrow_type(self.kind)
         if self.registry is None:
             return record_columns(own, own, Resolution(own, own).default, kind)
@@ -583,11 +582,11 @@ class AvroReader(Reader):
 def _reading(
     writer: Any, convert: Convert | None, is_row: bool, start: int
 ) -> Callable[[bytes], tuple[Any, ...]]:
-    """Return what reads the bytes from `start` on, all of which are of one value of the writer's."""
+    """Return a function that reads the bytes from `start` on as one value of the writer's schema."""
     if start and writer in ("bytes", {"type": "bytes"}):
-        # Confluent's clients in the JVM write those as they are.
+        # Confluent's JVM clients write bytes without a length.
         return lambda data: (data[start:] if convert is None else convert(data[start:]),)
-    # With these two fastavro takes it for what it has parsed itself.
+    # The two extra members mark the schema as parsed by fastavro.
     wire = {**_wire(writer, names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
 
     def read(data: bytes) -> tuple[Any, ...]:

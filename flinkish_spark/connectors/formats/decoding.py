@@ -1,7 +1,7 @@
-"""Keys and values of a source as columns, in any format: what is read of each, and why it is none.
+"""Decoding of a source's keys and values into columns, in any format, with a reason for each bad record.
 
-All are read over Arrow columns, by the library of the format where it has one: of a record that names its
-writer's schema Spark's own functions know nothing, and of a bad one they do not say why.
+Arrow columns are decoded by Python libraries of the formats: Spark's own functions do not know records that name
+their writer's schema, and do not say why a record is bad.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.types.json_columns import has_intervals
 from flinkish_spark.types.schemas import PREFIX
 
-#: The column that says why a record is bad.
+#: The column with the reason why a record is bad.
 REASON = f"{PREFIX}reason"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of each record, its key or its value, and the columns that it becomes."""
+    """The key or the value of records, its format, and the columns that it is decoded into."""
 
     #: ``key`` or ``value``: the column with the bytes.
     name: str
     form: Format
     fields: T.StructType
-    #: What reads the bytes one by one; None for bytes, texts and JSON.
+    #: Reads the bytes; None for bytes, texts and JSON.
     reader: Reader | None = None
 
     @property
@@ -67,7 +67,7 @@ class Part:
 
 
 def make_declared_part(form: Format, name: str) -> Part | None:
-    """Return a part whose columns its format says itself; None if a registry's subject says them."""
+    """Return a part whose format declares its columns; None if a registry's subject does."""
     match form:
         case Raw():
             return Part(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
@@ -123,10 +123,10 @@ def _make_protobuf_part(form: Protobuf, name: str, files: bytes, message: str) -
 
 
 def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
-    """Return a part with its columns; the registry is asked where it says them, and the answer kept."""
-    # Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
-    # which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
-    # checkpoint on it has read by each is a fact.
+    """Return a part with its columns; if the registry declares them, its answer is recorded."""
+    # Called at each start of the query. Without EVOLVE a job always reads with the schema of its first start,
+    # which is recorded as a fact in its directory and savepoints. With EVOLVE it reads with the newest schema, and
+    # records from which checkpoint on it has read with each.
     stated = make_declared_part(form, name)
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None
@@ -176,21 +176,21 @@ def schema_facts(uid: str) -> tuple[str, ...]:
 
 
 def _note_schema(job_dir: JobDir, fact: str, schema: RegistrySchema) -> None:
-    """Note from which checkpoint on a schema is read by, unless it was read by before."""
+    """Record from which checkpoint on a schema is used, unless it was in use before."""
     at = 1 + max((one.value for one in job_dir.decided_ids()), default=0)
     numbered = re.compile(rf"facts/{re.escape(fact)}-([0-9]+)-([0-9]+)\.json")
     found = map(numbered.fullmatch, job_dir.store.list("facts"))
     past = [(int(one[1]), int(one[2])) for one in found if one is not None]
-    # A rewind leaves notes about checkpoints that come again.
+    # After a rewind there are facts about later checkpoints, whose ids come again.
     before = max((one for one in past if one[0] <= at), default=None)
     if before is None or before[1] != schema.schema_id:
         job_dir.recorded_once(f"{fact}-{at}-{schema.schema_id}", schema.to_json())
 
 
 def read_part(part: Part, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-    """Return a struct for each value, and why it is none; both are null where there are no bytes.
+    """Return a struct for each value, and the reasons of bad values; both are null for a null.
 
-    Intervals of months are numbers in it, see `with_intervals`.
+    In the struct, year-month intervals are numbers of months, see `restore_intervals`.
     """
     match part.form:
         case Raw(column=column):
@@ -231,14 +231,14 @@ def _text_of(value: bytes) -> str | None:
 
 
 def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
-    """Return what raises the error that names a record and says why it is bad."""
+    """Return an expression that raises the error for a bad record."""
     place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
     told = F.to_json(F.struct(*place, reason.alias("reason")))
     return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))
 
 
 def drop_bad_records(found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str]) -> DataFrame:
-    """Return the rows without a :data:`REASON`; those that are dropped are counted by Spark."""
+    """Return the rows without a :data:`REASON`; Spark counts dropped rows as an observed metric."""
     is_good = F.col(REASON).isNull()
     if policy is OnBadRecord.DROP:
         metric = plain_json.name_drop_metric(counted_as)

@@ -1,9 +1,9 @@
-"""Keys and values of a sink: from a stream's fields to bytes in any format, and why a row has none.
+"""Encoding of a sink's keys and values, in any format, with a reason for each row that cannot be encoded.
 
-Columns are encoded in the pass that stages them, and Avro in front of it, by Spark's own encoder. Protobuf is
-written by its own library, and what JSON Schema says of a record is looked at by that of JSON Schema. A
-schema is registered before a job starts, and asked for again at each start: the number in front of its
-records is known then, and no task asks for it.
+Columns are encoded in the Python task that stages them; Avro is encoded before that by Spark's own encoder.
+Protobuf is written by its own library, and JSON is validated by the library of JSON Schema. A schema is registered
+before the job starts, and looked up again at each start; so no task has to ask for the schema id that its records
+begin with.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodedColumn:
-    #: Of no meaning where there is a misfit.
+    #: The encoded bytes; undefined for rows with a misfit.
     data: pa.Array
-    #: Why a row has none, null where it has; None if every row has.
+    #: The reason why a row cannot be encoded, null if it was; None if every row was.
     misfit: pa.Array | None = None
 
 
@@ -75,7 +75,7 @@ def find_named_columns(form: Format) -> list[str]:
 
 
 def check_encodable(form: Format, schema: T.StructType, whose: str) -> None:
-    """Refuse a format that does not fit a stream's fields; Avro is compared in :func:`check_written`."""
+    """Refuse a format that does not fit a stream's fields; :func:`check_written` checks Avro."""
     match form:
         case Raw() | String():
             unfit, names = unfit_for_text, [form.column]
@@ -140,17 +140,17 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
 def check_written(
     spark: SparkSession, form: Format, schema: T.StructType, topics: Sequence[str], part: str, whose: str
 ) -> None:
-    """Refuse what only Spark, or the registry, can say; called before anything starts."""
+    """Make the checks that need Spark or the registry; called before anything starts."""
     if isinstance(form, Avro):
         check_avro(spark, form, schema, whose)
     if isinstance(form, JsonSchema):
-        # Of a derived one, too: that the library is here.
+        # Derived schemas are checked too, since that fails if the library is missing.
         check_references(_json_schema_of(form, schema))
     prefix_of(form, schema, topics, part)
 
 
 def prefix_of(form: Format, schema: T.StructType, topics: Sequence[str], part: str) -> bytes:
-    """Return what stands in front of each record; with a registry its schema is registered for it."""
+    """Return the bytes before each record; with a registry this registers the schema."""
     if isinstance(form, Avro) and form.schema_id is not None:
         return header(form.schema_id)
     if not isinstance(form, RegisteredFormat) or form.registry is None:
@@ -202,7 +202,7 @@ def _file_of(file: object) -> RegistrySchema:
 
 
 def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str, int]]:
-    """Register the files that one imports, each under its own name, as Confluent's writers do."""
+    """Register the files that a file imports, each under its own name, as Confluent's serializers do."""
     found = []
     for one in file.dependencies:  # type: ignore[attr-defined]
         if one.name.startswith("google/protobuf/"):
@@ -216,18 +216,18 @@ def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str
 
 @dataclass(frozen=True)
 class PartEncoder:
-    """Encodes one part of records, their keys or their values. It is pickled into tasks."""
+    """Encodes the keys or the values of records. It is pickled into tasks."""
 
     form: Format | None
     #: The fields of the records.
     fields: T.StructType
-    #: What stands in front of each record of a format with a registry.
+    #: The bytes before each record if the format has a registry.
     prefix: bytes = b""
-    #: What names of the columns begin with that Spark computes for it.
+    #: Prefix of the names of columns that Spark computes.
     part: str = ""
 
     def spark_columns(self) -> dict[str, Column]:
-        """Return what Spark computes of a row in front of the pass that encodes: Avro, by its own encoder."""
+        """Return the columns that Spark computes before Python encodes: Avro by Spark's own encoder."""
         if not isinstance(self.form, Avro):
             return {}
         misfit = avro_misfit(self.form, self.fields)
@@ -237,7 +237,7 @@ class PartEncoder:
         return found if misfit is None else {**found, self._misfit: misfit}
 
     def spark_column_types(self) -> dict[str, T.DataType]:
-        """Return the types of what :meth:`spark_columns` may return."""
+        """Return the types of the columns that :meth:`spark_columns` may return."""
         return {self._data: T.BinaryType(), self._misfit: T.StringType()}
 
     @property
@@ -248,7 +248,7 @@ class PartEncoder:
 
     @cached_property
     def names(self) -> list[str]:
-        """Return the fields that it reads in Python."""
+        """Names of the fields that :meth:`encode` reads."""
         match self.form:
             case None | Avro():
                 return []
@@ -277,7 +277,7 @@ class PartEncoder:
                 own = T.StructType([self.fields[name] for name in self.names])
                 return EncodedColumn(lines_of(own, columns, CsvForm(self.form.delimiter)).cast(pa.binary()))
             case Protobuf():
-                # Arrow asks the first column for the number of rows.
+                # Arrow takes the number of rows from the first column.
                 nothing = pa.array([{}] * records.num_rows, pa.struct([]))
                 return self._write(pa.StructArray.from_arrays(columns, self.names) if columns else nothing)
             case JsonSchema():
@@ -299,7 +299,7 @@ class PartEncoder:
     @cached_property
     def _json(self) -> JsonWriter:
         fields = T.StructType([self.fields[name] for name in self.names])
-        # A schema of the user's says of a field that it may be left out, seldom that it may be null.
+        # In users' schemas fields may often be left out, but seldom be null.
         is_of_user = isinstance(self.form, JsonSchema) and bool(self.form.schema)
         return JsonWriter(fields, null_fields=not is_of_user)
 

@@ -1,7 +1,7 @@
-"""JSON Schema: what each type becomes, records held against their writer's schema, and schemas of rows.
+"""JSON Schema: mapping to Spark's types, validation of records, and schemas derived from rows.
 
-A record is looked at here, and then read as JSON of the fields: by the same parser, as exactly, as any other.
-A schema names others only among those that came with it; nothing is fetched.
+A record is validated here, and then read by the same JSON parser as any other. A schema may refer only to schemas
+that came with it; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SIMPLE: Mapping[str, T.DataType] = {
 }
 _MOST_VALIDATED = 5
 _DEEPEST = 64
-# As many as Python takes of an integer. To compare or to divide 1e999999999 would need all of its digits.
+# Python's limit for integers. Comparing or dividing 1e999999999 would need all of its digits.
 _MOST_DIGITS = 4300
-#: Drafts in which nothing beside a `$ref` counts.
+#: Drafts in which all members beside a `$ref` are ignored.
 _REF_ALONE = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
@@ -49,7 +49,7 @@ def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
 
 
 def _load_schema(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _SchemaNode]:
-    """Return what holds values against a schema, and the schema with those that it can refer to."""
+    """Return a validator of a schema, and the schema as a node that can resolve references."""
     try:
         import jsonschema
         import referencing
@@ -66,7 +66,7 @@ def _load_schema(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any,
             one = _DECODER.decode(its_text)
             jsonschema.validators.validator_for(one, default=kind).check_schema(one)
             known[name] = referencing.Resource.from_contents(one, draft)
-        # What a registry calls a schema is relative to the `$id` of the one that refers to it.
+        # The name of a referenced schema is relative to the `$id` of the schema that refers to it.
         for name, resource in list(known.items()):
             known.setdefault(urljoin(name, resource.id() or name), resource)
         for base, (name, _) in itertools.product(list(known), references):
@@ -78,14 +78,14 @@ def _load_schema(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any,
             why=f"{name}: {why}" if name else why,
             what_to_do="correct the schema",
         ) from None
-    # Without a way to retrieve anything else.
+    # This registry cannot retrieve other schemas.
     registry: Any = referencing.Registry().with_resources(known.items())
     resolver = registry.resolver_with_root(draft.create_resource(schema))
     return kind(schema, registry=registry), _SchemaNode(schema, draft, resolver)
 
 
 class _Number(Decimal):
-    """One with decimal places, held against a schema as it is written: a float would be another number."""
+    """A number with decimal places, validated as it is written: as a float it would be another number."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -116,7 +116,7 @@ def _constant(name: str) -> Any:
 _DECODER = json.JSONDecoder(
     parse_constant=_constant, parse_float=functools.partial(_number, is_whole_integer=True)
 )
-# In which 1.0 is no integer.
+# In draft 4, 1.0 is no integer.
 _DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_number)
 
 
@@ -134,7 +134,7 @@ def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.Struct
 
 @dataclass(frozen=True)
 class _SchemaNode:
-    """A schema, the draft that it is read by, and what says where its references lead."""
+    """A schema, its draft, and the resolver of its references."""
 
     schema: Any
     draft: Any
@@ -160,7 +160,7 @@ class _SchemaNode:
 
 
 def _parts(place: _SchemaNode, path: str, depth: int = 0) -> list[_SchemaNode]:
-    """Return all schemas that a value is held against if it is against one, unless it is null."""
+    """Return all schemas that apply to a non-null value of a schema: references, allOf, a single choice."""
     if depth > _DEEPEST:
         raise _no_column(path, "refers to itself")
     if not isinstance(place.schema, dict):
@@ -177,9 +177,9 @@ def _parts(place: _SchemaNode, path: str, depth: int = 0) -> list[_SchemaNode]:
 
 
 def _type_of(places: Sequence[_SchemaNode], path: str, depth: int = 0) -> T.DataType:
-    """Return the type of values that are held against several schemas."""
+    """Return the Spark type of values to which several schemas apply."""
     if depth > _DEEPEST:
-        raise _no_column(path, "has itself within it, and Spark has no type that does")
+        raise _no_column(path, "contains itself, and Spark has no recursive types")
     parts = [part for one in places for part in _parts(one, path)]
     kinds = sorted({kind for part in parts if (kind := _kind(part.schema, path)) is not None})
     if len(kinds) > 1:
@@ -215,7 +215,7 @@ def _type_of(places: Sequence[_SchemaNode], path: str, depth: int = 0) -> T.Data
 
 
 def _kind(schema: Mapping[str, Any], path: str) -> str | None:
-    """Return the one type, beside null, that a schema itself names; None if it names none."""
+    """Return the one type besides null that a schema itself names; None if it names none."""
     texts = [isinstance(one, str) for one in schema.get("enum", ()) if one is not None]
     default = "object" if "properties" in schema else "string" if texts and all(texts) else None
     kind = schema.get("type", default)
@@ -236,8 +236,8 @@ def _no_column(path: str, why: str) -> SchemaError:
 
 
 def differences(text: str, references: Sequence[tuple[str, str]], reader: T.StructType) -> Difference:
-    """Return which properties of a writer's schema the fields that are read do not have."""
-    # Whether its values are what the fields hold is seen record by record.
+    """Return the properties of a writer's schema that the reader's fields lack."""
+    # Types are not compared: values are checked record by record.
     found = Difference()
     _compare(_load_schema(text, references)[1], reader, "", found, set())
     return found
@@ -249,13 +249,13 @@ def _compare(
     try:
         parts = _parts(place, path)
     except SchemaError:
-        # It says nothing about properties.
+        # Such a schema declares no properties.
         return
     for part in parts:
         if (id(part.schema), path) in seen:
             continue
         seen.add((id(part.schema), path))
-        # What applies conditionally, too.
+        # Include schemas that apply conditionally.
         sometimes = [part.schema[name] for name in ("if", "then", "else") if name in part.schema]
         for several in ("dependentSchemas", "dependencies"):
             sometimes += part.schema.get(several, {}).values()
@@ -282,13 +282,13 @@ def _compare(
 
 @dataclass(frozen=True)
 class JsonSchemaReader(Reader):
-    """Gives the text of each record that is valid."""
+    """Validates records and returns their text."""
 
     text: str
     references: tuple[tuple[str, str], ...]
-    #: What its objects are read as, as JSON of Spark's.
+    #: The fields that objects are read into, as Spark's JSON of a StructType.
     fields: str
-    #: Who knows the schemas that records name. None: they were written with `text`, and name none.
+    #: The registry of the schemas whose ids records carry. None: records carry no id, and have the schema `text`.
     registry: SchemaRegistry | None
     on_schema_change: OnSchemaChange
 
@@ -330,7 +330,7 @@ def invalid(text: str, validator: Any) -> str | None:
     except (ValueError, RecursionError) as error:
         return f"it is no JSON: {error}"
     except Exception as error:
-        # A reference within the schema that leads nowhere.
+        # A reference in the schema does not resolve.
         raise SchemaError(
             "a JSON Schema cannot be used",
             why=f"{type(error).__name__}: {error}"[:500].rstrip("."),
@@ -344,7 +344,7 @@ def invalid(text: str, validator: Any) -> str | None:
 
 @dataclass(frozen=True)
 class JsonSchemaWriter(Writer):
-    """Holds the text of each row against the schema, and puts its number in front."""
+    """Validates the text of each row, and prepends the schema's prefix."""
 
     text: str
     prefix: bytes = b""
@@ -375,7 +375,7 @@ _DECODER_OF_DIGITS = json.JSONDecoder(parse_float=_Digits, parse_int=_Digits)
 
 
 def _add_nulls(text: str, validator: Any) -> str:
-    """Return the text of a row with null for what its schema requires and a text without nulls leaves out."""
+    """Return the text of a row with nulls added for missing properties that its schema requires."""
     value = _DECODER_OF_DIGITS.decode(text)
     for error in validator.iter_errors(_DECODER.decode(text)):
         if error.validator == "required" and isinstance(error.validator_value, list):
@@ -396,11 +396,11 @@ def _text_of(value: Any) -> str:
 
 
 def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
-    """Return why nothing in a column can be valid by a schema with these columns; None if something can."""
+    """Return why no value of a type can be valid by a schema of the type `wanted`; None if one can."""
     if isinstance(kind, T.NullType):
         return None
     (ours, theirs) = (str(_describe(one)["type"]) for one in (kind, wanted))
-    # Of numbers a record tells: 1.0 is an integer.
+    # Numbers are checked record by record: 1.0 is an integer.
     if ours != theirs and not {ours, theirs} <= {"integer", "number"}:
         return f"the field '{path}' is written as {ours}, and the schema has {theirs}"
     match kind, wanted:
@@ -418,7 +418,7 @@ def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | No
 
 
 def check_references(text: str) -> None:
-    """Refuse a schema that refers to what is not in it: a validator finds that out at some record."""
+    """Refuse a schema with an unresolved reference: a validator would find it only at some record."""
     left = [_load_schema(text, ())[1]]
     while left:
         place = left.pop()
@@ -453,7 +453,7 @@ def _describe(kind: T.DataType) -> dict[str, Any]:
         case T.IntegralType():
             return {"type": "integer"}
         case T.DecimalType() | T.DoubleType() | T.FloatType():
-            # JSON has no NaN and no infinities: rows with these do not fit.
+            # JSON has no NaN and no infinities: rows with them are refused.
             return {"type": "number"}
     return {"type": "boolean"} if isinstance(kind, T.BooleanType) else {"type": "string"}
 

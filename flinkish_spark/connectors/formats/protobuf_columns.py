@@ -1,12 +1,10 @@
-"""Protobuf messages of a slice as columns, by `ptars`, with a proof for each message.
+"""Reading of Protobuf messages a slice at a time, by `ptars`, with a proof for each message.
 
-`ptars` reads bytes into Arrow's columns, and writes columns as bytes. A message is proven if what was read of
-it is written as the same bytes: then these bytes say these values, whoever reads them. That holds for what
-Protobuf's own libraries write of messages whose fields are all known. It does not hold for fields that the
-descriptor does not know, lists that are not packed, fields that come twice or in another order, and
-numbers that are longer than they must be: such messages Protobuf's own reader reads. What is written as the
-same bytes and may be read as something else is looked for over columns: two members of a oneof, and a key
-that is twice in a map.
+`ptars` reads bytes into Arrow columns, and writes columns as bytes. A message is proven if writing it gives the
+same bytes. Messages that Protobuf's own libraries wrote are proven if the descriptor knows all of their fields. Not
+proven are messages with unknown fields, unpacked lists, repeated or reordered fields, and numbers that are longer
+than necessary: Protobuf's own reader reads these. Two cases that give the same bytes and may still be read
+wrongly are searched over columns: several members of a oneof, and a repeated key in a map.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from flinkish_spark.connectors.formats.proofs import (
 )
 from flinkish_spark.connectors.formats.reader import SliceConverter
 
-#: `ptars` has a table with a place for each number of a field, up to the largest.
+#: `ptars` allocates a table as large as the largest field number.
 _LARGEST_NUMBER = 20_000
 _PACKAGE = "flinkish"
 
 
 def message_columns(message: Any, kind: pa.StructType) -> SliceConverter | None:
-    """Return what reads slices of a message; None if only Protobuf's own reader can read it."""
+    """Return a converter of slices of a message; None if only Protobuf's own reader can read it."""
     try:
         import ptars
     except ImportError:
@@ -65,9 +63,9 @@ def is_map(one: Any) -> bool:
 
 
 def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
-    """Add a message with the same bytes, in which nothing has a meaning of its own; return its name."""
-    # By its own name `ptars` would read a Timestamp as nanoseconds, and a StringValue without a look at its
-    # letters. A closed enum would lose numbers. Editions it does not know.
+    """Add a message type with the same encoding and only plain types; return its name."""
+    # `ptars` reads a message named Timestamp as nanoseconds, does not check that a StringValue is UTF-8, loses
+    # numbers of closed enums, and does not know editions.
     if message.full_name in names:
         return names[message.full_name]
     name = names[message.full_name] = f"M{len(names)}"
@@ -80,20 +78,20 @@ def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
         field = made.field.add(name=f"f{one.number}", number=one.number)
         field.label = field.LABEL_REPEATED if one.is_repeated else field.LABEL_OPTIONAL
         if one.message_type is not None:
-            # The entries of a map, too: of those `ptars` would leave out what is a default.
+            # Entries of maps are plain messages too: otherwise `ptars` would not write defaults in them.
             inner = _add_plain(one.message_type, file, names)
             field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{inner}"
             continue
         field.type = field.TYPE_INT32 if one.enum_type is not None else one.type
         if not one.is_repeated:
-            # So it is written if it was there, be it a default.
+            # With presence, a field that was there is written even if it has the default.
             field.proto3_optional, field.oneof_index = True, len(made.oneof_decl)
             made.oneof_decl.add(name=f"_{field.name}")
     return name
 
 
 def _sort_by_number(message: Any) -> list[Any]:
-    """Return the fields as all of Protobuf's libraries write them."""
+    """Return the fields in the order in which Protobuf's libraries write them."""
     return sorted(message.fields, key=lambda one: int(one.number))
 
 
@@ -114,7 +112,7 @@ def _column_of(one: Any) -> Convert:
 
 
 def _always(one: Any) -> Convert:
-    """Return what converts a column, in which nothing stands for the default."""
+    """Return a converter of a column in which a null means the default."""
     convert, is_message = _single_of(one), one.message_type is not None
     default = None if is_message else 0 if one.enum_type is not None else one.default_value
 
@@ -133,7 +131,7 @@ def _single_of(one: Any) -> Convert:
         # The first name of each number.
         names = {each.number: each.name for each in reversed(one.enum_type.values)}
         return partial(_enum, pa.array(list(names), pa.int32()), pa.array(list(names.values()), pa.string()))
-    # To a type that holds all values: of unsigned numbers the next wider one.
+    # Unsigned numbers are cast to the next wider type.
     return cast
 
 
@@ -161,7 +159,7 @@ def _map(key: Convert, value: Convert, column: pa.ListArray, kind: pa.MapType) -
     entries = column.values
     keys, items = key(entries.field(0), kind.key_type), value(entries.field(1), kind.item_type)
     check_keys(column.offsets, keys)
-    # Protobuf's own maps have another order in each process.
+    # Sorted, since the order of Protobuf's own maps differs between processes.
     places = find_key_order(column.offsets, keys)
     if places is not None:
         keys, items = keys.take(places), items.take(places)

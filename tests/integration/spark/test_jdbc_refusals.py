@@ -91,7 +91,7 @@ def test_keys_that_a_table_takes_for_one_are_refused(request, tmp_path, database
         )
     database.run(f"CREATE TABLE t (k {column} PRIMARY KEY, v BIGINT)")
     schema = fields(k=T.StringType(), v=T.LongType())
-    with pytest.raises(SchemaError, match="upserts by k, and t does not tell all such keys apart") as found:
+    with pytest.raises(SchemaError, match="upserts by k, and t takes some different keys for equal") as found:
         check(database.sink(**UPSERT), tmp_path, schema)
     assert why in found.value.why
     check(database.sink(), tmp_path, schema)
@@ -285,7 +285,7 @@ def test_settings_that_contradict_each_other() -> None:
     database = TestDatabase("jdbc:sqlite:/nowhere/x")
     for settings, message in [
         ({"mode": "upsert"}, "needs a key"),
-        ({"mode": "replace"}, "no way to write"),
+        ({"mode": "replace"}, "is no write mode"),
         ({"key": "k"}, "is text"),
         ({"key": ("k", "k")}, "twice"),
         ({"delete_when": "gone"}, "needs mode='upsert'"),

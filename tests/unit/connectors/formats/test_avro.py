@@ -164,7 +164,7 @@ def test_types_that_no_column_holds_are_refused_by_name(kind: Any, words: str) -
 
 
 def test_a_record_within_itself_is_refused() -> None:
-    with pytest.raises(SchemaError, match="has itself within it, in 'next'"):
+    with pytest.raises(SchemaError, match="contains itself, in 'next'"):
         _ = reader(record(("next", ["null", "R"]))).kind
 
 

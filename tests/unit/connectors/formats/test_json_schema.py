@@ -53,7 +53,7 @@ def test_each_type_is_what_the_page_says(schema: Any, column: str) -> None:
         ({"anyOf": [{"type": "string"}, {"type": "boolean"}]}, "may be of several types"),
         (True, "may be anything"),
         ({"$ref": "http://example.com/schema.json"}, "which is not there"),
-        ({"$ref": "#"}, "has itself within it"),
+        ({"$ref": "#"}, "contains itself"),
         ({"$ref": "#/properties/f"}, "refers to itself"),
         ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "of different types in parts"),
         ({"type": "array"}, "is of type array"),

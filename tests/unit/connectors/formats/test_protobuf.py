@@ -187,10 +187,10 @@ def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
     [
         ({"a": "x"}, "of the oneof 'what' more than one field is set: a, b"),
         ({"c": "GREEN"}, "the field 'c' is no symbol of its enum"),
-        ({"s": None}, "the field 's' is null, which its message cannot say"),
+        ({"s": None}, "the field 's' is null, which its message cannot hold"),
         ({"v": -1}, "the field 'v' cannot be written"),
         ({"u": Decimal(2**64)}, "the field 'u' cannot be written"),
-        ({"r": [None]}, "the list 'r' has a null, which Protobuf cannot say"),
+        ({"r": [None]}, "the list 'r' has a null, which Protobuf cannot hold"),
         ({"items": [("k", None)]}, "the map 'items' has a null"),
     ],
 )
@@ -276,7 +276,7 @@ def test_no_schema_writes_outside_of_its_folder(name: str) -> None:
 
 def test_a_message_within_itself_is_refused() -> None:
     files = Protobuf.of(struct_pb2.Struct)
-    with pytest.raises(SchemaError, match="has itself within it"):
+    with pytest.raises(SchemaError, match="contains itself"):
         protobuf.fields_of(protobuf.descriptor_of(files.descriptor, files.message))
 
 
