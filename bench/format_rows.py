@@ -111,7 +111,7 @@ def of_avro(shape: str) -> tuple[Reader, list[bytes]]:
         out = io.BytesIO()
         fastavro.schemaless_writer(out, schema, row)
         made.append(out.getvalue())
-    text = json.dumps(avro.whole_schema(json.dumps(AVRO[shape])))
+    text = json.dumps(avro.parse_schema(json.dumps(AVRO[shape])))
     return avro.AvroReader(text, "value", None, OnSchemaChange.FAIL), made
 
 

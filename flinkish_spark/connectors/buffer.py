@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging, reports
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import (
     Committer,
     ShownOrder,
@@ -411,7 +411,7 @@ class BufferWriter(SinkWriter):
     def stage(self, request: StageRequest) -> StageResult:
         context = self._context
         stage = StageToBuffer(context.place, int(context.owner_epoch), request.block, self._check)
-        found = reports(request.rows, stage)
+        found = collect_reports(request.rows, stage)
         place = {"lineage": int(request.lineage), "batch": int(request.batch)}
         files = [
             BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})

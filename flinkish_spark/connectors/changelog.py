@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.changelog_texts import DocumentTexts, Texts
-from flinkish_spark.connectors.formats.decoding import unreadable
+from flinkish_spark.connectors.formats.decoding import raise_unreadable
 from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.core.changelogs import (
     ROW_KIND,
@@ -456,7 +456,7 @@ class Changelog(ABC):
         """Return the rows of envelopes, with row kinds; a bad envelope ends the task."""
         read = self._envelope.unwrap(lambda name: envelope[name])
         why = F.lit(self.why)
-        entries = F.coalesce(self._envelope.entries(read), unreadable(why).cast(self._envelope.kind))
+        entries = F.coalesce(self._envelope.entries(read), raise_unreadable(why).cast(self._envelope.kind))
         if passes is not None:
             nobody = F.array(F.struct(F.lit(None).alias("kind"), F.lit(None).alias("row")))
             entries = F.when(passes, nobody.cast(self._envelope.kind)).otherwise(entries)
@@ -467,7 +467,7 @@ class Changelog(ABC):
         place = F.struct("topic", "partition", "offset").alias(_PLACE)
         one_each = frame.select(F.explode(entries).alias(_ENTRY), *beside, *kept, place)
         one_each = one_each.withColumn(_READ, self._parse_row(F.col(_ENTRY)["row"], time_zone))
-        parsed, misread = F.col(_READ), unreadable(why, lambda name: F.col(_PLACE)[name])
+        parsed, misread = F.col(_READ), raise_unreadable(why, lambda name: F.col(_PLACE)[name])
         own = [
             F.when(parsed[_WRONG], misread.cast(one.dataType)).otherwise(parsed[one.name]).alias(one.name)
             for one in self.fields

@@ -349,7 +349,7 @@ class _Writer(SinkWriter):
         self._main, self._dead, self._uid = main, dead, uid
 
     def stage(self, request: StageRequest) -> StageResult:
-        with self._main.staging_with_refused(request) as (result, refused):
+        with self._main.stage_with_refused(request) as (result, refused):
             count = sum(task.dead_lettered for task in result.tasks)
             if not count:
                 return result

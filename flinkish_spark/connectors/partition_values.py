@@ -77,14 +77,14 @@ def folder_of(name: str, value: str | None) -> str:
     return "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in name) + "=" + text
 
 
-def refusing(
+def check_partition_values(
     frame: DataFrame, names: Iterable[str], marker: str, shown: Sequence[str] | None = None
 ) -> DataFrame:
     """Return a frame that fails at a record whose value a partition column cannot keep."""
-    return refusing_others(frame, partition_conditions(frame, names), marker, shown)
+    return check_conditions(frame, partition_conditions(frame, names), marker, shown)
 
 
-def refusing_others(
+def check_conditions(
     frame: DataFrame,
     conditions: Iterable[tuple[str, Column]],
     marker: str,

@@ -55,7 +55,7 @@ class RateLimit:
             )
 
 
-class Pace:
+class TokenBucket:
     """A token bucket for a rate limit; belongs to one reader in one process."""
 
     def __init__(self, limit: RateLimit, now_s: float) -> None:
@@ -73,12 +73,12 @@ class Pace:
         allowed = max(0, int(self._saved))
         return allowed if isinstance(most, Unlimited) else min(allowed, most)
 
-    def took(self, records: int) -> None:
+    def spend(self, records: int) -> None:
         # May become negative: a source that reads whole files then gets no allowance for a while.
         self._saved -= records
 
 
-def shares(allowance: int | None, wanting: Sequence[str], turn: int) -> dict[str, int | None]:
+def divide_allowance(allowance: int | None, wanting: Sequence[str], turn: int) -> dict[str, int | None]:
     """Divide an allowance among splits; the remainder rotates among them."""
     if allowance is None:
         return dict.fromkeys(wanting)

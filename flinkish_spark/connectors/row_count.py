@@ -74,6 +74,6 @@ class RowCount:
         )
 
 
-def reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
+def collect_reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
     found = [json.loads(row.report) for row in C.map_in_arrow(rows, function, "report STRING").collect()]
     return sorted(found, key=lambda report: int(report["partition"]))

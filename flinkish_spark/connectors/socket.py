@@ -48,7 +48,7 @@ SEGMENT_BYTES = 16 << 20
 MOST_LINE_BYTES = 1 << 28
 
 
-def segments(folder: Path) -> list[int]:
+def find_segments(folder: Path) -> list[int]:
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -85,7 +85,7 @@ class SocketLogWriter:
 
     def __init__(self, folder: Path, lock: OwnFile) -> None:
         self._folder, self._lock = folder, lock
-        known = segments(folder)
+        known = find_segments(folder)
         self._first = known[-1] if known else 0
         self._file = self._open(_path(folder, self._first))
         self._at = max((behind for behind, _ in _frames(self._file, self._first)), default=self._first)
@@ -153,7 +153,7 @@ class SocketLogReader:
         self._folder = folder
 
     def extent(self) -> tuple[int, int]:
-        known = segments(self._folder)
+        known = find_segments(self._folder)
         return (known[0], known[-1] + _path(self._folder, known[-1]).stat().st_size) if known else (0, 0)
 
     def advance(self, start: int, limit: int | None) -> int:
@@ -163,7 +163,7 @@ class SocketLogReader:
 
     def _lines(self, start: int, *, is_synced: bool = False) -> Generator[tuple[int, bytes], None, None]:
         """Yield the lines from `start` on, each with the position after it; closing makes them durable."""
-        known, at = segments(self._folder), start
+        known, at = find_segments(self._folder), start
         if start < (known[0] if known else 0) or (start and not known):
             raise InputLostError(
                 f"the lines from position {start} of {self._folder} on are gone",
@@ -211,8 +211,8 @@ class SocketLogReader:
         )
 
 
-def forget_before(folder: Path, position: int) -> None:
-    for first, following in itertools.pairwise(segments(folder)):
+def delete_before(folder: Path, position: int) -> None:
+    for first, following in itertools.pairwise(find_segments(folder)):
         if following <= position:
             _path(folder, first).unlink(missing_ok=True)
 
@@ -473,7 +473,7 @@ class SocketTextSource(SplitSource):
     # On the driver:
     def on_release(self, offsets: Mapping[str, Offset]) -> None:
         """Delete segments of the log that no checkpoint needs."""
-        forget_before(self.job_folder, offsets[_SPLIT])
+        delete_before(self.job_folder, offsets[_SPLIT])
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Refuse a job directory in a bucket: lines are appended to local files."""

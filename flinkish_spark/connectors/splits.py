@@ -28,7 +28,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.checkpoint.control import read_held
-from flinkish_spark.connectors.rates import Pace, RateLimit, shares
+from flinkish_spark.connectors.rates import TokenBucket, RateLimit, divide_allowance
 from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.errors import (
     USER_FUNCTION_MARKER,
@@ -123,7 +123,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def refuse_no_json(value: Offset) -> str:
+def why_not_json(value: Offset) -> str:
     """Return why a value cannot be an offset; empty if it can."""
     try:
         again = json.loads(json.dumps(value, allow_nan=False))
@@ -529,7 +529,7 @@ def check_splits(uid: str, found: Any) -> Sequence[str]:
     return names
 
 
-def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
+def cast_to_field(column: pa.Array, field: pa.Field) -> pa.Array:
     """Return a column cast to a field's type."""
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
@@ -596,7 +596,7 @@ class SplitStreamReader(DataSourceStreamReader):
     def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
         self.source, self._folder, self._control_path = source, folder, control_path
         self._uid = source._fs_uid
-        self._pace = Pace(source.rate, time.monotonic())
+        self._pace = TokenBucket(source.rate, time.monotonic())
         self._turn, self._asked_at = 0, float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:
@@ -634,7 +634,7 @@ class SplitStreamReader(DataSourceStreamReader):
 
     def _latest(self, position: SplitPosition, wanting: list[str]) -> dict[str, Offset]:
         """Return new end offsets of splits that have not ended, within the rate limit."""
-        allowed = shares(self._pace.allowance(time.monotonic()), wanting, self._turn)
+        allowed = divide_allowance(self._pace.allowance(time.monotonic()), wanting, self._turn)
         self._turn += 1
         ends = {}
         for name, limit in allowed.items():
@@ -652,11 +652,11 @@ class SplitStreamReader(DataSourceStreamReader):
                 if count is not None and not (is_count and 0 <= count < math.inf):
                     to_do = "return how many records lie between the offsets, or None if it is not known"
                     raise self._refusal("records_between", name, count, "it is no number of records", to_do)
-                self._pace.took(limit if count is None else int(count))
+                self._pace.spend(limit if count is None else int(count))
         return ends
 
     def _check_offset(self, split: str, start: Offset, found: Any, method: str) -> Offset:
-        why = refuse_no_json(found)
+        why = why_not_json(found)
         if why:
             what_to_do = "return a number, a text, or a list or dict of such with texts as keys"
             raise self._refusal(method, split, found, why, what_to_do)
@@ -711,7 +711,7 @@ class SplitStreamReader(DataSourceStreamReader):
 
     def _piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
         found = self._ask("piece_facts", lambda: self.source.piece_facts(split, start, end))
-        why = "" if found is None else refuse_no_json(found)
+        why = "" if found is None else why_not_json(found)
         if why:
             what_to_do = "return JSON values: lists, texts, numbers, and dicts with texts as keys"
             raise self._refusal("piece_facts", split, found, why, what_to_do)
@@ -801,7 +801,7 @@ class _Rows:
         if not batch.num_rows:
             return []
         schema = arrow_schema(self._types)
-        own = [as_declared(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
+        own = [cast_to_field(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
         channel = np.full(batch.num_rows, self._channel, np.int64)
         control = [channel, np.arange(first, self._place, dtype=np.int64)]
         return [pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)]

@@ -547,10 +547,10 @@ class _OpenTransaction:
         if not self._is_open:
             fields = tuple(records.schema.names)
             transaction = SinkTransaction(self.name, uid, self._stage.batch, self._task, fields)
-            with blaming(self._sink, uid, "begin"):
+            with translate_failures(self._sink, uid, "begin"):
                 self._handle = self._sink.begin(transaction)
             self._is_open = True
-        with blaming(self._sink, uid, self._writing):
+        with translate_failures(self._sink, uid, self._writing):
             refused = dict(pairs_of(self._sink.write_batch(self._handle, records) or {}))
             if not refused.keys() <= set(range(records.num_rows)):
                 raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
@@ -563,7 +563,7 @@ class _OpenTransaction:
         """Pre-commit; return the committable's payload, None if the task had no records."""
         if not self._is_open:
             return None
-        with blaming(self._sink, self._stage.uid, "flush"):
+        with translate_failures(self._sink, self._stage.uid, "flush"):
             committable = self._sink.flush(self._handle)
             self._is_open = False
             # Stored as it will be read back.
@@ -588,7 +588,7 @@ class _OpenTransaction:
 
 
 @contextmanager
-def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
+def translate_failures(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
     """Turn exceptions of the user's code in a task into errors that name the sink and the method."""
     try:
         yield
@@ -753,14 +753,14 @@ class TwoPhaseWriter(SinkWriter):
 
     def stage(self, request: StageRequest) -> StageResult:
         is_dropped = self._sink.on_refused is OnBadRecord.DROP
-        rows = self._staging(request, Refusals.DROP if is_dropped else Refusals.FAIL)
+        rows = self._stage_rows(request, Refusals.DROP if is_dropped else Refusals.FAIL)
         return _result(rows.collect())
 
     @contextmanager
-    def staging_with_refused(self, request: StageRequest) -> Iterator[tuple[StageResult, DataFrame]]:
+    def stage_with_refused(self, request: StageRequest) -> Iterator[tuple[StageResult, DataFrame]]:
         """Stage rows; yield the result and the refused records (REASON and RECORD, as JSON)."""
         # Persisted while the block runs, since computing the rows again would stage them again.
-        rows = self._staging(request, Refusals.KEEP).persist()
+        rows = self._stage_rows(request, Refusals.KEEP).persist()
         try:
             found = rows.where(F.col(REPORT).isNotNull()).collect()
             refused = rows.where(F.col(REASON).isNotNull()).select(REASON, RECORD)
@@ -768,7 +768,7 @@ class TwoPhaseWriter(SinkWriter):
         finally:
             rows.unpersist()
 
-    def _staging(self, request: StageRequest, refusals: Refusals) -> DataFrame:
+    def _stage_rows(self, request: StageRequest, refusals: Refusals) -> DataFrame:
         context = self._context
         stage = StageTransaction(
             sink=self._sink,

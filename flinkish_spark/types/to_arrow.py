@@ -128,7 +128,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingValue:
     #: The path to the null: names of fields, `element` of a list, `value` of a map.
     path: str
     row: int
@@ -137,7 +137,7 @@ class Missing:
         return f"field {self.path!r} is None and must not be null"
 
 
-def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
+def first_missing(field: T.StructField, column: pa.Array) -> MissingValue | None:
     """Return the first null in a field or a part of it that must not be null; None if there is none."""
     if field.nullable and not has_required(field.dataType):
         return None
@@ -153,12 +153,12 @@ def has_required(kind: T.DataType) -> bool:
     )
 
 
-def _missing(kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool) -> Missing | None:
+def _missing(kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool) -> MissingValue | None:
     """Return the first forbidden null; `rows` are the values' rows in the whole column."""
     there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     if not may_be_null and len(there) < len(column):
         gap = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        return Missing(path, int(rows[gap]))
+        return MissingValue(path, int(rows[gap]))
     if not has_required(kind) or pa.types.is_null(column.type):
         return None
     # `take` returns offsets from 0, and drops values below a null.

@@ -41,8 +41,8 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
 from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
-from flinkish_spark.connectors.partition_values import partition_conditions, refusing_others
-from flinkish_spark.connectors.row_count import reports
+from flinkish_spark.connectors.partition_values import partition_conditions, check_conditions
+from flinkish_spark.connectors.row_count import collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS
@@ -129,7 +129,7 @@ class DeltaStaging(SinkWriter):
         )
         if together := _together(table, checked.columns):
             checked = checked.sortWithinPartitions(*together)
-        found = reports(checked, StageFiles(target))
+        found = collect_reports(checked, StageFiles(target))
         return found, lambda adds: {
             "form": "FILES",
             "actions": [{"add": add} for add in adds],
@@ -163,7 +163,7 @@ class DeltaStaging(SinkWriter):
         checked = _checked(rows, fields.names, checks)
         checked = checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
         target = FilesToWrite(self._tables.files(sink.path), folder)
-        found = reports(checked, StageFiles(target, int(request.batch)))
+        found = collect_reports(checked, StageFiles(target, int(request.batch)))
         return found, lambda adds: {
             "form": "ROWS",
             "folder": f"{sink.path.rstrip('/')}/{folder}",
@@ -262,4 +262,4 @@ def _checked(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, 
     """Return the same rows; a record of which a condition is not true ends the task."""
     is_control = F.col(C.KIND) != int(C.Kind.RECORD)
     guarded = [(text, is_control | is_kept) for text, is_kept in checks]
-    return refusing_others(rows, guarded, VIOLATION_MARKER, shown)
+    return check_conditions(rows, guarded, VIOLATION_MARKER, shown)

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, cast_to_field
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
@@ -587,7 +587,7 @@ class FileSource(SplitSource):
             with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):
                     # Here, where the file has a name.
-                    columns = [as_declared(batch.column(field.name), field) for field in schema]
+                    columns = [cast_to_field(batch.column(field.name), field) for field in schema]
                     yield pa.RecordBatch.from_arrays(columns, names=schema.names)
             # It may have been replaced while it was read.
             self._unchanged(file)

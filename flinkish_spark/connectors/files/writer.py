@@ -30,8 +30,8 @@ from flinkish_spark.connectors.files.output_formats import (
     lowered,
 )
 from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
-from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, reports
+from flinkish_spark.connectors.partition_values import folder_conditions, check_partition_values, check_conditions
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, EnvironmentFault
@@ -108,7 +108,7 @@ class FrameFiles:
         if places:
             # One file at a time is open in a task, however many folders there are.
             frame = frame.sortWithinPartitions(*(f"{FOLDER}{at}" for at in range(len(places))))
-        return reports(frame, WriteFiles(self.settings, str(folder)))
+        return collect_reports(frame, WriteFiles(self.settings, str(folder)))
 
 
 def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
@@ -197,10 +197,10 @@ class FileWriter(SinkWriter):
         only_in_names = [name for name in self._frames.settings.folders if name not in added]
         marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
         shown = rows.columns[CONTROL_WIDTH:]
-        rows = refusing(rows, only_in_names, marker, shown)
-        rows = refusing_others(rows, folder_conditions(rows, added), marker, shown)
+        rows = check_partition_values(rows, only_in_names, marker, shown)
+        rows = check_conditions(rows, folder_conditions(rows, added), marker, shown)
         texts = self._frames.settings.texts
         if texts is not None and texts.kind is FileFormat.TEXT:
             conditions = [line_condition(name, texts.options) for name in texts.fields.names]
-            rows = refusing_others(rows, conditions, marker, shown)
+            rows = check_conditions(rows, conditions, marker, shown)
         return rows

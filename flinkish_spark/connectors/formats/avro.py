@@ -25,25 +25,25 @@ from flinkish_spark.connectors.formats.avro_schemas import (
     PLAIN,
     TIMES,
     kind_of,
-    likeness,
+    score_match,
     limits_of,
     logical_of,
     map_parts,
     name_of,
-    names_in,
-    whole,
+    find_named_types,
+    resolve_name,
 )
 from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.reader import (
     SliceConverter,
-    Difference,
+    SchemaDifference,
     Reader,
-    Unreadable,
+    CodecError,
     WriterSchemas,
     check_difference,
     to_mismatch_error,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, to_missing_library
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -72,12 +72,12 @@ _LOGICAL: Mapping[str, str] = {
 _EXACT = decimal.Context(prec=_MOST_DIGITS + 1)
 
 
-def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
+def parse_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
     """Return a schema with full names, in which each named type is defined at its first use."""
     try:
         import fastavro
     except ImportError as missing:
-        raise to_missing_library("avro", "fastavro", missing) from None
+        raise make_library_error("avro", "fastavro", missing) from None
     named: dict[str, Any] = {}
     try:
         for _, one in references:
@@ -130,7 +130,7 @@ def _inline_types(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
 
 
 def to_spark_type(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
-    schema = whole(schema, named)
+    schema = resolve_name(schema, named)
     if isinstance(schema, list):
         made = [to_spark_type(one, named, path, within) for one in _branches(schema) if one != "null"]
         if not made:
@@ -213,14 +213,14 @@ def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
     """Return a writer's schema in fastavro's parsed form, without logical types."""
     # Branches and symbols are dicts from number to item: in a list, the number -1 would be the last item.
     if isinstance(schema, list):
-        branches = [whole(one, named) for one in schema]
+        branches = [resolve_name(one, named) for one in schema]
         found = {at: _wire(one, named, made) for at, one in enumerate(branches)}
         for at, one in enumerate(branches):
             if _is_boxed(one, branches):
                 box = [{"name": _BOX, "type": found[at]}]
                 found[at] = {"type": "record", "name": _tag(one, branches), "fields": box}
         return {"type": "union", **found}
-    schema = whole(schema, named)
+    schema = resolve_name(schema, named)
     kind = kind_of(schema)
     if isinstance(schema, str) or kind in _PRIMITIVES or kind == "null":
         return _BOOLEAN if kind == "boolean" else {"type": kind}
@@ -259,32 +259,32 @@ class ResolutionError(Exception):
 
 @dataclass
 class Resolution:
-    """Resolves a writer's schema to a reader's schema, both from :func:`whole_schema`."""
+    """Resolves a writer's schema to a reader's schema, both from :func:`parse_schema`."""
 
     writer: Any
     reader: Any
     #: Collects the fields that the reader's schema lacks or reads as another type.
-    found: Difference = field(default_factory=Difference)
+    found: SchemaDifference = field(default_factory=SchemaDifference)
 
     def __post_init__(self) -> None:
-        self._theirs, self._ours = names_in(self.writer), names_in(self.reader)
+        self._theirs, self._ours = find_named_types(self.writer), find_named_types(self.reader)
 
     def convert(self) -> Convert | None:
         """Return a function from a decoded value to a column's value; None if they are equal."""
         return self._resolve(self.writer, self.reader, "")
 
     def _resolve(self, writer: Any, reader: Any, path: str) -> Convert | None:
-        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+        writer, reader = resolve_name(writer, self._theirs), resolve_name(reader, self._ours)
         if isinstance(writer, list):
             return self._resolve_union(writer, reader, path)
         if not isinstance(reader, list):
             return self._resolve_type(writer, reader, path)
-        branches = [whole(one, self._ours) for one in _branches(reader)]
+        branches = [resolve_name(one, self._ours) for one in _branches(reader)]
         # A branch of the same kind, or else the first branch of a wider kind.
         kind = kind_of(writer)
-        same = [one for one in branches if kind_of(one) == kind and likeness(writer, one) > 0]
+        same = [one for one in branches if kind_of(one) == kind and score_match(writer, one) > 0]
         wider = (one for one in branches if kind_of(one) in _PROMOTED.get(kind, ()))
-        branch = max(same, key=partial(likeness, writer)) if same else next(wider, None)
+        branch = max(same, key=partial(score_match, writer)) if same else next(wider, None)
         if branch is None:
             raise _to_resolution_error(path, writer, reader)
         convert = self._resolve_type(writer, branch, path)
@@ -295,7 +295,7 @@ class Resolution:
         return partial(_member, (None,) * at, (None,) * (len(members) - at - 1), convert)
 
     def _resolve_union(self, writer: Sequence[Any], reader: Any, path: str) -> Convert | None:
-        wholes = [whole(one, self._theirs) for one in writer]
+        wholes = [resolve_name(one, self._theirs) for one in writer]
         converts: dict[str | type, Convert | None] = {}
         for one in wholes:
             convert: Convert | None
@@ -317,7 +317,7 @@ class Resolution:
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):
                 raise _to_resolution_error(path, writer, reader)
-        elif likeness(writer, reader) == 0:
+        elif score_match(writer, reader) == 0:
             raise _to_resolution_error(path, writer, reader)
         if kind in ("record", "error"):
             return self._resolve_record(writer, reader, path)
@@ -406,9 +406,9 @@ def _resolve_primitive(kind: str, reader: Any, path: str) -> Convert | None:
 
 def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
     """Return a JSON default as fastavro would decode it; the default of a union is of its first branch."""
-    schema = whole(schema, named)
+    schema = resolve_name(schema, named)
     if isinstance(schema, list):
-        wholes = [whole(one, named) for one in schema]
+        wholes = [resolve_name(one, named) for one in schema]
         tag, made = _tag(wholes[0], wholes), _as_read(wholes[0], value, named)
         if _is_boxed(wholes[0], wholes):
             made = {_BOX: made}
@@ -438,20 +438,20 @@ def _find_default(one: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
 def _exact_decimal(precision: int, scale: int, path: str, value: bytes) -> decimal.Decimal:
     unscaled = int.from_bytes(value, "big", signed=True)
     if abs(unscaled) >= 10**precision:
-        raise Unreadable(f"the field '{path}' has more than the {precision} digits of its decimal")
+        raise CodecError(f"the field '{path}' has more than the {precision} digits of its decimal")
     return decimal.Decimal(unscaled).scaleb(-scale, _EXACT)
 
 
 def _check_years(first: int, last: int, factor: int, path: str, value: int) -> int:
     made = value * factor
     if not first <= made <= last:
-        raise Unreadable(f"the field '{path}' is in no year from 1 to 9999")
+        raise CodecError(f"the field '{path}' is in no year from 1 to 9999")
     return made
 
 
 def _widen(wider: Callable[[int], Any], path: str, value: int) -> Any:
     if not -(2**31) <= value < 2**31:
-        raise Unreadable(f"{_what(path)} is no int of 32 bits")
+        raise CodecError(f"{_what(path)} is no int of 32 bits")
     return wider(value)
 
 
@@ -464,7 +464,7 @@ def _text(path: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Unreadable(f"{_what(path)} is no text in UTF-8") from None
+        raise CodecError(f"{_what(path)} is no text in UTF-8") from None
 
 
 def _symbol(symbols: Mapping[str, str | None], path: str, value: str) -> str:
@@ -528,15 +528,15 @@ class AvroReader(Reader):
 
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
-        schema = whole_schema(self.schema)
-        found = to_spark_type(schema, names_in(schema), "")
+        schema = parse_schema(self.schema)
+        found = to_spark_type(schema, find_named_types(schema), "")
         if isinstance(found, T.StructType) and kind_of(schema) == "record":
             return found
         return T.StructType([T.StructField(self.column, found)])
 
     def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
         """Parse the reader's schema; schemas of writers are fetched when a record needs them."""
-        own = whole_schema(self.schema)
+        own = parse_schema(self.schema)
         is_row = kind_of(own) == "record"
         if self.registry is None:
             return _reading(own, Resolution(own, own).convert(), is_row, 0)
@@ -557,7 +557,7 @@ class AvroReader(Reader):
         return lambda data: writers.of(data)(data)
 
     def _resolve(self, found: RegistrySchema, own: Any) -> tuple[Resolution, Convert | None]:
-        resolution = Resolution(whole_schema(found.text, found.references), own)
+        resolution = Resolution(parse_schema(found.text, found.references), own)
         try:
             convert = resolution.convert()
         except ResolutionError as error:
@@ -567,7 +567,7 @@ class AvroReader(Reader):
 
     def make_slice_converter(self) -> SliceConverter | None:
         """Return a converter that reads slices, with one implementation per writer's schema."""
-        own, kind = whole_schema(self.schema), arrow_type(self.kind)
+        own, kind = parse_schema(self.schema), arrow_type(self.kind)
         if self.registry is None:
             return record_columns(own, own, Resolution(own, own).default, kind)
 
@@ -587,7 +587,7 @@ def _reading(
         # Confluent's JVM clients write bytes without a length.
         return lambda data: (data[start:] if convert is None else convert(data[start:]),)
     # The two extra members mark the schema as parsed by fastavro.
-    wire = {**_wire(writer, names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
+    wire = {**_wire(writer, find_named_types(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
 
     def read(data: bytes) -> tuple[Any, ...]:
         value = _decode(data, start, wire)
@@ -605,15 +605,15 @@ def _decode(data: bytes, start: int, wire: Any) -> Any:
     try:
         value = fastavro.schemaless_reader(stream, wire, return_named_type=True)
     except EOFError:
-        raise Unreadable("the bytes end within a record of the Avro schema") from None
+        raise CodecError("the bytes end within a record of the Avro schema") from None
     except MemoryError:
         raise
     except KeyError as number:
-        raise Unreadable(
+        raise CodecError(
             f"the bytes are no record of its schema: nothing there has number {number}"
         ) from None
     except Exception as error:
-        raise Unreadable(f"the bytes are no record of its schema: {error or type(error).__name__}") from None
+        raise CodecError(f"the bytes are no record of its schema: {error or type(error).__name__}") from None
     if stream.tell() != len(data):
-        raise Unreadable(f"{len(data) - stream.tell()} bytes follow the record of the Avro schema")
+        raise CodecError(f"{len(data) - stream.tell()} bytes follow the record of the Avro schema")
     return value

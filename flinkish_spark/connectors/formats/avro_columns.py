@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 
 from flinkish_spark.connectors.formats.avro_schemas import (
     kind_of,
-    likeness,
+    score_match,
     limits_of,
     logical_of,
     name_of,
-    names_in,
-    whole,
+    find_named_types,
+    resolve_name,
 )
 from flinkish_spark.connectors.formats.proofs import (
     Convert,
@@ -76,12 +76,12 @@ def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataTyp
 
 class _Columns:
     def __init__(self, writer: Any, reader: Any, default: _Default) -> None:
-        self._theirs, self._ours = names_in(writer), names_in(reader)
+        self._theirs, self._ours = find_named_types(writer), find_named_types(reader)
         self._default, self._count = default, 0
 
     def plain(self, schema: Any, within: tuple[str, ...]) -> Any:
         """Return a schema with the same encoding, in which every type is spelled out under a unique name."""
-        schema = whole(schema, self._theirs)
+        schema = resolve_name(schema, self._theirs)
         if isinstance(schema, list):
             if len(schema) != 2 or schema.count("null") != 1:
                 raise NoProof
@@ -109,15 +109,15 @@ class _Columns:
 
     def resolve(self, writer: Any, reader: Any) -> Convert:
         """Return a function from a column of the writer's type to one of the reader's type."""
-        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+        writer, reader = resolve_name(writer, self._theirs), resolve_name(reader, self._ours)
         if isinstance(writer, list) and not (isinstance(reader, list) and "null" in reader):
             raise NoProof
         if isinstance(reader, list) and (len(reader) != 2 or reader.count("null") != 1):
             raise NoProof
         writer, reader = _other_than_null(writer), _other_than_null(reader)
-        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+        writer, reader = resolve_name(writer, self._theirs), resolve_name(reader, self._ours)
         kinds = kind_of(writer), kind_of(reader)
-        if (kinds[0] == kinds[1] and not likeness(writer, reader)) or logical_of(writer) != logical_of(
+        if (kinds[0] == kinds[1] and not score_match(writer, reader)) or logical_of(writer) != logical_of(
             reader
         ):
             raise NoProof

@@ -53,7 +53,7 @@ def map_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
     return made
 
 
-def names_in(schema: Any) -> dict[str, Any]:
+def find_named_types(schema: Any) -> dict[str, Any]:
     """Return all named types of a schema, at any depth, by name."""
     found: dict[str, Any] = {}
 
@@ -66,11 +66,11 @@ def names_in(schema: Any) -> dict[str, Any]:
     return found
 
 
-def whole(schema: Any, named: Mapping[str, Any]) -> Any:
+def resolve_name(schema: Any, named: Mapping[str, Any]) -> Any:
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
-def likeness(writer: Any, reader: Any) -> int:
+def score_match(writer: Any, reader: Any) -> int:
     """Return how well two schemas of one kind match; 0 if they do not."""
     if not isinstance(writer, dict) or "name" not in writer:
         return 2 if logical_of(writer) == logical_of(reader) else 1

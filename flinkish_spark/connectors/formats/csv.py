@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.reader import Reader, Unreadable
+from flinkish_spark.connectors.formats.reader import Reader, CodecError
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.types.exact_text import exact_text
 from flinkish_spark.types.json_columns import replace_months
@@ -109,10 +109,10 @@ class CsvReader(Reader):
             try:
                 line = data.decode()
             except UnicodeDecodeError as error:
-                raise Unreadable(f"the line is no UTF-8: {error.reason}") from None
+                raise CodecError(f"the line is no UTF-8: {error.reason}") from None
             found = split(line)
             if len(found) != len(values):
-                raise Unreadable(f"the line has {len(found)} values, and there are {len(values)} fields")
+                raise CodecError(f"the line has {len(found)} values, and there are {len(values)} fields")
             return tuple(_value(text, *one) for text, one in zip(found, values, strict=True))
 
         return read
@@ -125,7 +125,7 @@ def _value(text: str | None, one: T.StructField, parse: Callable[[str], Any]) ->
         return parse(text)
     except ValueError:  # Python's own, too: a number of 5,000 digits
         kind = one.dataType.simpleString()
-        raise Unreadable(f"the field '{one.name}' is no {kind}: {text[:100]!r}") from None
+        raise CodecError(f"the field '{one.name}' is no {kind}: {text[:100]!r}") from None
 
 
 def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
@@ -137,7 +137,7 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
         line = line.removesuffix("\n").removesuffix("\r")
         if '"' not in line:
             if "\n" in line or "\r" in line:
-                raise Unreadable("it is more than one line")
+                raise CodecError("it is more than one line")
             return [text or None for text in line.split(delimiter)]
         found: list[str | None] = []
         at = 0
@@ -145,7 +145,7 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
             if line.startswith('"', at):
                 matched = enclosed.match(line, at)
                 if matched is None:
-                    raise Unreadable(
+                    raise CodecError(
                         f"value {len(found) + 1} has an unclosed quote, or text after the closing one"
                     )
                 found.append(matched[1].replace('""', '"'))
@@ -154,7 +154,7 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
                 end = line.find(delimiter, at)
                 text = line[at : len(line) if end < 0 else end]
                 if any(letter in text for letter in '"\r\n'):
-                    raise Unreadable(
+                    raise CodecError(
                         f"value {len(found) + 1} has a quote or a line end, and no quotes around it"
                     )
                 found.append(text or None)

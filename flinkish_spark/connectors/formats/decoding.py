@@ -47,7 +47,7 @@ REASON = f"{PREFIX}reason"
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordPart:
     """The key or the value of records, its format, and the columns that it is decoded into."""
 
     #: ``key`` or ``value``: the column with the bytes.
@@ -66,19 +66,19 @@ class Part:
         return has_intervals(self.fields)
 
 
-def make_declared_part(form: Format, name: str) -> Part | None:
+def make_declared_part(form: Format, name: str) -> RecordPart | None:
     """Return a part whose format declares its columns; None if a registry's subject does."""
     match form:
         case Raw():
-            return Part(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
+            return RecordPart(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
         case String():
-            return Part(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
+            return RecordPart(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
         case Json():
-            return Part(name, form, plain_json.json_schema(form))
+            return RecordPart(name, form, plain_json.json_schema(form))
         case Csv():
             fields = plain_json.json_schema(Json(form.schema), "CSV")
             check_flat(fields, "the CSV schema")
-            return Part(name, form, fields, CsvReader(fields.json(), form.delimiter))
+            return RecordPart(name, form, fields, CsvReader(fields.json(), form.delimiter))
         case Avro() if form.schema_id is not None:
             raise ConfigError(
                 "Avro of a source has a schema_id",
@@ -100,11 +100,11 @@ def make_declared_part(form: Format, name: str) -> Part | None:
             return _make_text_part(form, name, RegistrySchema("JSON", form.schema))
 
 
-def _make_text_part(form: Avro | JsonSchema, name: str, schema: RegistrySchema) -> Part:
+def _make_text_part(form: Avro | JsonSchema, name: str, schema: RegistrySchema) -> RecordPart:
     if isinstance(form, Avro):
-        text = json.dumps(avro.whole_schema(schema.text, schema.references), sort_keys=True)
+        text = json.dumps(avro.parse_schema(schema.text, schema.references), sort_keys=True)
         reader = avro.AvroReader(text, name, form.registry, form.on_schema_change)
-        return Part(name, form, reader.kind, reader)
+        return RecordPart(name, form, reader.kind, reader)
     json_schema.validator_of(schema.text, schema.references)
     if form.fields:
         fields = plain_json.json_schema(Json(form.fields))
@@ -113,16 +113,16 @@ def _make_text_part(form: Avro | JsonSchema, name: str, schema: RegistrySchema) 
     of_json = json_schema.JsonSchemaReader(
         schema.text, schema.references, fields.json(), form.registry, form.on_schema_change
     )
-    return Part(name, form, fields, of_json)
+    return RecordPart(name, form, fields, of_json)
 
 
-def _make_protobuf_part(form: Protobuf, name: str, files: bytes, message: str) -> Part:
+def _make_protobuf_part(form: Protobuf, name: str, files: bytes, message: str) -> RecordPart:
     descriptor = protobuf.descriptor_of(files, message)
     reader = protobuf.ProtobufReader(files, descriptor.full_name, form.registry, form.on_schema_change)
-    return Part(name, form, reader.kind, reader)
+    return RecordPart(name, form, reader.kind, reader)
 
 
-def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
+def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> RecordPart:
     """Return a part with its columns; if the registry declares them, its answer is recorded."""
     # Called at each start of the query. Without EVOLVE a job always reads with the schema of its first start,
     # which is recorded as a fact in its directory and savepoints. With EVOLVE it reads with the newest schema, and
@@ -187,7 +187,7 @@ def _note_schema(job_dir: JobDir, fact: str, schema: RegistrySchema) -> None:
         job_dir.recorded_once(f"{fact}-{at}-{schema.schema_id}", schema.to_json())
 
 
-def read_part(part: Part, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+def read_part(part: RecordPart, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
     """Return a struct for each value, and the reasons of bad values; both are null for a null.
 
     In the struct, year-month intervals are numbers of months, see `restore_intervals`.
@@ -230,7 +230,7 @@ def _text_of(value: bytes) -> str | None:
         return None
 
 
-def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
+def raise_unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
     """Return an expression that raises the error for a bad record."""
     place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
     told = F.to_json(F.struct(*place, reason.alias("reason")))

@@ -123,7 +123,7 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
             column=missing[0],
         )
     given = T.StructType([schema[name] for name in wanted.names])
-    if (why := protobuf.unfit(given, wanted, "")) is not None:
+    if (why := protobuf.why_unfit(given, wanted, "")) is not None:
         raise SchemaError(
             f"{whose} cannot be written as its Protobuf message",
             why=why,

@@ -18,14 +18,14 @@ from urllib.parse import urljoin
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.reader import (
-    Difference,
+    SchemaDifference,
     Reader,
-    Unreadable,
+    CodecError,
     Writer,
     WriterSchemas,
     check_difference,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, to_missing_library
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.schemas import check_field_names
@@ -55,7 +55,7 @@ def _load_schema(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any,
         import referencing
         from referencing.jsonschema import specification_with
     except ImportError as missing:
-        raise to_missing_library("json-schema", "jsonschema", missing) from None
+        raise make_library_error("json-schema", "jsonschema", missing) from None
     known: dict[str, Any] = {}
     name = ""
     try:
@@ -235,16 +235,16 @@ def _no_column(path: str, why: str) -> SchemaError:
     )
 
 
-def differences(text: str, references: Sequence[tuple[str, str]], reader: T.StructType) -> Difference:
+def differences(text: str, references: Sequence[tuple[str, str]], reader: T.StructType) -> SchemaDifference:
     """Return the properties of a writer's schema that the reader's fields lack."""
     # Types are not compared: values are checked record by record.
-    found = Difference()
+    found = SchemaDifference()
     _compare(_load_schema(text, references)[1], reader, "", found, set())
     return found
 
 
 def _compare(
-    place: _SchemaNode, reader: T.DataType, path: str, found: Difference, seen: set[tuple[int, str]]
+    place: _SchemaNode, reader: T.DataType, path: str, found: SchemaDifference, seen: set[tuple[int, str]]
 ) -> None:
     try:
         parts = _parts(place, path)
@@ -313,14 +313,14 @@ def _valid(data: bytes, start: int, validator: Any) -> str:
     try:
         text = data[start:].decode()
     except UnicodeDecodeError as error:
-        raise Unreadable(f"it is no UTF-8: {error.reason}") from None
-    why = invalid(text, validator)
+        raise CodecError(f"it is no UTF-8: {error.reason}") from None
+    why = why_invalid(text, validator)
     if why is not None:
-        raise Unreadable(why)
+        raise CodecError(why)
     return text
 
 
-def invalid(text: str, validator: Any) -> str | None:
+def why_invalid(text: str, validator: Any) -> str | None:
     try:
         decoder = _DECODER if validator.is_type(1.0, "integer") else _DECODER_OF_DRAFT_4
         value = decoder.decode(text)
@@ -353,14 +353,14 @@ class JsonSchemaWriter(Writer):
         validator = validator_of(self.text)
 
         def write(data: bytes) -> bytes:
-            why = invalid(data.decode(), validator)
+            why = why_invalid(data.decode(), validator)
             if why is not None:
                 try:
                     text = _add_nulls(data.decode(), validator)
                 except (ValueError, RecursionError):
-                    raise Unreadable(why) from None
-                if invalid(text, validator) is not None:
-                    raise Unreadable(why)
+                    raise CodecError(why) from None
+                if why_invalid(text, validator) is not None:
+                    raise CodecError(why)
                 data = text.encode()
             return self.prefix + data
 

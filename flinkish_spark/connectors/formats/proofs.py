@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.reader import SliceConverter, Proven, Unreadable
+from flinkish_spark.connectors.formats.reader import SliceConverter, SliceResult, CodecError
 from flinkish_spark.types.arrow_columns import find_gaps
 
 
@@ -29,13 +29,13 @@ class RoundTripReader:
     #: Converts the records that were read to rows; raises NoProof.
     rows_of: Callable[[Any], pa.Array]
 
-    def __call__(self, values: pa.Array) -> Proven | None:
+    def __call__(self, values: pa.Array) -> SliceResult | None:
         # Nulls are replaced by the bytes of another record, since a library may refuse an empty record.
         there = values.drop_null()
         data = values if len(there) == len(values) else values.fill_null(there[0] if len(there) else b"")
         try:
             found = self.read(data)
-            return Proven(self.rows_of(found), pc.equal(self.write(found), data))
+            return SliceResult(self.rows_of(found), pc.equal(self.write(found), data))
         except (ValueError, TypeError, OverflowError, pa.ArrowException, NoProof):
             return None
         except BaseException as panic:
@@ -46,7 +46,7 @@ class RoundTripReader:
             return None
 
 
-#: Returns the prefix of a record and the converter of records with that prefix, if any; may raise Unreadable.
+#: Returns the prefix of a record and the converter of records with that prefix, if any; may raise CodecError.
 FindPrefix = Callable[[bytes], tuple[bytes, SliceConverter | None]]
 
 
@@ -54,12 +54,12 @@ def skip_prefixes(front_of: FindPrefix) -> SliceConverter:
     return partial(_read_after_prefix, front_of)
 
 
-def _read_after_prefix(front_of: FindPrefix, values: pa.Array) -> Proven | None:
+def _read_after_prefix(front_of: FindPrefix, values: pa.Array) -> SliceResult | None:
     """Read the records that have the same prefix as the first one; the others are not proven."""
     first: list[bytes] = values.drop_null()[:1].to_pylist()
     try:
         front, at_once = front_of(first[0]) if first else (b"", None)
-    except Unreadable:
+    except CodecError:
         return None
     if at_once is None:
         return None
@@ -68,7 +68,7 @@ def _read_after_prefix(front_of: FindPrefix, values: pa.Array) -> Proven | None:
     found = at_once(
         pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), first[0][len(front) :])
     )
-    return None if found is None else Proven(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+    return None if found is None else SliceResult(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
 
 
 #: Converts a column that a library made to a type.

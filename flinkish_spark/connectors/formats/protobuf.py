@@ -28,15 +28,15 @@ from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
     SliceConverter,
-    Difference,
+    SchemaDifference,
     Reader,
-    Unreadable,
+    CodecError,
     Writer,
     check_difference,
     fetch_schema,
     schema_id_of,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, to_missing_library
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -87,7 +87,7 @@ def descriptor_of(files: bytes, message: str) -> Any:
             raise ValueError(f"its last file has {len(messages)} messages: name one")
         return messages[0]
     except ImportError as missing:
-        raise to_missing_library("protobuf", "protobuf", missing) from None
+        raise make_library_error("protobuf", "protobuf", missing) from None
     except Exception as wrong:
         raise SchemaError(
             f"the message '{message}' is not in the Protobuf descriptor"
@@ -138,7 +138,7 @@ def _find_built_in_file(name: str) -> Any:
         try:
             importlib.import_module(package)
         except ImportError as missing:
-            raise to_missing_library(extra, f"{library}, for the file '{name}'", missing) from None
+            raise make_library_error(extra, f"{library}, for the file '{name}'", missing) from None
         try:
             return importlib.import_module(f"{package}.{found[1].replace('/', '.')}_pb2").DESCRIPTOR
         except ModuleNotFoundError:
@@ -210,7 +210,7 @@ def _compile(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> byte
     try:
         import grpc_tools
     except ImportError as missing:
-        raise to_missing_library("protobuf", "grpcio-tools", missing) from None
+        raise make_library_error("protobuf", "grpcio-tools", missing) from None
     with tempfile.TemporaryDirectory(prefix="flinkish-protobuf-") as folder:
         for name, text in texts:
             place = (Path(folder) / "in" / name).resolve()
@@ -299,12 +299,12 @@ def path_bytes(path: Sequence[int]) -> bytes:
 
 
 def path_in(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
-    """Return the index path of a record's message, and the offset after it; raises Unreadable."""
+    """Return the index path of a record's message, and the offset after it; raises CodecError."""
     count, at = _number(data, start)
     if count == 0:
         return (0,), at
     if not 0 < count <= 64:
-        raise Unreadable("the indexes of its Protobuf message cannot be read")
+        raise CodecError("the indexes of its Protobuf message cannot be read")
     path = []
     for _ in range(count):
         number, at = _number(data, at)
@@ -320,7 +320,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if data[at - 1] < 0x80:
             return (found >> 1) ^ -(found & 1), at
         shift += 7
-    raise Unreadable("the indexes of its Protobuf message cannot be read")
+    raise CodecError("the indexes of its Protobuf message cannot be read")
 
 
 def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:
@@ -392,7 +392,7 @@ def _text_of(name: str) -> Convert:
         # In proto2, Protobuf does not check that a text is UTF-8, and returns bytes if it is not.
         if isinstance(found, str):
             return found
-        raise Unreadable(f"the text of '{name}' is not UTF-8")
+        raise CodecError(f"the text of '{name}' is not UTF-8")
 
     return text
 
@@ -428,10 +428,10 @@ class ProtobufReader(Reader):
                 found = made.FromString(data[start:] if start else data)
             # The pure-Python implementation of Protobuf raises UnicodeDecodeError.
             except (DecodeError, UnicodeDecodeError) as error:
-                raise Unreadable(f"the bytes are no {descriptor.full_name}: {error}") from None
+                raise CodecError(f"the bytes are no {descriptor.full_name}: {error}") from None
             if is_needed and not made.IsInitialized(found):
                 missing = ", ".join(made.FindInitializationErrors(found))
-                raise Unreadable(f"the message has no {missing}, which is required")
+                raise CodecError(f"the message has no {missing}, which is required")
             row: tuple[Any, ...] = convert(found)
             return row
 
@@ -500,7 +500,7 @@ class _Writers:
             self._known[schema_id, path] = self._find_message_name(schema_id, path)
         name = self._known[schema_id, path]
         if name != self.descriptor.full_name:
-            raise Unreadable(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
+            raise CodecError(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
         return start
 
     def _find_message_name(self, schema_id: int, path: tuple[int, ...]) -> str:
@@ -512,9 +512,9 @@ class _Writers:
         if other is not None and other.full_name == self.descriptor.full_name:
             message = other
         if message is None:
-            raise Unreadable(f"its schema {schema_id} has no message at {list(path)}")
+            raise CodecError(f"its schema {schema_id} has no message at {list(path)}")
         if message.full_name == self.descriptor.full_name:
-            found = Difference()
+            found = SchemaDifference()
             _compare(message, self.descriptor, "", found, set())
             check_difference(schema, found, self.reader.on_schema_change)
         return str(message.full_name)
@@ -530,7 +530,7 @@ def first_message(files: bytes) -> str:
     return str(found.full_name)
 
 
-def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[str]) -> None:
+def _compare(writer: Any, reader: Any, path: str, found: SchemaDifference, seen: set[str]) -> None:
     if writer.full_name in seen:
         return
     seen.add(writer.full_name)
@@ -581,7 +581,7 @@ class ProtobufWriter(Writer):
             fill(message, row)
             if not made.IsInitialized(message):
                 missing = ", ".join(made.FindInitializationErrors(message))
-                raise Unreadable(f"the field '{missing}' is null, and required")
+                raise CodecError(f"the field '{missing}' is null, and required")
             # Deterministic order of maps, so that equal rows are equal keys.
             return self.prefix + bytes(made.SerializeToString(message, deterministic=True))
 
@@ -599,18 +599,18 @@ def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
         for name, choices in oneofs:
             given = [each for each in choices if row.get(each) is not None]
             if len(given) > 1:
-                raise Unreadable(f"of the oneof '{name}' more than one field is set: {', '.join(given)}")
+                raise CodecError(f"of the oneof '{name}' more than one field is set: {', '.join(given)}")
         for name, where, may_miss, put in parts:
             value = row.get(name)
             if value is not None:
                 try:
                     put(made, value)
-                except Unreadable:
+                except CodecError:
                     raise
                 except (TypeError, ValueError) as error:
-                    raise Unreadable(f"the field '{where}' cannot be written: {error}") from None
+                    raise CodecError(f"the field '{where}' cannot be written: {error}") from None
             elif name in row and not may_miss:
-                raise Unreadable(f"the field '{where}' is null, which its message cannot hold")
+                raise CodecError(f"the field '{where}' is null, which its message cannot hold")
 
     return fill
 
@@ -661,7 +661,7 @@ def _map_setter(name: str, entry: Any, path: str) -> Callable[[Any, Any], None]:
 
 def _refuse_null(values: Collection[Any], where: str) -> Collection[Any]:
     if any(one is None for one in values):
-        raise Unreadable(f"the {where} has a null, which Protobuf cannot hold")
+        raise CodecError(f"the {where} has a null, which Protobuf cannot hold")
     return values
 
 
@@ -672,14 +672,14 @@ def _plain_of(one: Any, path: str) -> Convert:
         def number_of(text: str) -> int:
             found = numbers.get(text)
             if found is None and not re.fullmatch("-?[0-9]+", text):
-                raise Unreadable(f"the field '{path}' is no symbol of its enum")
+                raise CodecError(f"the field '{path}' is no symbol of its enum")
             return int(text) if found is None else found
 
         return number_of
     return int if _NAMES[one.type] in _UNSIGNED_64 else _same
 
 
-def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
+def why_unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
     """Return why a column's type cannot be written as a message's type `wanted`; None if it can."""
     match kind, wanted:
         case T.StructType(), T.StructType():
@@ -688,13 +688,13 @@ def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
                 name = f"{path}.{one.name}" if path else one.name
                 if one.name not in known:
                     return f"the message has no field '{name}'"
-                if (why := unfit(one.dataType, known[one.name], name)) is not None:
+                if (why := why_unfit(one.dataType, known[one.name], name)) is not None:
                     return why
             return None
         case T.ArrayType(), T.ArrayType():
-            return unfit(kind.elementType, wanted.elementType, f"{path}[]")
+            return why_unfit(kind.elementType, wanted.elementType, f"{path}[]")
         case T.MapType(), T.MapType():
-            return unfit(kind.keyType, wanted.keyType, f"{path}[]") or unfit(
+            return why_unfit(kind.keyType, wanted.keyType, f"{path}[]") or why_unfit(
                 kind.valueType, wanted.valueType, f"{path}[]"
             )
         case ((T.ByteType() | T.ShortType() | T.IntegerType()), (T.IntegerType() | T.LongType())):

@@ -36,12 +36,12 @@ READ, REASON = "read", "reason"
 _MISFITS = (OverflowError, TypeError, ValueError)
 
 
-class Unreadable(ValueError):
+class CodecError(ValueError):
     """A record cannot be decoded, or a row cannot be encoded; the message is the reason."""
 
 
 @dataclass(frozen=True)
-class Proven:
+class SliceResult:
     """The result of reading a slice."""
 
     #: A row for each record.
@@ -52,7 +52,7 @@ class Proven:
 
 #: Reads a slice of binary values, some of which may be null. Returns None if its records must be read one by one;
 #: raises no error about a record.
-SliceConverter = Callable[[pa.Array], Proven | None]
+SliceConverter = Callable[[pa.Array], SliceResult | None]
 
 
 class Reader(ABC):
@@ -65,7 +65,7 @@ class Reader(ABC):
     def make_converter(self) -> Callable[[bytes], Any]:
         """Return the function that reads a record; called once per process."""
         # The function returns a text, or a tuple with a value for each field as Arrow takes it (a time as
-        # microseconds, a map as a list of pairs). It raises Unreadable for a bad record; any other exception
+        # microseconds, a map as a list of pairs). It raises CodecError for a bad record; any other exception
         # ends the task.
 
     def make_slice_converter(self) -> SliceConverter | None:
@@ -78,7 +78,7 @@ class Writer(ABC):
 
     @abstractmethod
     def make_converter(self) -> Callable[[Any], bytes]:
-        """Return the function that writes a row, given as Arrow's dict; it raises Unreadable with a reason."""
+        """Return the function that writes a row, given as Arrow's dict; it raises CodecError with a reason."""
 
 
 def write_values(writer: Writer, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -126,7 +126,7 @@ class SliceReader:
         parts = [*read_in_parts(values.cast(pa.binary()), tried, self._read_by_record)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
-    def _complete(self, found: Proven, values: pa.Array) -> pa.Array:
+    def _complete(self, found: SliceResult, values: pa.Array) -> pa.Array:
         proven = found.are_proven.to_numpy(zero_copy_only=False)
         reasons = pa.nulls(len(values), pa.string())
         made = pa.StructArray.from_arrays([_mask_nulls(values, found.rows), reasons], [READ, REASON])
@@ -174,7 +174,7 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
         if value is not None:
             try:
                 made = do(value)
-            except Unreadable as error:
+            except CodecError as error:
                 reason = str(error)[:MOST_REASON]
         found.append(made)
         reasons.append(reason)
@@ -182,7 +182,7 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
 
 
 @dataclass
-class Difference:
+class SchemaDifference:
     """Paths of fields in which a writer's schema differs from a reader's."""
 
     #: Fields that the reader's schema lacks.
@@ -191,7 +191,7 @@ class Difference:
     other: list[str] = field(default_factory=list)
 
 
-def check_difference(writer: RegistrySchema, found: Difference, policy: OnSchemaChange) -> None:
+def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: OnSchemaChange) -> None:
     """Raise an error for a writer's schema that the policy refuses."""
     if found.other:
         raise SchemaError(
@@ -239,16 +239,16 @@ def fetch_schema(registry: SchemaRegistry, schema_id: int, kind: str) -> Registr
     try:
         found = client_of(registry).find_by_id(schema_id)
     except NoSuchSchema:
-        raise Unreadable(f"the registry has no schema {schema_id}") from None
+        raise CodecError(f"the registry has no schema {schema_id}") from None
     if found.kind != kind:
-        raise Unreadable(f"its schema {schema_id} is {found.kind}, and not {kind}")
+        raise CodecError(f"its schema {schema_id} is {found.kind}, and not {kind}")
     return found
 
 
 def schema_id_of(data: bytes) -> int:
     """Return the schema id at the beginning of a record in the registry's wire format."""
     if len(data) < HEADER_BYTES or data[0] != MAGIC:
-        raise Unreadable("it does not begin with a zero byte and a schema id")
+        raise CodecError("it does not begin with a zero byte and a schema id")
     return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 

@@ -122,7 +122,7 @@ class RegistryClient:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as missing:
-            raise to_missing_library("schema-registry", "confluent-kafka", missing) from None
+            raise make_library_error("schema-registry", "confluent-kafka", missing) from None
         return SchemaRegistryClient(_options(self.settings))
 
     def find_by_id(self, schema_id: int) -> RegistrySchema:
@@ -312,7 +312,7 @@ def _meaning(error: Exception, what: str) -> BaseException:
     return error
 
 
-def to_missing_library(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
+def make_library_error(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
     return EnvironmentFault(
         f"a format needs {package}: it is not installed here",
         why=str(missing),

@@ -19,7 +19,7 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Params,
     Session,
     Trouble,
-    Unfit,
+    UnfitValue,
     WriteMode,
     parameters,
     python_values,
@@ -267,7 +267,7 @@ class CheckpointWrite:
         for batch in rows.batches():
             for key in self._keys(batch, position):
                 # A value that cannot be a key is refused; a later record does not replace it.
-                if not any(value is None or isinstance(value, Unfit) for value in key):
+                if not any(value is None or isinstance(value, UnfitValue) for value in key):
                     last[key] = position
                 position += 1
         return last
@@ -288,7 +288,7 @@ class CheckpointWrite:
             return why_no_kind(self._settings.deletes_by)
         for name, value in zip(names, params, strict=True):
             is_key = self._target.mode is WriteMode.UPSERT and name in self._target.key
-            if isinstance(value, Unfit) and (is_key or not is_delete):
+            if isinstance(value, UnfitValue) and (is_key or not is_delete):
                 return f"{name}: {value}"
             if value is None and is_key:
                 return why_no_key(name)

@@ -30,10 +30,6 @@ _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
 TIMELINE = "timeline"
 
 
-class ControlRowMissing(EnvironmentFault):
-    """The row that says which checkpoints are in the database has been deleted."""
-
-
 @dataclass(frozen=True)
 class ControlTable:
     """The row of one job and sink. Every method runs within the caller's transaction."""
@@ -97,11 +93,11 @@ class ControlTable:
         )
 
     def read(self, session: Session) -> tuple[int, int, dict[str, Any]]:
-        """Return checkpoint, owner epoch and facts; raise ControlRowMissing if there is no row."""
+        """Return checkpoint, owner epoch and facts; raise EnvironmentFault if there is no row."""
         names = self.dialect.list_of((_CHECKPOINT, _EPOCH, _FACTS))
         found = session.rows(f"SELECT {names} FROM {self.dialect.table(self.table)} {self._where}", self._key)
         if not found:
-            raise ControlRowMissing(
+            raise EnvironmentFault(
                 f"the row of sink '{self.uid}' is gone from the control table {self.table}",
                 why="without it nobody knows which checkpoints are in the database, and they could get in "
                 "twice",

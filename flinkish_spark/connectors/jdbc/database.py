@@ -23,10 +23,6 @@ class DatabaseUnavailable(EnvironmentFault):
     restartable = True
 
 
-class DatabaseFault(EnvironmentFault):
-    """The database refuses a statement of the sink; the user must change its tables or rights."""
-
-
 class Database(Connected):
     """One connection at a time, reopened when it is lost; errors are translated and contain no secrets."""
 
@@ -102,7 +98,7 @@ class Database(Connected):
             return DatabaseUnavailable(
                 f"{place} cannot be used now", why=why, what_to_do="see whether it runs and can be reached"
             )
-        return DatabaseFault(
+        return EnvironmentFault(
             f"{place} refuses a statement",
             why=why,
             what_to_do="check tables and rights, then start the job again; decided checkpoints are kept",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -372,33 +372,29 @@ class Dialect(ABC):
         return True
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return a function from a Python value to a parameter or Unfit; None if values need no conversion."""
+        """Return a function from a Python value to a parameter or UnfitValue; None if values need no conversion."""
         return json_encoder(arrow_type) if is_nested(arrow_type) else self.scalar_encoder(arrow_type)
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         return None
 
 
-class DriverMissing(EnvironmentFault):
-    """The Python driver of a database is not installed."""
-
-    @classmethod
-    def of(cls, system: str, module: str, extra: str) -> Self:
-        return cls(
-            f"there is no Python driver for {system}",
-            why=f"the module {module} cannot be imported",
-            what_to_do=how_to_install(extra),
-        )
+def make_driver_error(system: str, module: str, extra: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"there is no Python driver for {system}",
+        why=f"the module {module} cannot be imported",
+        what_to_do=how_to_install(extra),
+    )
 
 
-class Unfit(str):
+class UnfitValue(str):
     """Replaces a value that cannot be sent to the database; the text is the reason."""
 
     __slots__ = ()
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return a column's values; an :class:`Unfit` for a value that Python cannot hold, like the year 10000."""
+    """Return a column's values; an :class:`UnfitValue` for a value that Python cannot hold, like the year 10000."""
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         # UTC keeps the instant, and is unambiguous when clocks are set back.
         column = column.cast(pa.timestamp("us", tz="UTC"))
@@ -413,8 +409,8 @@ def _python_value(scalar: pa.Scalar) -> Any:
         return scalar.as_py()
     except (ValueError, OverflowError) as error:
         if pa.types.is_timestamp(scalar.type):
-            return Unfit(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
-        return Unfit(f"the value cannot be read: {error}")
+            return UnfitValue(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
+        return UnfitValue(f"the value cannot be read: {error}")
 
 
 def has_zero_byte(column: pa.Array) -> bool:
@@ -458,9 +454,9 @@ def parameters(
         column = batch.column(batch.schema.get_field_index(name))
         values, encode = python_values(column), dialect.encoder(column.type)
         if encode is not None:
-            values = [v if v is None or isinstance(v, Unfit) else encode(v) for v in values]
+            values = [v if v is None or isinstance(v, UnfitValue) else encode(v) for v in values]
         if (check := checks.get(name)) is not None and is_text(column.type):
-            values = [Unfit(why) if type(v) is str and (why := check(v)) else v for v in values]
+            values = [UnfitValue(why) if type(v) is str and (why := check(v)) else v for v in values]
         encoded.append(values)
     return list(zip(*encoded, strict=True))
 
@@ -484,7 +480,7 @@ def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None =
     for name in batch.schema.names if columns is None else columns:
         column = batch.column(batch.schema.get_field_index(name))
         (value,) = python_values(column.slice(row, 1))
-        record[name] = str(value) if isinstance(value, Unfit) else json_value(value, column.type)
+        record[name] = str(value) if isinstance(value, UnfitValue) else json_value(value, column.type)
     return json.dumps(record, ensure_ascii=False)
 
 

@@ -14,18 +14,18 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.jdbc.dialect import (
     ColumnInfo,
     Dialect,
-    DriverMissing,
     Login,
     Params,
     Session,
     Target,
     Trouble,
-    Unfit,
+    UnfitValue,
     WriteMode,
+    make_driver_error,
     to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
-from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, TEXT_CAST, SqlType, cuts_blanks
+from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, TEXT_CAST, SqlType, make_blank_check
 from flinkish_spark.core.errors import ConfigError
 
 _CONNECT_TIMEOUT_S, _IDLE_S, _LOCK_WAIT_S = 10, 60, 20
@@ -111,7 +111,7 @@ class MySql(Dialect):
         try:
             import pymysql
         except ImportError as error:
-            raise DriverMissing.of("MySQL", "pymysql", "mysql") from error
+            raise make_driver_error("MySQL", "pymysql", "mysql") from error
         url, timeout_s = login.url, max(1, login.timeout_ms // 1000)
         connection = pymysql.connect(
             host=url.host,
@@ -335,9 +335,9 @@ class MySql(Dialect):
         """Return a check for trailing blanks beyond the length: MySQL cuts them off in every mode."""
         found = SqlType.parse(column.type)
         if found.name == "varchar" and found.size is not None:
-            return cuts_blanks(found.size, column.type, len)
+            return make_blank_check(found.size, column.type, len)
         if found.name in _TEXT_BYTES:
-            return cuts_blanks(_TEXT_BYTES[found.name], column.type, lambda text: len(text.encode()))
+            return make_blank_check(_TEXT_BYTES[found.name], column.type, lambda text: len(text.encode()))
         return None
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
@@ -367,5 +367,5 @@ def _letters(row: Params) -> int:
     return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
-def _number(value: float) -> float | Unfit:
-    return value if math.isfinite(value) else Unfit("MySQL has no NaN and no infinity")
+def _number(value: float) -> float | UnfitValue:
+    return value if math.isfinite(value) else UnfitValue("MySQL has no NaN and no infinity")

@@ -14,7 +14,6 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.jdbc.dialect import (
     ColumnInfo,
     Dialect,
-    DriverMissing,
     Login,
     Params,
     Session,
@@ -22,10 +21,11 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Trouble,
     WriteMode,
     is_nested,
+    make_driver_error,
     to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
-from flinkish_spark.connectors.jdbc.types import TEXT_CAST, SqlType, cuts_blanks
+from flinkish_spark.connectors.jdbc.types import TEXT_CAST, SqlType, make_blank_check
 
 #: Fewer rows than this go as parameters of an INSERT; for more, COPY is faster.
 _FEW_ROWS = 20
@@ -92,7 +92,7 @@ class Postgres(Dialect):
         try:
             import psycopg
         except ImportError as error:
-            raise DriverMissing.of("PostgreSQL", "psycopg", "postgresql") from error
+            raise make_driver_error("PostgreSQL", "psycopg", "postgresql") from error
         url = login.url
         settings: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "flinkish"}
         settings |= url.options
@@ -339,7 +339,7 @@ class Postgres(Dialect):
         """Return a check for trailing blanks that a VARCHAR cuts, or for repeated names that JSONB drops."""
         found = SqlType.parse(column.type)
         if found.name == "character varying" and found.size is not None:
-            return cuts_blanks(found.size, column.type, len)
+            return make_blank_check(found.size, column.type, len)
         return _why_not_jsonb if found.name == "jsonb" else None
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:

@@ -18,7 +18,7 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Login,
     Session,
     Target,
-    Unfit,
+    UnfitValue,
     WriteMode,
     has_zero_byte,
     may_be_unfit,
@@ -147,7 +147,7 @@ class RecordCheck:
             return ""
         alone = pa.RecordBatch.from_arrays([column], names=[name])
         found = parameters(alone, [name], self.dialect, self._checks)
-        return next((f"{name}: {value}" for (value,) in found if isinstance(value, Unfit)), "")
+        return next((f"{name}: {value}" for (value,) in found if isinstance(value, UnfitValue)), "")
 
     def _refuse_row(self, rows: pa.RecordBatch, place: int, why: str) -> None:
         from flinkish_spark.connectors.two_phase import to_bad_record_error

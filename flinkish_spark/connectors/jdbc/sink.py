@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class _LookedEnough(Exception):
+class _RollbackChecks(Exception):
     """Raised to roll back the transaction of the checks."""
 
 
@@ -52,13 +52,13 @@ class Checks(TableCheck):
                 LOG.warning(lost, self._where, settings.url, why)
             if not dialect.has_transactional_ddl:
                 settings.create_tables(session, schema)
-            with contextlib.suppress(_LookedEnough), session.transaction(dialect.begin):
+            with contextlib.suppress(_RollbackChecks), session.transaction(dialect.begin):
                 settings.create_tables(session, schema)
                 columns = self.check_table(session)
                 # Execute a checkpoint's statements without rows: the database checks the rights.
                 dialect.probe(session, settings.target(schema), deletes=bool(settings.deletes_by))
                 settings.control(self._context).try_out(session)
-                raise _LookedEnough
+                raise _RollbackChecks
         return columns
 
     def _check_stream(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Dialect, Login, Session, Trouble, Unfit
+from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Dialect, Login, Session, Trouble, UnfitValue
 from flinkish_spark.connectors.jdbc.names import TableName
 
 _LOCK_WAIT_S = 20
@@ -157,8 +157,8 @@ class Sqlite(Dialect):
         return dt.date.isoformat if pa.types.is_date(arrow_type) else None
 
 
-def _number(value: float) -> float | Unfit:
-    return Unfit("SQLite would store NaN as NULL") if math.isnan(value) else value
+def _number(value: float) -> float | UnfitValue:
+    return UnfitValue("SQLite would store NaN as NULL") if math.isnan(value) else value
 
 
 def _time(value: dt.datetime) -> str:

@@ -72,7 +72,7 @@ def is_supported(data_type: T.DataType) -> bool:
     return all(isinstance(part, _SUPPORTED) for part in parts_of(data_type))
 
 
-def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Callable[[str], str]:
+def make_blank_check(limit: int, column_type: str, size: Callable[[str], int]) -> Callable[[str], str]:
     """Return a check for trailing blanks beyond the limit; the database refuses other long texts."""
 
     def why(text: str) -> str:

@@ -17,7 +17,7 @@ from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonCh
 from flinkish_spark.connectors.formats import plain_json
 from flinkish_spark.connectors.formats.decoding import (
     REASON,
-    Part,
+    RecordPart,
     part_of,
     read_part,
     make_declared_part,
@@ -130,7 +130,7 @@ class Decoding:
         self._check_fields(key, value, changelog)
         return Deserializer(self, key, value, changelog)
 
-    def _value(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
+    def _value(self, part: Callable[[Format], RecordPart | None]) -> tuple[RecordPart | None, Changelog | None]:
         """Return how values are read, and what becomes of them; None for what is not known yet."""
         if isinstance(self.value, DebeziumAvro):
             envelope = part(self.value.envelope)
@@ -139,10 +139,10 @@ class Decoding:
             return envelope, AvroChangelog(self.value, envelope.fields, self._of_value)
         if isinstance(self.value, Changes):
             changelog = JsonChangelog(self.value, self._of_value)
-            return Part("value", changelog.json, plain_json.json_schema(changelog.json)), changelog
+            return RecordPart("value", changelog.json, plain_json.json_schema(changelog.json)), changelog
         return part(self.value), None
 
-    def fields_of(self, key: Part | None) -> T.StructType:
+    def fields_of(self, key: RecordPart | None) -> T.StructType:
         """Return a key's fields as the stream calls them."""
         fields, prefix = () if key is None else key.fields, self.key_fields_prefix
         return T.StructType([T.StructField(prefix + one.name, one.dataType) for one in fields])
@@ -151,7 +151,7 @@ class Decoding:
     def _of_value(self) -> tuple[str, ...]:
         return tuple(one.removeprefix(OF_VALUE) for one in self.metadata if is_of_value(one))
 
-    def _check_fields(self, key: Part | None, value: Part | None, changelog: Changelog | None) -> None:
+    def _check_fields(self, key: RecordPart | None, value: RecordPart | None, changelog: Changelog | None) -> None:
         """Refuse fields that would be one column; None stands for a part that is not known yet."""
         values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
         keys = self.fields_of(key)
@@ -213,8 +213,8 @@ class Deserializer:
 
     decoding: Decoding
     #: How the parts are read; no key where it is not.
-    key: Part | None
-    value: Part
+    key: RecordPart | None
+    value: RecordPart
     #: What becomes of the values that have been read; None where they are the row.
     changelog: Changelog | None
 
@@ -299,8 +299,8 @@ class Deserializer:
 class RecordParts:
     """Reads the key and the value of records over Arrow columns; travels in the plan."""
 
-    key: Part | None
-    value: Part
+    key: RecordPart | None
+    value: RecordPart
     #: The key's fields, as the stream calls them.
     key_fields: T.StructType
     #: Those of the stream; behind them the kind of the row, where tombstones delete.
@@ -309,7 +309,7 @@ class RecordParts:
     time_zone: str
 
     @property
-    def all(self) -> tuple[Part, ...]:
+    def all(self) -> tuple[RecordPart, ...]:
         return (self.value,) if self.key is None else (self.key, self.value)
 
     def wanted(self, records: pa.RecordBatch) -> pa.RecordBatch:

@@ -43,7 +43,7 @@ from flinkish_spark.connectors.kafka.record_encoder import (
     RecordEncoder,
 )
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.row_count import RowCount, begin_staging, reports
+from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
@@ -332,7 +332,7 @@ def ticket_of(prefix: str, task: int) -> str:
 
 def _written(rows: DataFrame, sinks: Sequence[SinkInPython]) -> Sequence[Sequence[Mapping[str, Any]]]:
     """Write; return by sink each task's ack with its committable."""
-    found = reports(rows, StageInPython(tuple(sinks)))
+    found = collect_reports(rows, StageInPython(tuple(sinks)))
     return [found[place :: len(sinks)] for place in range(len(sinks))]
 
 

@@ -29,7 +29,7 @@ from flinkish_spark import (
     SchemaRegistry,
     String,
 )
-from flinkish_spark.connectors.formats.avro import AvroReader, whole_schema
+from flinkish_spark.connectors.formats.avro import AvroReader, parse_schema
 from flinkish_spark.connectors.formats.json_schema import derive_schema
 from flinkish_spark.connectors.formats.registry import NoSuchSchema, client_of
 from flinkish_spark.core.errors import BadRecordError, SchemaError
@@ -152,7 +152,7 @@ def test_a_real_registry_answers_as_its_client_expects(registry):
     number = registry.register(f"{subject}-order", order, references=references)
     found = client.find_by_id(number)
     assert (found.kind, found.references) == ("AVRO", (("shop.Item", item),))
-    whole = json.dumps(whole_schema(found.text, found.references))
+    whole = json.dumps(parse_schema(found.text, found.references))
     kind = AvroReader(whole, "value", None, OnSchemaChange.FAIL).kind
     assert kind.simpleString() == "struct<user:string,item:struct<q:bigint>>"
     newest = client.newest(f"{subject}-order")

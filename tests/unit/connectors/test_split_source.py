@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.checkpoint.failures import Outage, QueryFailed, RepeatableUserError, classify
 from flinkish_spark.connectors.collection import CollectionSource
-from flinkish_spark.connectors.rates import Pace, RateLimit, shares
+from flinkish_spark.connectors.rates import TokenBucket, RateLimit, divide_allowance
 from flinkish_spark.connectors.splits import (
     SourceUnavailable,
     SplitPosition,
@@ -799,18 +799,18 @@ def test_a_micro_batch_keeps_to_its_limit_over_all_splits(tmp_path) -> None:
 
 
 def test_the_pace_is_kept_over_time_and_saves_up_a_second_at_most() -> None:
-    pace = Pace(RateLimit(records_per_second=10, records_per_batch=6), 0.0)
+    pace = TokenBucket(RateLimit(records_per_second=10, records_per_batch=6), 0.0)
     assert pace.allowance(0.05) == 0
     assert pace.allowance(0.35) == 3
-    pace.took(3)
+    pace.spend(3)
     assert pace.allowance(0.40) == 1
     assert pace.allowance(60.0) == 6
-    pace.took(6)
+    pace.spend(6)
     assert pace.allowance(60.0) == 4
-    slow = Pace(RateLimit(records_per_second=0.1), 0.0)
+    slow = TokenBucket(RateLimit(records_per_second=0.1), 0.0)
     assert slow.allowance(9.0) == 0 and slow.allowance(10.5) == 1
-    assert Pace(RateLimit(), 0.0).allowance(1.0) is None
-    assert shares(None, ["a"], 0) == {"a": None} and shares(3, [], 0) == {}
+    assert TokenBucket(RateLimit(), 0.0).allowance(1.0) is None
+    assert divide_allowance(None, ["a"], 0) == {"a": None} and divide_allowance(3, [], 0) == {}
 
 
 @pytest.mark.parametrize(

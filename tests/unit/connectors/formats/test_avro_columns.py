@@ -125,7 +125,7 @@ def _without_logical(schema: Any) -> Any:
 
 
 def read_of(schema: Any, registry: SchemaRegistry | None = None) -> reader.SliceReader:
-    text = json.dumps(avro.whole_schema(json.dumps(schema)))
+    text = json.dumps(avro.parse_schema(json.dumps(schema)))
     made = avro.AvroReader(text, "value", registry, OnSchemaChange.LEAVE_OUT)
     return reader.SliceReader(made)
 

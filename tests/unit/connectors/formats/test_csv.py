@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flinkish_spark.connectors.formats.csv import CsvReader
-from flinkish_spark.connectors.formats.reader import Unreadable
+from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.types.ddl import parse_ddl
 
 FIELDS = parse_ddl("a STRING, b INT, d DECIMAL(10,2), f DOUBLE").json()
@@ -64,14 +64,14 @@ def test_times_of_a_line_are_of_the_session_s_zone() -> None:
     ],
 )
 def test_a_line_that_is_none_has_a_reason(line: bytes, why: str) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(CodecError) as refused:
         CsvReader(FIELDS, ",").make_converter()(line)
     assert str(refused.value) == why
 
 
 def test_a_binary_that_is_no_base64_has_a_reason() -> None:
     for text in ("ä", "?", "QQ"):
-        with pytest.raises(Unreadable, match=r"^the field 'b' is no binary"):
+        with pytest.raises(CodecError, match=r"^the field 'b' is no binary"):
             CsvReader(parse_ddl("b BINARY").json(), ",").make_converter()(text.encode())
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import protobuf
 from flinkish_spark.connectors.formats.avro import Difference
-from flinkish_spark.connectors.formats.reader import Unreadable
+from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.connectors.formats.registry import RegistrySchema
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, Protobuf
@@ -124,7 +124,7 @@ def test_a_required_enum_with_a_number_that_it_does_not_know_is_there() -> None:
     files = protobuf.files_of(RegistrySchema("PROTOBUF", text))
     read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     assert read(b"\x08\x07") == ("7",)
-    with pytest.raises(Unreadable, match="has no c, which is required"):
+    with pytest.raises(CodecError, match="has no c, which is required"):
         read(b"")
 
 
@@ -148,7 +148,7 @@ def test_a_text_that_is_not_utf_8_is_a_bad_record_also_where_protobuf_does_not_l
     files = protobuf.files_of(RegistrySchema("PROTOBUF", f"{head} message M {{ {fields} }}"))
     read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     assert read(data.replace(b"\xff", b"y"))[0] in ("y", None)
-    with pytest.raises(Unreadable, match=r"(?i)utf-8"):
+    with pytest.raises(CodecError, match=r"(?i)utf-8"):
         read(data)
 
 
@@ -195,7 +195,7 @@ def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
     ],
 )
 def test_a_row_that_no_message_says_has_a_reason(change: dict[str, Any], why: str) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(CodecError) as refused:
         write({**ROW, **change})
     assert str(refused.value).startswith(why)
 
@@ -204,7 +204,7 @@ def test_a_row_that_no_message_says_has_a_reason(change: dict[str, Any], why: st
 def test_no_bytes_end_a_task(data: bytes) -> None:
     try:
         assert len(read(data)) == len(ROW)
-    except Unreadable as refused:
+    except CodecError as refused:
         assert "shop.Order" in str(refused)
 
 
@@ -227,7 +227,7 @@ def test_where_a_message_stands_in_its_file() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x02", b"\xff" * 12, b"\x81\x01"])
 def test_indexes_that_cannot_be_read(data: bytes) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(CodecError):
         protobuf.path_in(data, 0)
 
 
@@ -299,7 +299,7 @@ def test_a_compiled_module_gives_its_description() -> None:
     ],
 )
 def test_columns_that_a_message_holds(given: str, wanted: str, why: str | None) -> None:
-    found = protobuf.unfit(parse_ddl(given), parse_ddl(wanted), "")
+    found = protobuf.why_unfit(parse_ddl(given), parse_ddl(wanted), "")
     assert (found is None) == (why is None) and (found or "").startswith(why or "")
     assert isinstance(parse_ddl(given), T.StructType)
 
@@ -335,14 +335,14 @@ def test_a_field_may_have_the_name_of_a_method() -> None:
     data = protobuf.ProtobufWriter(made, "M").make_converter()({**inner, "i": inner})
     read = protobuf.ProtobufReader(made, "M", None, OnSchemaChange.FAIL).make_converter()
     assert sorted(read(data), key=str) == sorted([tuple(names), *names], key=str)
-    with pytest.raises(Unreadable, match="has no i, which is required"):
+    with pytest.raises(CodecError, match="has no i, which is required"):
         read(b"")
 
 
 @pytest.mark.parametrize("symbol", ["C", "", "\u0663", "--7", "+7", "2147483648", "7 "])
 def test_what_is_neither_a_symbol_nor_a_number_is_none(symbol: str) -> None:
     for row in ({"e": symbol}, {"r": [symbol]}, {"m": [("k", symbol)]}):
-        with pytest.raises(Unreadable):
+        with pytest.raises(CodecError):
             protobuf.ProtobufWriter(CLOSED, "M").make_converter()(row)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark.connectors.formats import protobuf, reader
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
-from flinkish_spark.connectors.formats.reader import READ, REASON, Proven
+from flinkish_spark.connectors.formats.reader import READ, REASON, SliceResult
 from flinkish_spark.connectors.formats.registry import RegistrySchema, header
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -335,10 +335,10 @@ def test_without_the_library_messages_are_read_one_by_one(monkeypatch: pytest.Mo
 def test_a_slice_is_not_read_again_and_again() -> None:
     tries: list[int] = []
 
-    def at_once(values: pa.Array) -> Proven:
+    def at_once(values: pa.Array) -> SliceResult:
         tries.append(len(values))
         rows = pa.array([("",)] * len(values), pa.struct([("s", pa.string())]))
-        return Proven(rows, pa.array([at == 0 for at in range(len(values))]))
+        return SliceResult(rows, pa.array([at == 0 for at in range(len(values))]))
 
     read = of_text('syntax = "proto3"; message M { string s = 1; }')
     with pytest.MonkeyPatch.context() as patch:
