@@ -1,8 +1,8 @@
 """The write-ahead buffer: base of sinks whose system cannot keep a transaction open until the checkpoint.
 
-Each task stages its rows in a durable file of the buffer that no reader sees. The commit of a checkpoint reads
-its files in order and writes all rows to the system at once. The sweep after the receipt deletes the files:
-until the receipt the commit may be repeated, by this process or another.
+Each task stages its rows in a durable file of the buffer that no reader sees. The commit of a checkpoint
+reads its files in order and writes all rows to the system at once. The sweep after the receipt deletes the
+files: until the receipt the commit may be repeated, by this process or another.
 
 The result is as exact as :meth:`BufferedCommitter.apply`: a system that keeps the id of the last checkpoint
 in the same transaction as its rows gets each row exactly once; any other gets it at least once.
@@ -172,7 +172,8 @@ class _HashedFile:
         return self._hash.hexdigest()
 
 
-#: Most bytes of a bucket's buffer files that a process caches: each is checked before the decision, then applied.
+#: Most bytes of a bucket's buffer files that a process caches: each is checked before the decision, then
+#: applied.
 _KEPT_BYTES = 64 * 1024 * 1024
 
 
@@ -181,7 +182,8 @@ class BufferFolder:
 
     def __init__(self, place: StoreSpec) -> None:
         self._place = place
-        # No file is written twice, so cached contents stay valid, even after another process deleted the file.
+        # No file is written twice, so cached contents stay valid, even after another process deleted the
+        # file.
         self._bucket: CachedReads | None = None
         if not place.is_local:
             self._bucket = CachedReads(place.open_bucket(), lambda key: True, _KEPT_BYTES)
@@ -299,7 +301,7 @@ class BufferedRows:
 
 
 class BufferedSink(Sink):
-    """Base class of sinks over the write-ahead buffer; a subclass defines `create_committer` and its checks."""
+    """Base class of sinks over the write-ahead buffer; subclasses define `create_committer` and checks."""
 
     @property
     def stages_in_job_dir(self) -> bool:
@@ -346,7 +348,8 @@ class BufferedCommitter(Committer):
         if answer.outcome.is_done:
             self._committed |= {file.name for file in files}
         if answer.outcome is Outcome.LOST:
-            # All or nothing: if one file is missing none is committed, so all files from the first on are lost.
+            # All or nothing: if one file is missing none is committed, so all files from the first on are
+            # lost.
             return (answer,)
         return tuple(answer for _ in committables)
 

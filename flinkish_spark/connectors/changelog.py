@@ -448,7 +448,7 @@ class Changelog(ABC):
 
     @abstractmethod
     def _parse_row(self, row: Column, time_zone: str) -> Column:
-        """Return a struct of an entry's parsed values, with the flag :data:`_WRONG`: a value does not parse."""
+        """Return a struct of an entry's parsed values, with the flag :data:`_WRONG` if one does not parse."""
 
     def rows(
         self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None, time_zone: str

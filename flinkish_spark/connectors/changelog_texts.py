@@ -41,7 +41,7 @@ class Texts:
     unavailable: Sequence[str] = ()
 
     def parser(self, fields: T.StructType, time_zone: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
-        """Return a function from texts by column to a row; it raises NoValue for a text that does not parse."""
+        """Return a function from texts by column to a row; it raises NoValue if one does not parse."""
         columns = [
             (one.name, self._parse(one.name, one.dataType, time_zone), isinstance(one.dataType, _LONG))
             for one in fields

@@ -98,7 +98,8 @@ def _check_records(values: Iterable[Any], schema: T.StructType) -> Iterator[tupl
         try:
             record = _record(value, schema)
             verify(_to_dicts(record))
-            # The tasks make the same check. Spark's verifier also accepts numbers for STRING, and long decimals.
+            # The tasks make the same check. Spark's verifier also accepts numbers for STRING, and long
+            # decimals.
             writer.write([record])
         except (TypeError, ValueError, KeyError) as error:
             raise SchemaError(

@@ -1,8 +1,8 @@
 """The control source: a streaming DataSource whose offset *is* the control state.
 
-The coordinator raises the checkpoint id in a small file, and the time keeper raises the watermark there. Spark
-asks this source for its latest offset, logs it, and only then runs the micro-batch. So a micro-batch that runs
-again carries the same barrier and watermark and calls the same key groups, and an idle stream gets
+The coordinator raises the checkpoint id in a small file, and the time keeper raises the watermark there.
+Spark asks this source for its latest offset, logs it, and only then runs the micro-batch. So a micro-batch
+that runs again carries the same barrier and watermark and calls the same key groups, and an idle stream gets
 micro-batches too.
 """
 

@@ -82,7 +82,7 @@ class DeadLetterCommitter(Committer):
     def _commit_letters(
         self, checkpoint: CheckpointId, dead: Mapping[int, Committable]
     ) -> dict[int, CommitAnswer]:
-        """Commit dead letters and note which are visible; skip those of micro-batches that are noted already."""
+        """Commit dead letters and note which are visible; skip those of micro-batches noted already."""
         if not dead:
             return {}
         known = self._visible(int(checkpoint))
@@ -115,7 +115,7 @@ class DeadLetterCommitter(Committer):
         return self._notes.optional(_key(checkpoint), _KIND, VisibleLetters.from_json) or VisibleLetters()
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Abort records and dead letters, except visible dead letters: they stay if their records are lost."""
+        """Abort records and dead letters, except visible dead letters: they stay if records are lost."""
         main, dead = self._split(committables)
         answers = dict(zip(main, self._main.abort(tuple(main.values())), strict=True)) if main else {}
         notes = map(self._visible, self._notes.numbers("checkpoints")) if dead else ()

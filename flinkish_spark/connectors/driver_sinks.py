@@ -1,7 +1,7 @@
 """Sinks on the driver: rows of completed checkpoints go to a function, to stdout, or to memory.
 
-They deliver at least once: if the process dies between the call and the checkpoint's receipt, the next process
-calls again with the same rows and the same checkpoint id.
+They deliver at least once: if the process dies between the call and the checkpoint's receipt, the next
+process calls again with the same rows and the same checkpoint id.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class MemorySink(BufferedSink):
     """Keeps the rows of completed checkpoints in this process, for tests.
 
     Each row is kept once, even if a checkpoint is committed again by this start of the job or another one in
-    the same process. The rows end with the process: a job that goes on in a new process adds the rows of later
-    checkpoints only.
+    the same process. The rows end with the process: a job that goes on in a new process adds the rows of
+    later checkpoints only.
 
     Parameters
     ----------

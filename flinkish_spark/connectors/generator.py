@@ -72,8 +72,8 @@ def _refuse_beyond_long(field: Field, start: int, step: int, places: np.ndarray[
 class Field(ABC):
     """One field of a generated record.
 
-    Its `repr` must describe its values and be the same in every process: at its next start a job compares it to
-    see that the records are still the same. A frozen dataclass has such a `repr`.
+    Its `repr` must describe its values and be the same in every process: at its next start a job compares it
+    to see that the records are still the same. A frozen dataclass has such a `repr`.
     """
 
     @property
@@ -275,7 +275,8 @@ class DataGeneratorSource(SplitSource):
     Parameters
     ----------
     fields
-        Generators of the fields, by field name; see `docs/sources.md`. A field's values depend on its position.
+        Generators of the fields, by field name; see `docs/sources.md`. A field's values depend on its
+        position.
     records
         Number of records; the job ends after them. UNLIMITED for no end.
     seed

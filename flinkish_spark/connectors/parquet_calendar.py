@@ -1,7 +1,7 @@
 """Reading of Parquet files, with a check for dates of the old calendar.
 
-Dates before 1582 and times before 1900 may be in the hybrid Julian calendar. The footer says so, and Spark then
-rebases them. This reader does not: it refuses such values.
+Dates before 1582 and times before 1900 may be in the hybrid Julian calendar. The footer says so, and Spark
+then rebases them. This reader does not: it refuses such values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from flinkish_spark.types.arrow_columns import leaves
 
-#: Footer key of the Spark version that wrote a file; earlier versions wrote dates, or INT96, in the old calendar.
+#: Footer key of the Spark version that wrote a file; earlier versions wrote dates, or INT96, in the old
+#: calendar.
 _WRITTEN_BY, _DATES_BEFORE, _INT96_BEFORE = b"org.apache.spark.version", b"3.0.0", b"3.1.0"
 _OLD_DATES, _OLD_INT96 = b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"
 #: Hive's.
@@ -70,7 +71,8 @@ def _has_old(leaf: pa.Array, *, dates: bool, int96: bool) -> bool:
     if pa.types.is_date(kind):
         first, is_of_old = pa.scalar(_FIRST_DAY, pa.int32()).cast(kind), dates
     elif pa.types.is_timestamp(kind):
-        # Arrow reads INT96 as times without a zone. Others without one are TIMESTAMP_NTZ, never in the old calendar.
+        # Arrow reads INT96 as times without a zone. Others without one are TIMESTAMP_NTZ, never in the old
+        # calendar.
         first = pa.scalar(_FIRST_SECOND * _PER_SECOND[kind.unit], pa.int64()).cast(kind)
         is_of_old = int96 if kind.tz is None else dates
     else:

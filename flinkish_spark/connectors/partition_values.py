@@ -16,8 +16,8 @@ from flinkish_spark.types.ddl import quote_name
 #: The name of the null partition.
 NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"
 
-#: Types whose text always reads back as the same value, and types whose values are checked one by one: the text
-#: of a TIMESTAMP is in the session's zone. Other types are refused.
+#: Types whose text always reads back as the same value, and types whose values are checked one by one: the
+#: text of a TIMESTAMP is in the session's zone. Other types are refused.
 _WITH_SAME_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.DecimalType, T.DateType)
 _WITH_ANOTHER_TEXT = (T.TimestampType, T.TimestampNTZType, T.FloatType, T.DoubleType)
 #: Characters that Spark escapes in a folder's name, as three bytes each.
@@ -51,7 +51,7 @@ def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tup
 
 
 def folder_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Column]]:
-    """Yield conditions under which a record's folder can be created, each after its text in error messages."""
+    """Yield conditions for a record's folder to be created, each after its text in error messages."""
     for field in _fields(frame, names):
         if not isinstance(field.dataType, T.StringType):
             continue

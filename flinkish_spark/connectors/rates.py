@@ -16,8 +16,8 @@ _LONGEST_SAVING_S = 1.0
 class RateLimit:
     """The most records that a job reads from one source.
 
-    The limits decide where a micro-batch ends, before its offsets are logged: a micro-batch that runs again has
-    the same records.
+    The limits decide where a micro-batch ends, before its offsets are logged: a micro-batch that runs again
+    has the same records.
 
     Parameters
     ----------

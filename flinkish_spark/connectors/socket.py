@@ -35,11 +35,11 @@ from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_limit, checked_whole, exceeds
 from flinkish_spark.protocol.plan_layout import Position
 
-# The log is a folder of segments, each named by the position of its first byte in the log. A line is stored as a
-# frame: length, checksum, bytes. A process that dies may leave a half-written frame; the next writer cuts it
-# off. No reader has returned its position: readers return positions only after an fsync. The end of the input is
-# marked by a separate file, so no line can be mistaken for it. One process writes at a time: it holds a lock on an
-# open file, and the lock ends with the process.
+# The log is a folder of segments, each named by the position of its first byte in the log. A line is stored
+# as a frame: length, checksum, bytes. A process that dies may leave a half-written frame; the next writer
+# cuts it off. No reader has returned its position: readers return positions only after an fsync. The end of
+# the input is marked by a separate file, so no line can be mistaken for it. One process writes at a time: it
+# holds a lock on an open file, and the lock ends with the process.
 _FRAME = struct.Struct(">II")
 _ENDING, _LAST = ".log", "end"
 #: Segments are deleted as a whole, so one should not be much larger than the lines of a few checkpoints.
@@ -324,7 +324,7 @@ class Connection:
             self._stopping.wait(self._peer.retry_delay_ms / 1_000)
 
     def _one_connection(self) -> tuple[bool, OSError | None]:
-        """Return if data was received, and the error that ended the connection; None if the peer closed it."""
+        """Return if data was received, and the connection's error; None if the peer closed it."""
         splitter, found = LineSplitter(self._peer.delimiter, self._peer.max_line_bytes), False
         try:
             address = (self._peer.host, self._peer.port)
@@ -364,19 +364,19 @@ class SocketTextSource(SplitSource):
     r"""Reads lines that a server sends.
 
     Each line is written to a log in the job directory before the job sees it; from then on it takes part in
-    checkpoints like a record of any other source. Lines that were received and not yet logged when the process
-    died are lost, since a socket cannot be read twice.
+    checkpoints like a record of any other source. Lines that were received and not yet logged when the
+    process died are lost, since a socket cannot be read twice.
 
-    The job ends when the peer closes the connection normally and no retry is left. If the connection fails and
-    no retry is left, the query fails, and the restart strategy decides.
+    The job ends when the peer closes the connection normally and no retry is left. If the connection fails
+    and no retry is left, the query fails, and the restart strategy decides.
 
     Parameters
     ----------
     host, port
         Address of the server. A job has one connection, however many streams read it.
     delimiter
-        Separates lines. With ``"\n"``, a ``"\r"`` before it is removed. Text after the last delimiter is a line
-        when the connection ends.
+        Separates lines. With ``"\n"``, a ``"\r"`` before it is removed. Text after the last delimiter is a
+        line when the connection ends.
     max_retries
         Most consecutive reconnects without data; 0 for none, UNLIMITED for any number.
     retry_delay_ms

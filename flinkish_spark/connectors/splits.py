@@ -144,7 +144,7 @@ class SourceUnavailable(EnvironmentFault):
 
 
 class SourceFailure(SourceUnavailable):
-    """The system refuses a source's request, for example for a missing file; repeated failures end the job."""
+    """The system refuses a source's request, for example a missing file; repeated failures end the job."""
 
     ends_when_repeated = True
 
@@ -152,14 +152,14 @@ class SourceFailure(SourceUnavailable):
 class SplitSource(Source):
     """Base class of sources that users write.
 
-    The input is divided into *splits*, which the source names. A split is a sequence of records with *offsets*
-    between them: JSON values, in most sources a rising number. A micro-batch reads each split from one offset
-    to another. Both are logged before it runs and are part of every checkpoint, so a record belongs to exactly
-    one checkpoint, wherever a process dies.
+    The input is divided into *splits*, which the source names. A split is a sequence of records with
+    *offsets* between them: JSON values, in most sources a rising number. A micro-batch reads each split from
+    one offset to another. Both are logged before it runs and are part of every checkpoint, so a record
+    belongs to exactly one checkpoint, wherever a process dies.
 
-    A subclass sets :attr:`schema` and defines :meth:`splits`, :meth:`latest` and :meth:`read`. An object holds
-    settings only: it is serialised and sent to Spark's processes, as functions are. Each process has its own
-    copy; attributes that a method sets are not visible in other processes.
+    A subclass sets :attr:`schema` and defines :meth:`splits`, :meth:`latest` and :meth:`read`. An object
+    holds settings only: it is serialised and sent to Spark's processes, as functions are. Each process has
+    its own copy; attributes that a method sets are not visible in other processes.
 
     Examples
     --------
@@ -472,7 +472,7 @@ class SplitSource(Source):
 
 @contextmanager
 def _failures_on_the_driver(uid: str, when: str, mend: str, *, is_counted: bool) -> Iterator[None]:
-    """Turn exceptions of a source's own code into errors that name it; `is_counted`: OSErrors may end the job."""
+    """Turn exceptions of a source's code into errors that name it; counted OSErrors may end the job."""
     from flinkish_spark.checkpoint.failures import RepeatableUserError
 
     what = f"the source '{uid}' failed when it {when}"
@@ -533,8 +533,8 @@ def cast_to_field(column: pa.Array, field: pa.Field) -> pa.Array:
     """Return a column cast to a field's type."""
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
-    # Only widths may change. Arrow's own cast would also make numbers of texts, times or texts of numbers, and
-    # true of 2. Structs may have more fields than declared, as the batch may.
+    # Only widths may change. Arrow's own cast would also make numbers of texts, times or texts of numbers,
+    # and true of 2. Structs may have more fields than declared, as the batch may.
     if not is_of_kind(column.type, field.type, may_have_more=True):
         there = column.drop_null()
         value = f": {there[0].as_py()!r:.200}" if len(there) else ""
@@ -591,8 +591,8 @@ class SplitStreamReader(DataSourceStreamReader):
     # Spark keeps one Python process per scan on the driver that has this object, and each task has a copy.
     # Spark logs what latestOffset() returns before it runs the micro-batch, so a micro-batch that runs again
     # does not ask the source for its offsets. Spark does not log where the first micro-batch begins: the
-    # source's answer, which might change after a crash, is stored in `folder`. That is the job's folder, or that
-    # of a lineage which begins at a savepoint; empty outside of a job.
+    # source's answer, which might change after a crash, is stored in `folder`. That is the job's folder, or
+    # that of a lineage which begins at a savepoint; empty outside of a job.
     def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
         self.source, self._folder, self._control_path = source, folder, control_path
         self._uid = source._fs_uid
@@ -763,8 +763,8 @@ _HELD_ROWS = 1024
 class _Rows:
     """Converts a source's rows or batches of one piece to Arrow batches with channel and sequence."""
 
-    # Spark's own conversion of rows cuts 1.5 to 1, makes a text of any value, and its errors name neither field
-    # nor source.
+    # Spark's own conversion of rows cuts 1.5 to 1, makes a text of any value, and its errors name neither
+    # field nor source.
     def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
         self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
         self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
@@ -815,8 +815,8 @@ def name_failures(uid: str, method: str) -> Iterator[None]:
     except FlinkishError:
         raise
     except OSError as error:
-        # Either the source cannot be reached now, or its request is refused, which is counted. Spark passes on
-        # only the name of the error's class.
+        # Either the source cannot be reached now, or its request is refused, which is counted. Spark passes
+        # on only the name of the error's class.
         raise (SourceUnavailable if may_pass(error) else SourceFailure)(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error

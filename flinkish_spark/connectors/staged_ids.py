@@ -33,7 +33,7 @@ class StagedId:
         return None if found is None else cls(OwnerEpoch(int(found[1])), int(found[2]), found[3])
 
     def is_leftover(self, own: OwnerEpoch, running_blocks: Collection[int]) -> bool:
-        """Return if no task can write into the folder: an older owner's, or ours if its block is not leased."""
+        """Return if no task can write into it: an older owner's folder, or ours without a leased block."""
         if self.owner_epoch == own:
             return self.block not in running_blocks
         return self.owner_epoch < own

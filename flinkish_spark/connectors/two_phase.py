@@ -87,8 +87,9 @@ class SinkTransaction:
     Parameters
     ----------
     name
-        Unique among all attempts of all tasks, micro-batches, starts and jobs. At most 130 lower-case letters,
-        digits and dashes. Use it to name whatever is created outside, so that leftovers can be found.
+        Unique among all attempts of all tasks, micro-batches, starts and jobs. At most 130 lower-case
+        letters, digits and dashes. Use it to name whatever is created outside, so that leftovers can be
+        found.
     uid
         The sink's uid.
     batch
@@ -109,19 +110,20 @@ class SinkTransaction:
 class TwoPhaseCommitSink(Sink):
     """Base class of sinks that stage in Spark tasks and commit with the checkpoint.
 
-    An object holds settings only: it is serialised and sent to the tasks, as functions are. Each task attempt,
-    and the committer of each start of the job, has its own copy; attributes that a method sets are not visible
-    in other copies. So open connections in :meth:`begin` and :meth:`commit`.
+    An object holds settings only: it is serialised and sent to the tasks, as functions are. Each task
+    attempt, and the committer of each start of the job, has its own copy; attributes that a method sets are
+    not visible in other copies. So open connections in :meth:`begin` and :meth:`commit`.
 
     A subclass defines :meth:`begin`, :meth:`write` or :meth:`write_batch`, :meth:`flush`, :meth:`commit` and
     :meth:`abort`, and :meth:`list_open` unless the system removes unfinished transactions by itself.
     """
 
-    #: What happens to a record that :meth:`write` refuses: the job fails, or the record is dropped and counted.
+    #: What happens to a record that :meth:`write` refuses: the job fails, or the record is dropped and
+    #: counted.
     on_refused: OnBadRecord = OnBadRecord.FAIL
-    #: Exceptions that mean that the system is unavailable now. If `commit` or `abort` raises one, it is called
-    #: again; in a task, the micro-batch starts again, as the restart strategy says. Any other exception is
-    #: treated as an error in the sink's code: the second one ends the job.
+    #: Exceptions that mean that the system is unavailable now. If `commit` or `abort` raises one, it is
+    #: called again; in a task, the micro-batch starts again, as the restart strategy says. Any other
+    #: exception is treated as an error in the sink's code: the second one ends the job.
     retry_on: tuple[type[Exception], ...] = (OSError,)
 
     # In a task:
@@ -150,7 +152,7 @@ class TwoPhaseCommitSink(Sink):
         raise NotImplementedError
 
     def write_batch(self, handle: Any, batch: pa.RecordBatch) -> Mapping[int, str]:
-        """Write a batch of records; override it if writing columns is faster. The default calls :meth:`write`.
+        """Write a batch of records, by default with :meth:`write`; override it if columns are faster.
 
         Parameters
         ----------
@@ -195,8 +197,8 @@ class TwoPhaseCommitSink(Sink):
     def commit(self, committable: Any, checkpoint: CheckpointId) -> Answer:
         """Make the data of a committable visible, all at once; its checkpoint is decided.
 
-        Called any number of times for the same committable, also by another process and after a success; after
-        the first successful call, further calls must change nothing.
+        Called any number of times for the same committable, also by another process and after a success;
+        after the first successful call, further calls must change nothing.
 
         Parameters
         ----------
@@ -207,9 +209,9 @@ class TwoPhaseCommitSink(Sink):
         -------
         CommitAnswer, Outcome or None
             None: it is committed. ``Outcome.ALREADY_COMMITTED`` if an earlier call has committed it, as far
-            as the sink knows. LOST if the staged data is gone and was never committed: the job stops; or, with
-            ``is_proven_aborted=True``, stages the rows again. The latter asserts that none of the data ever
-            was or will be visible. FENCED if a newer process of the job has taken over.
+            as the sink knows. LOST if the staged data is gone and was never committed: the job stops; or,
+            with ``is_proven_aborted=True``, stages the rows again. The latter asserts that none of the data
+            ever was or will be visible. FENCED if a newer process of the job has taken over.
 
         Raises
         ------
@@ -239,8 +241,8 @@ class TwoPhaseCommitSink(Sink):
     def why_lost(self, committable: Any) -> str:
         """Return why a committable cannot be committed any more; empty if it can.
 
-        Called right before the checkpoint is decided. If data is lost then, some micro-batches run again; after
-        the decision, the job would fail. The default returns an empty text.
+        Called right before the checkpoint is decided. If data is lost then, some micro-batches run again;
+        after the decision, the job would fail. The default returns an empty text.
         """
         return ""
 
@@ -248,8 +250,8 @@ class TwoPhaseCommitSink(Sink):
         """Return transactions that were begun and neither committed nor aborted.
 
         Called at every start and after every checkpoint, to find leftovers of failed, killed and speculative
-        attempts. Names of other sinks, of running attempts and of undecided checkpoints may be among them; they
-        are ignored. The default returns nothing: then leftovers stay until the system removes them.
+        attempts. Names of other sinks, of running attempts and of undecided checkpoints may be among them;
+        they are ignored. The default returns nothing: then leftovers stay until the system removes them.
 
         Parameters
         ----------
@@ -266,8 +268,8 @@ class TwoPhaseCommitSink(Sink):
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> Answer:
         """Do work that is due once per checkpoint, not once per transaction.
 
-        Called when all sinks have committed the checkpoint, also if this sink had no data in it; again after a
-        crash. The default does nothing.
+        Called when all sinks have committed the checkpoint, also if this sink had no data in it; again after
+        a crash. The default does nothing.
         """
         return Outcome.ALREADY_COMMITTED
 

@@ -58,7 +58,8 @@ def leaves(column: pa.Array) -> Iterator[pa.Array]:
         yield column
 
 
-#: Number of parts into which a slice is divided if it cannot be read at once, and the least records of a part.
+#: Number of parts into which a slice is divided if it cannot be read at once, and the least records of a
+#: part.
 _PARTS, SMALLEST_PART = 16, 64
 
 
@@ -84,8 +85,8 @@ def to_column_function(
     function: Callable[[pa.Array], pa.Array], kind: T.DataType
 ) -> Callable[[Column], Column]:
     """Return an Arrow UDF that Spark evaluates once for each row."""
-    # The kind of UDF is inferred from type hints, since PySpark warns if it is given. Non-deterministic, since
-    # Spark would also evaluate a deterministic UDF before a filter.
+    # The kind of UDF is inferred from type hints, since PySpark warns if it is given. Non-deterministic,
+    # since Spark would also evaluate a deterministic UDF before a filter.
     made: Any = arrow_udf(function, kind)  # type: ignore[call-overload]
     column: Callable[[Column], Column] = made.asNondeterministic()
     return column

@@ -1,7 +1,7 @@
 """Conversion between Arrow's and Spark's types, the same in all versions of PySpark.
 
-TIMESTAMP becomes an Arrow timestamp in UTC, TIMESTAMP_NTZ one without a zone. Versions of PySpark differ in their
-arguments and defaults for this.
+TIMESTAMP becomes an Arrow timestamp in UTC, TIMESTAMP_NTZ one without a zone. Versions of PySpark differ in
+their arguments and defaults for this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A parser of Spark's DDL types that needs no JVM, unlike pyspark's own: for `open` in a Python worker.
 
-It gives the same results as Spark's parser, except for empty types (no text, ``STRUCT<>``, DECIMAL(0)), GEOMETRY
-and GEOGRAPHY. :mod:`.hints` says which types states and rows of functions may have.
+It gives the same results as Spark's parser, except for empty types (no text, ``STRUCT<>``, DECIMAL(0)),
+GEOMETRY and GEOGRAPHY. :mod:`.hints` says which types states and rows of functions may have.
 """
 
 from __future__ import annotations

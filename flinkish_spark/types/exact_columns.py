@@ -26,8 +26,8 @@ _is_text = _any_of("string", "large_string", "string_view")
 _is_bytes = _any_of("binary", "large_binary", "binary_view", "fixed_size_binary")
 _is_list = _any_of("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
 
-#: Declared types, and the types that may be cast to them. Arrow casts far more: it rounds floats to DECIMAL and
-#: decimals to DOUBLE, and casts numbers to texts and times to numbers.
+#: Declared types, and the types that may be cast to them. Arrow casts far more: it rounds floats to DECIMAL
+#: and decimals to DOUBLE, and casts numbers to texts and times to numbers.
 _EXACT: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
     # In pandas, integers with nulls are floats.
     (_is_integer, (_is_integer, _is_float, _is_decimal)),

@@ -1,7 +1,7 @@
 """Conversion of columns to exact texts, the same in every session: for JSON, keys, and lines of files.
 
-The texts are those of Spark's `to_json` and casts, with two changes: times are in UTC with microseconds, and types
-without an exact text are refused by name.
+The texts are those of Spark's `to_json` and casts, with two changes: times are in UTC with microseconds, and
+types without an exact text are refused by name.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def unfit_for_text(kind: T.DataType) -> str | None:
 class JsonWriter:
     """Writes rows of the given fields as JSON objects.
 
-    Year-month intervals are passed as numbers of months, since PySpark has no Arrow type for them. Null fields are
-    written as null, or left out.
+    Year-month intervals are passed as numbers of months, since PySpark has no Arrow type for them. Null
+    fields are written as null, or left out.
     """
 
     def __init__(self, fields: T.StructType, *, null_fields: bool = True) -> None:
@@ -64,8 +64,8 @@ class JsonWriter:
             return pa.repeat("{}", count)
         # Columns are concatenated row by row, with one text between each two.
         between, parts = "{", list[Any]()
-        # If the first field may be left out, each field begins with a comma, and the first comma of each row is
-        # removed at the end.
+        # If the first field may be left out, each field begins with a comma, and the first comma of each row
+        # is removed at the end.
         may_begin_with_comma = not self._null_fields and bool(columns[0].null_count)
         for at, ((label, form), column) in enumerate(zip(self._forms, columns, strict=True)):
             label = f",{label}" if at or may_begin_with_comma else label
@@ -84,7 +84,7 @@ class JsonWriter:
 
 
 def exact_text(kind: T.DataType) -> Write:
-    """Return a function that converts a column to texts: nested values as JSON, times in UTC, others as Spark casts.
+    """Return a function from a column to texts: nested values as JSON, times in UTC, others as Spark casts.
 
     Null fields of nested values are left out.
     """

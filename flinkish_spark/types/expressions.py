@@ -1,8 +1,8 @@
 """Expressions over Arrow columns that give the same values as Spark for every input.
 
-Expressions that may raise an error in Spark, depend on a setting of the session or compare by Spark's own rules are
-not supported. Spark might not raise such an error: it does not evaluate unused columns, rows that a later filter
-drops, and control rows.
+Expressions that may raise an error in Spark, depend on a setting of the session or compare by Spark's own
+rules are not supported. Spark might not raise such an error: it does not evaluate unused columns, rows that a
+later filter drops, and control rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exact parsing of JSON objects into Arrow columns: a value that does not fit its type makes its record bad.
 
-Arrow parses a whole slice at once. Before that, the slice is searched for input that Arrow accepts and must not; if
-there may be such input, the slice is parsed record by record with rules that are exact for all types.
+Arrow parses a whole slice at once. Before that, the slice is searched for input that Arrow accepts and must
+not; if there may be such input, the slice is parsed record by record with rules that are exact for all types.
 """
 
 from __future__ import annotations
@@ -388,7 +388,8 @@ def _is_too_deep(text: str, found: Any) -> bool:
 def _to_text(value: Any, *, is_whole: bool = True) -> str:
     """Return a value as JSON text without blanks, with numbers as they were written."""
     written: list[str] = []
-    # Not recursive: Python's stack allows half of Jackson's depth. Values are in tuples, finished text is not.
+    # Not recursive: Python's stack allows half of Jackson's depth. Values are in tuples, finished text is
+    # not.
     left: list[Any] = [(value,)]
     while left:
         one = left.pop()

@@ -18,7 +18,8 @@ FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 #: Kafka's value for a record without a timestamp.
 NO_TIME_MS = -1
 _ANY_MS = (1 << 63) - 1
-#: Margin for differences of clocks and for the time that a record waits: a refused record fails its transaction.
+#: Margin for differences of clocks and for the time that a record waits: a refused record fails its
+#: transaction.
 _SLACK_MS = 10_000
 _TYPE, _BEFORE, _AFTER = (f"message.timestamp.{name}" for name in ("type", "before.max.ms", "after.max.ms"))
 #: The limit for both directions, before Kafka 3.6.
@@ -27,7 +28,7 @@ _DIFFERENCE = "message.timestamp.difference.max.ms"
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How far from now a topic's record timestamps may be; brokers refuse others, which fails the transaction."""
+    """How far from now a topic's record timestamps may be; a refused record fails its transaction."""
 
     #: Most milliseconds before and after now.
     before_ms: int = _ANY_MS

@@ -1,7 +1,8 @@
 """Conversion of rows to tuples in the declared order of fields.
 
-Fields of a dict, a dataclass, a NamedTuple and a Row are matched by name; those of a tuple, a list and a Row without
-names by position. A missing field is null, as with Spark's `createDataFrame`; an undeclared field is an error.
+Fields of a dict, a dataclass, a NamedTuple and a Row are matched by name; those of a tuple, a list and a Row
+without names by position. A missing field is null, as with Spark's `createDataFrame`; an undeclared field is
+an error.
 """
 
 from __future__ import annotations

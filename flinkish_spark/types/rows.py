@@ -168,7 +168,7 @@ class ElementType:
         return tuple(value) if self.has_fields else (value,)
 
     def naming(self) -> Named:
-        """Return a function that converts plain tuples to named tuples, and returns other values unchanged."""
+        """Return a function that converts plain tuples to named tuples and keeps other values."""
         if not self.has_fields:
             return as_it_is
         make: Named = element_class([field.name for field in self.fields])._make

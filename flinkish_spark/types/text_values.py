@@ -1,8 +1,8 @@
 """Exact parsing of texts into values of Spark's types.
 
-Dates, times, zones and intervals have the forms that Spark accepts in a cast. Spark rounds decimals, parses 1e400 as
-infinity, cuts fractions finer than a microsecond, and takes a time of day for one of today; here such texts are
-refused.
+Dates, times, zones and intervals have the forms that Spark accepts in a cast. Spark rounds decimals, parses
+1e400 as infinity, cuts fractions finer than a microsecond, and takes a time of day for one of today; here
+such texts are refused.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def find_date(days: int) -> tuple[int, int, int]:
 
 
 def write_number(number: int, least: int) -> str:
-    """Return a number as Java's formatter writes it: padded, with a plus if it has more than `least` digits."""
+    """Return a number as Java's formatter writes it: padded to `least` digits, with a plus if longer."""
     digits = str(abs(number)).rjust(least, "0")
     if number < 0:
         return f"-{digits}"

@@ -218,9 +218,9 @@ def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
 
 
 # Arrow silently stores 1 for 1.5 in a list, a cut Decimal, a text as a list of its characters, a number as
-# microseconds, numpy's times as numbers, pandas' NaT as the first day, and infinity for a number beyond FLOAT; it
-# drops pandas' nanoseconds and the zone of a time of day. So only classes that are known to be stored unchanged are
-# accepted.
+# microseconds, numpy's times as numbers, pandas' NaT as the first day, and infinity for a number beyond
+# FLOAT; it drops pandas' nanoseconds and the zone of a time of day. So only classes that are known to be
+# stored unchanged are accepted.
 _FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
 #: The greatest FLOAT.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)

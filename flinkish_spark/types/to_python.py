@@ -99,8 +99,8 @@ def _bounds(column: Any) -> tuple[int, list[int]]:
     return first, (offsets - first).tolist()
 
 
-# `to_pylist(maps_as_pydicts="strict")` gives the same, but PyArrow 26 creates an Arrow scalar for each value, which
-# takes up to twenty times as long. So types with maps are converted here.
+# `to_pylist(maps_as_pydicts="strict")` gives the same, but PyArrow 26 creates an Arrow scalar for each value,
+# which takes up to twenty times as long. So types with maps are converted here.
 _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
     (pa.types.is_list, _lists),
     (pa.types.is_large_list, _lists),
@@ -109,9 +109,9 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]],
 )
 
 
-# A function may change its arguments, and values that it has emitted or stored. So a value that goes to a second
-# owner is copied: an element for each of its windows, a row for each of its pairs, an event for each condition and
-# match. Immutable values are not copied.
+# A function may change its arguments, and values that it has emitted or stored. So a value that goes to a
+# second owner is copied: an element for each of its windows, a row for each of its pairs, an event for each
+# condition and match. Immutable values are not copied.
 Copier = Callable[[Any], Any]
 
 #: Types with mutable values; a function may return a bytearray for BINARY.
@@ -171,7 +171,8 @@ def _find_copier(kind: type) -> Copier:
         return _copy
     if _is_all_in_dict(kind):
         return _plain_instance
-    # Runs the user's code if the class defines how it is copied, so a StopIteration must not end the caller's loop.
+    # Runs the user's code if the class defines how it is copied, so a StopIteration must not end the caller's
+    # loop.
     return called(_instance)
 
 

@@ -1,10 +1,11 @@
 """Reading of Avro records: the mapping to Spark's types, and resolution of the writer's schema.
 
-fastavro decodes with the writer's schema alone and returns the branch of each union value. This module converts
-the result to the reader's schema, by "Schema Resolution" of Avro's specification, once for each pair of schemas.
-fastavro's own resolution takes the first branch that could hold a value, and does not say which. Logical types
-are converted here, from whole numbers and bytes, so that no number passes through a float and no year is out of
-Python's range. Two schemas that disagree about a logical type are refused: values would silently change.
+fastavro decodes with the writer's schema alone and returns the branch of each union value. This module
+converts the result to the reader's schema, by "Schema Resolution" of Avro's specification, once for each pair
+of schemas. fastavro's own resolution takes the first branch that could hold a value, and does not say which.
+Logical types are converted here, from whole numbers and bytes, so that no number passes through a float and
+no year is out of Python's range. Two schemas that disagree about a logical type are refused: values would
+silently change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reading of Avro records a slice at a time, by `pyruhvro`, with a proof for each record.
 
-Only for schemas whose types `pyruhvro` reads: no `bytes`, `fixed` and decimals, no unions except with `null`. It
-gets the writer's schema without names, logical types and defaults; this module converts its columns to the
-reader's schema by the same rules as `avro.py`. If that takes more than widening numbers, records are read one by
-one.
+Only for schemas whose types `pyruhvro` reads: no `bytes`, `fixed` and decimals, no unions except with `null`.
+It gets the writer's schema without names, logical types and defaults; this module converts its columns to the
+reader's schema by the same rules as `avro.py`. If that takes more than widening numbers, records are read one
+by one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decoding of a source's keys and values into columns, in any format, with a reason for each bad record.
 
-Arrow columns are decoded by Python libraries of the formats: Spark's own functions do not know records that name
-their writer's schema, and do not say why a record is bad.
+Arrow columns are decoded by Python libraries of the formats: Spark's own functions do not know records that
+name their writer's schema, and do not say why a record is bad.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _make_protobuf_part(form: Protobuf, name: str, files: bytes, message: str) -
 def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> RecordPart:
     """Return a part with its columns; if the registry declares them, its answer is recorded."""
     # Called at each start of the query. Without EVOLVE a job always reads with the schema of its first start,
-    # which is recorded as a fact in its directory and savepoints. With EVOLVE it reads with the newest schema, and
-    # records from which checkpoint on it has read with each.
+    # which is recorded as a fact in its directory and savepoints. With EVOLVE it reads with the newest
+    # schema, and records from which checkpoint on it has read with each.
     stated = make_declared_part(form, name)
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None

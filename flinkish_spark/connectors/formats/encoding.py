@@ -1,9 +1,9 @@
 """Encoding of a sink's keys and values, in any format, with a reason for each row that cannot be encoded.
 
 Columns are encoded in the Python task that stages them; Avro is encoded before that by Spark's own encoder.
-Protobuf is written by its own library, and JSON is validated by the library of JSON Schema. A schema is registered
-before the job starts, and looked up again at each start; so no task has to ask for the schema id that its records
-begin with.
+Protobuf is written by its own library, and JSON is validated by the library of JSON Schema. A schema is
+registered before the job starts, and looked up again at each start; so no task has to ask for the schema id
+that its records begin with.
 """
 
 from __future__ import annotations

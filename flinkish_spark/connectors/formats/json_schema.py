@@ -1,7 +1,7 @@
 """JSON Schema: mapping to Spark's types, validation of records, and schemas derived from rows.
 
-A record is validated here, and then read by the same JSON parser as any other. A schema may refer only to schemas
-that came with it; nothing is fetched.
+A record is validated here, and then read by the same JSON parser as any other. A schema may refer only to
+schemas that came with it; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -288,7 +288,8 @@ class JsonSchemaReader(Reader):
     references: tuple[tuple[str, str], ...]
     #: The fields that objects are read into, as Spark's JSON of a StructType.
     fields: str
-    #: The registry of the schemas whose ids records carry. None: records carry no id, and have the schema `text`.
+    #: The registry of the schemas whose ids records carry. None: records carry no id, and have the schema
+    #: `text`.
     registry: SchemaRegistry | None
     on_schema_change: OnSchemaChange
 

@@ -1,7 +1,7 @@
 """JSON of sources: the declared schema, and decoding of objects into columns.
 
-A record must be exactly one object of the declared fields, or it is bad, with a reason; `types/json_columns` has
-the rules.
+A record must be exactly one object of the declared fields, or it is bad, with a reason; `types/json_columns`
+has the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading of slices by fast libraries, with a proof for each record: writing it again gives the same bytes."""
+"""Reading of slices by fast libraries; a record is proven if writing it again gives the same bytes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class RoundTripReader:
         except (ValueError, TypeError, OverflowError, pa.ArrowException, NoProof):
             return None
         except BaseException as panic:
-            # Libraries in Rust panic at some bad records, for example at a length beyond all memory. Python cannot
-            # import the panic's class.
+            # Libraries in Rust panic at some bad records, for example at a length beyond all memory. Python
+            # cannot import the panic's class.
             if type(panic).__module__ != "pyo3_runtime":
                 raise
             return None

@@ -1,9 +1,9 @@
 """Protobuf: descriptors, mapping to Spark's types, reading and writing of messages, and the registry.
 
 Messages are read with the source's descriptor, as Protobuf intends; fields that a newer writer has added are
-skipped. Protobuf silently cuts a number that is too long for its type, and skips a field whose wire type differs,
-so with a registry the writer's descriptor is compared before its messages are read. A field may have the name of
-a Python method, so methods are called on the message's class.
+skipped. Protobuf silently cuts a number that is too long for its type, and skips a field whose wire type
+differs, so with a registry the writer's descriptor is compared before its messages are read. A field may have
+the name of a Python method, so methods are called on the message's class.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) 
 
 
 def path_bytes(path: Sequence[int]) -> bytes:
-    """Return the encoded index path of a message, which follows the schema id; one zero byte for the first."""
+    """Return the encoded index path of a message, which follows the schema id."""
     if tuple(path) == (0,):
         return b"\0"
     made = bytearray()
@@ -449,8 +449,8 @@ class ProtobufReader(Reader):
 
 def _replace_enums(message: Any) -> Any:
     """Return a message's descriptor with int32 in place of enums; the encoding is the same."""
-    # Protobuf treats an unknown number of a closed enum (proto2) as an unknown field: the value would be lost,
-    # also as an element of a list or with its key in a map. It refuses to write such a number.
+    # Protobuf treats an unknown number of a closed enum (proto2) as an unknown field: the value would be
+    # lost, also as an element of a list or with its key in a map. It refuses to write such a number.
     from google.protobuf import descriptor_pb2
 
     made, seen, left = descriptor_pb2.FileDescriptorSet(), set[str](), [message.file]

@@ -1,10 +1,10 @@
 """Reading of Protobuf messages a slice at a time, by `ptars`, with a proof for each message.
 
-`ptars` reads bytes into Arrow columns, and writes columns as bytes. A message is proven if writing it gives the
-same bytes. Messages that Protobuf's own libraries wrote are proven if the descriptor knows all of their fields. Not
-proven are messages with unknown fields, unpacked lists, repeated or reordered fields, and numbers that are longer
-than necessary: Protobuf's own reader reads these. Two cases that give the same bytes and may still be read
-wrongly are searched over columns: several members of a oneof, and a repeated key in a map.
+`ptars` reads bytes into Arrow columns, and writes columns as bytes. A message is proven if writing it gives
+the same bytes. Messages that Protobuf's own libraries wrote are proven if the descriptor knows all of their
+fields. Not proven are messages with unknown fields, unpacked lists, repeated or reordered fields, and numbers
+that are longer than necessary: Protobuf's own reader reads these. Two cases that give the same bytes and may
+still be read wrongly are searched over columns: several members of a oneof, and a repeated key in a map.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def is_map(one: Any) -> bool:
 
 def _add_plain(message: Any, file: Any, names: dict[str, str]) -> str:
     """Add a message type with the same encoding and only plain types; return its name."""
-    # `ptars` reads a message named Timestamp as nanoseconds, does not check that a StringValue is UTF-8, loses
-    # numbers of closed enums, and does not know editions.
+    # `ptars` reads a message named Timestamp as nanoseconds, does not check that a StringValue is UTF-8,
+    # loses numbers of closed enums, and does not know editions.
     if message.full_name in names:
         return names[message.full_name]
     name = names[message.full_name] = f"M{len(names)}"

@@ -1,7 +1,7 @@
 """Base classes of readers and writers of formats, which convert bytes of records to rows or text and back.
 
-A reader is pickled into the plan with its settings only. :meth:`Reader.make_converter` creates everything else (a
-parsed schema, the registry's client) once per process.
+A reader is pickled into the plan with its settings only. :meth:`Reader.make_converter` creates everything
+else (a parsed schema, the registry's client) once per process.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SliceResult:
     are_proven: pa.Array
 
 
-#: Reads a slice of binary values, some of which may be null. Returns None if its records must be read one by one;
-#: raises no error about a record.
+#: Reads a slice of binary values, some of which may be null. Returns None if its records must be read one by
+#: one; raises no error about a record.
 SliceConverter = Callable[[pa.Array], SliceResult | None]
 
 
@@ -78,7 +78,7 @@ class Writer(ABC):
 
     @abstractmethod
     def make_converter(self) -> Callable[[Any], bytes]:
-        """Return the function that writes a row, given as Arrow's dict; it raises CodecError with a reason."""
+        """Return the function that writes a row, given as Arrow's dict; it raises CodecError."""
 
 
 def write_values(writer: Writer, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -134,8 +134,8 @@ class SliceReader:
         if not len(others):
             return made
         left = values.take(pa.array(others))
-        # The other records may have another prefix, and many of them the same one, so they are read as a slice
-        # again. Only if at least a quarter was proven, so that a slice is not read many times.
+        # The other records may have another prefix, and many of them the same one, so they are read as a
+        # slice again. Only if at least a quarter was proven, so that a slice is not read many times.
         many = 4 * len(others) <= 3 * len(values) and len(others) > SMALLEST_PART
         exact = self.read(left) if many else self._read_by_record(left)
         places = np.arange(len(values))

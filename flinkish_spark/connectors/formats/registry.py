@@ -1,9 +1,9 @@
 """A client of schema registries: schemas by id and by subject, and the wire format of records.
 
-Failures mean different things: without an answer the client asks again, and then reports an outage, after which a
-job restarts; a refusal is an error that the user must correct; an id that stays unknown means that the record is
-bad. A proxy or a login page before the registry also answers, with 404 or even 200, so only answers in the form of
-the registry's interface count.
+Failures mean different things: without an answer the client asks again, and then reports an outage, after
+which a job restarts; a refusal is an error that the user must correct; an id that stays unknown means that
+the record is bad. A proxy or a login page before the registry also answers, with 404 or even 200, so only
+answers in the form of the registry's interface count.
 
 Confluent's own client sends the requests. Answers are data: nothing in them is executed or fetched.
 """
@@ -32,11 +32,11 @@ HEADER_BYTES = 5
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 #: How long the client asks again for an unknown id: a replica may lag behind.
 _UNKNOWN_MS = 2_000
-#: How long an unknown id is cached. If its schema is registered late, or restored, records are bad for at most this
-#: long; an id that stays unknown costs one request per minute.
+#: How long an unknown id is cached. If its schema is registered late, or restored, records are bad for at
+#: most this long; an id that stays unknown costs one request per minute.
 _FORGOTTEN_MS = 60_000
-#: Error codes of a registry's 404 for a missing subject, version and schema: the same in Confluent's, Karapace and
-#: Apicurio. Any other 404 comes from a proxy, or from a URL with a wrong path.
+#: Error codes of a registry's 404 for a missing subject, version and schema: the same in Confluent's,
+#: Karapace and Apicurio. Any other 404 comes from a proxy, or from a URL with a wrong path.
 _NO_SUCH = (40401, 40402, 40403)
 #: Statuses of an outage or of a redirect to a login page; all others are answers.
 _AWAY = frozenset({301, 302, 303, 307, 308, 404, 408, 425, 429, 500, 502, 503, 504})
@@ -68,7 +68,8 @@ class RegistrySchema:
 
     kind: str
     text: str
-    #: Names and texts of the schemas that it refers to, directly or not; each comes after those that it needs.
+    #: Names and texts of the schemas that it refers to, directly or not; each comes after those that it
+    #: needs.
     references: tuple[tuple[str, str], ...] = ()
     #: Its id, subject and version; 0 and empty if they are not known.
     schema_id: int = 0

@@ -26,7 +26,7 @@ class TableCheck:
         self._where = f"sink '{context.uid}'"
 
     def check_table(self, session: Session) -> tuple[ColumnInfo, ...]:
-        """Check the table and return its columns; :meth:`.Dialect.hold` keeps them from changing afterwards."""
+        """Check the table and return its columns; :meth:`.Dialect.hold` keeps them from changing."""
         settings, dialect = self._settings, self._settings.dialect
         columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
         if not columns:

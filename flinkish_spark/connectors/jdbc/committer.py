@@ -75,18 +75,19 @@ class _EarlierRecordCounts(Exception):
 class CheckpointWrite:
     """Writes the rows of one checkpoint, within its transaction."""
 
-    # The result is the same as if the records had been written one by one, ordered by micro-batch, task, and the
-    # task's own order. First the whole checkpoint is tried, all or nothing:
+    # The result is the same as if the records had been written one by one, ordered by micro-batch, task, and
+    # the task's own order. First the whole checkpoint is tried, all or nothing:
     #
     # - In an ordered table, where something such as a trigger sees each step: every record, in order.
-    # - In any other table: the last record of each key. If another row is in the way, for example under a second
-    #   unique constraint, all rows that will be written are deleted first, so that rows can swap values. If rows
-    #   have columns that the sink does not write, they must not be deleted: then every record, in order.
+    # - In any other table: the last record of each key. If another row is in the way, for example under a
+    #   second unique constraint, all rows that will be written are deleted first, so that rows can swap
+    #   values. If rows have columns that the sink does not write, they must not be deleted: then every
+    #   record, in order.
     #
-    # If the database refuses that, single records may be refused. Again the last record of each key is sent, and
-    # all records of keys that were refused. A refused record waits, with later records of its key, until the
-    # others were sent, since records of different tasks have no order. When a pass inserts nothing, the first
-    # waiting record of each key is rejected.
+    # If the database refuses that, single records may be refused. Again the last record of each key is sent,
+    # and all records of keys that were refused. A refused record waits, with later records of its key, until
+    # the others were sent, since records of different tasks have no order. When a pass inserts nothing, the
+    # first waiting record of each key is rejected.
 
     def __init__(
         self, session: Session, settings: JdbcSettings, context: SinkContext, columns: Sequence[ColumnInfo]
@@ -133,7 +134,7 @@ class CheckpointWrite:
         self._refused_keys: set[Params] = set()
 
     def _write_all(self, rows: BufferedRows, last: Mapping[Params, int]) -> bool:
-        """Write the whole checkpoint or nothing, with constraints checked at the end; return if it is written."""
+        """Write the whole checkpoint, with constraints checked at the end, or nothing; return if it is written."""
         error = self._try(self._lasts(rows, last))
         if error is not None and last and self._dialect.is_taken(error):
             error = self._try(self._yield_after_delete(rows, last) if self._writes_all else self._yield_all(rows))
@@ -234,7 +235,7 @@ class CheckpointWrite:
         return tuple(name for name in batch.schema.names if name != self._settings.deletes_by)
 
     def _parts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[list[Change]]:
-        """Yield the changes of all records, or of the last record of each key, in parts that fit into memory."""
+        """Yield the changes of all records, or of the last of each key, in parts that fit into memory."""
         position = 0
         for batch in rows.batches():
             for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
@@ -321,7 +322,8 @@ class JdbcCommitter(BufferedCommitter):
         """Write all rows with the checkpoint's id, unless that was done before."""
         dialect, settings = self._settings.dialect, self._settings
         with self._database.use(self._prepare) as session, session.transaction(dialect.begin):
-            # This order matters: after the claim no other process can change the row until this transaction ends.
+            # This order matters: after the claim no other process can change the row until this transaction
+            # ends.
             if self._claim(session, checkpoint) is None:
                 return CommitAnswer(Outcome.FENCED, "a newer owner has written to the control table")
             if not self._control.take_turn(session, checkpoint):
@@ -329,8 +331,8 @@ class JdbcCommitter(BufferedCommitter):
                 facts.pop(TIMELINE, None)
                 is_newest = newest == int(checkpoint)
                 return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts if is_newest else {})
-            # Checked in each commit, since a table may have been altered. This order matters: `hold` keeps it from
-            # being altered between the check and the end.
+            # Checked in each commit, since a table may have been altered. This order matters: `hold` keeps it
+            # from being altered between the check and the end.
             for table in settings.tables:
                 dialect.hold(session, table)
             columns = TableCheck(settings, self._context).check_table(session)

@@ -1,11 +1,11 @@
 """The control table: the newest committed checkpoint of each sink, and the owner epoch that wrote it.
 
-It has one row per job and sink, written in the transaction of the checkpoint's rows, so it names exactly what is
-visible. A transaction that changes the row locks it until its end, so of two processes one waits for the other, and
-the older owner is turned away.
+It has one row per job and sink, written in the transaction of the checkpoint's rows, so it names exactly what
+is visible. A transaction that changes the row locks it until its end, so of two processes one waits for the
+other, and the older owner is turned away.
 
-A note in the sink's folder records that the row was created: a row that is deleted later is missing evidence, and
-must not be created again as if nothing had been committed.
+A note in the sink's folder records that the row was created: a row that is deleted later is missing evidence,
+and must not be created again as if nothing had been committed.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class ControlTable:
 
     def claim(self, session: Session) -> Mark | None:
         """Fence older owners; return what is visible, or None if a newer owner has claimed the row."""
-        # This waits for a running transaction of an older owner. After that, only this owner or a newer one can
-        # make more rows visible.
+        # This waits for a running transaction of an older owner. After that, only this owner or a newer one
+        # can make more rows visible.
         self._update(session, {_EPOCH: int(self.epoch)}, (_EPOCH, "<=", int(self.epoch)))
         mark = self.mark(session)
         return None if mark.owner_epoch is None or mark.owner_epoch > self.epoch else mark

@@ -1,7 +1,7 @@
 """Dialects: the differences between databases, their drivers, and conversion of values to parameters.
 
-SQL consists of text of this package and of identifiers quoted by :meth:`Dialect.quote`; values are always passed
-as parameters. Drivers are extras, imported on first use.
+SQL consists of text of this package and of identifiers quoted by :meth:`Dialect.quote`; values are always
+passed as parameters. Drivers are extras, imported on first use.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class Session:
     def __init__(self, connection: Any) -> None:
         # In autocommit: statements begin and end transactions.
         self.connection, self._depth = connection, 0
-        #: If a statement is running; the number of answers so far, where each row sent to the server counts, too.
+        #: If a statement is running; the number of answers so far, where each row sent to the server counts,
+        #: too.
         self.is_asking, self.answers = False, 0
 
     @contextlib.contextmanager
@@ -372,7 +373,7 @@ class Dialect(ABC):
         return True
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return a function from a Python value to a parameter or UnfitValue; None if values need no conversion."""
+        """Return a function from a Python value to a parameter or UnfitValue; None if none is needed."""
         return json_encoder(arrow_type) if is_nested(arrow_type) else self.scalar_encoder(arrow_type)
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
@@ -394,7 +395,7 @@ class UnfitValue(str):
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return a column's values; an :class:`UnfitValue` for a value that Python cannot hold, like the year 10000."""
+    """Return a column's values; an UnfitValue for a value that Python cannot hold, like the year 10000."""
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         # UTC keeps the instant, and is unambiguous when clocks are set back.
         column = column.cast(pa.timestamp("us", tz="UTC"))

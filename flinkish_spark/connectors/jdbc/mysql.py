@@ -55,7 +55,8 @@ _TYPES: dict[type[T.DataType], str] = {
     T.MapType: "json",
     T.StructType: "json",
 }
-#: An index needs a length: 255 characters of four bytes are within the limit of all but the oldest row formats.
+#: An index needs a length: 255 characters of four bytes are within the limit of all but the oldest row
+#: formats.
 _KEY_TYPES: dict[type[T.DataType], str] = {T.StringType: "varchar(255)", T.BinaryType: "varbinary(255)"}
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 #: Longest texts in bytes; a VARCHAR has its length in its type.
@@ -71,13 +72,14 @@ _ALSO: dict[type[T.DataType], frozenset[str]] = {
 }
 #: Character sets that have every letter or refuse the missing ones; others store two letters as one.
 _LETTERS = frozenset({"", "utf8mb4", "utf8mb3", "utf8", "utf16", "utf32", "ucs2", "latin1", "ascii"})
-#: Errors about values: null, duplicate, out of range, truncated, wrong, too long, division, no default, foreign
-#: keys, checks, SIGNAL in a trigger, JSON, too large rows, rows without a partition.
+#: Errors about values: null, duplicate, out of range, truncated, wrong, too long, division, no default,
+#: foreign keys, checks, SIGNAL in a trigger, JSON, too large rows, rows without a partition.
 _REFUSED = frozenset(
     {1048, 1062, 1118, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1451, 1452, 1526, 1644, 1690, 3140}
     | {3819, 4025}
 )
-#: Errors that pass: connections, locks, deadlocks, shutdown, full disks, a replica that is not yet the primary.
+#: Errors that pass: connections, locks, deadlocks, shutdown, full disks, a replica that is not yet the
+#: primary.
 _PASSING = frozenset(
     {1021, 1037, 1040, 1041, 1053, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1290, 1317, 1836, 1927}
     | {2002, 2003, 2006, 2013, 2055, 4031}
@@ -138,7 +140,8 @@ class MySql(Dialect):
         except BaseException:
             connection.close()
             raise
-        # The driver's timeout would end a statement that the server is executing; `_Patience` asks the server first.
+        # The driver's timeout would end a statement that the server is executing; `_Patience` asks the server
+        # first.
         connection._read_timeout = None
         return connection
 

@@ -66,9 +66,9 @@ _NAMED_BY_TEXT = frozenset(
     | {"inet", "cidr", "macaddr", "macaddr8", "jsonb", "uuid"}
 )
 _MICROSECONDS = 6
-#: SQLSTATEs, or their classes, of errors about values: data, constraints, views with a check, RAISE in a trigger,
-#: values too long for an index. 21000 means that two keys of a statement are equal for the database but not for
-#: Python; one by one they are accepted.
+#: SQLSTATEs, or their classes, of errors about values: data, constraints, views with a check, RAISE in a
+#: trigger, values too long for an index. 21000 means that two keys of a statement are equal for the database
+#: but not for Python; one by one they are accepted.
 _REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
 #: Violations of a unique index, or of an exclusion constraint.
 _TAKEN = ("23505", "23P01")

@@ -149,7 +149,8 @@ class JdbcSink(BufferedSink):
         The password as text, or better a reference to it: ``"env:NAME"``, ``"file:/path"``,
         ``EnvironmentSecret("NAME")``, ``FileSecret("/path")``. It is never shown or stored.
     delete_when
-        A BOOLEAN column: a record in which it is true deletes the row with its key. The column is not written.
+        A BOOLEAN column: a record in which it is true deletes the row with its key. The column is not
+        written.
     row_kind
         Instead of `delete_when`, for changelogs: the STRING column with row kinds, ``"_row_kind"``. -D and -U
         delete the row with their key, +I and +U replace it; any other value is refused.
@@ -163,8 +164,8 @@ class JdbcSink(BufferedSink):
     control_table
         The table with the newest checkpoint; created if it is missing. One table serves all jobs.
     timeout_ms
-        How long the database may be silent before the connection is considered lost. Silent means that it sends
-        no answer and does not report that it executes a statement. Transactions have no time limit.
+        How long the database may be silent before the connection is considered lost. Silent means that it
+        sends no answer and does not report that it executes a statement. Transactions have no time limit.
 
     Examples
     --------
@@ -184,7 +185,8 @@ class JdbcSink(BufferedSink):
     control_table: str = CONTROL_TABLE
     timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS
     row_kind: str = ""
-    #: The table's columns by uid, found by the preflight: staging must go on while the database is unavailable.
+    #: The table's columns by uid, found by the preflight: staging must go on while the database is
+    #: unavailable.
     _columns: dict[str, tuple[ColumnInfo, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -61,7 +61,8 @@ def why_integer_unfit(data_type: T.DataType, column: SqlType, bits: int | None) 
     return why_decimal_unfit(T.DecimalType(_DIGITS[needed], 0), column)
 
 
-#: Types of fields that the sink can write; Spark cannot convert others to Python values, or no database has them.
+#: Types of fields that the sink can write; Spark cannot convert others to Python values, or no database has
+#: them.
 _SUPPORTED: tuple[type[T.DataType], ...] = (
     *(T.BooleanType, T.NumericType, T.StringType, T.BinaryType, T.DateType, T.TimestampType),
     *(T.TimestampNTZType, T.ArrayType, T.MapType, T.StructType),
