@@ -321,7 +321,7 @@ def test_each_record_is_of_the_schema_and_the_message_in_front_of_it(monkeypatch
 def test_a_second_kind_of_front_is_read_at_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "client_of", lambda _: Schemas())
     read = read_of(FILES, "b.M", SchemaRegistry("http://two"))
-    monkeypatch.setattr(reader.SliceReader, "_by_record", None)
+    monkeypatch.setattr(reader.SliceReader, "_read_by_record", None)
     values = [header(1 + at % 2) + b"\0\x18\x01" for at in range(300)]
     assert [one[READ]["a3"] for one in read.read(pa.array(values, pa.binary())).to_pylist()] == [1] * 300
 
