@@ -27,11 +27,11 @@ from flinkish_spark.types.expressions import (
     DATE_LETTERS,
     Call,
     Choice,
+    ColumnReference,
     Constant,
     Expression,
     FieldOf,
     FormattedDay,
-    ColumnReference,
     Remainder,
 )
 

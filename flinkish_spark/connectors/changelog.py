@@ -149,14 +149,17 @@ class _Debezium(_Envelope):
         "schema": _read_member("schema"),
         "ingestion-timestamp": _MetadataField("ts_ms", lambda read: F.timestamp_millis(read("ts_ms"))),
         "source.timestamp": _MetadataField(
-            "source", lambda read: F.timestamp_millis(_read_source_member("ts_ms").column(read).try_cast("long"))
+            "source",
+            lambda read: F.timestamp_millis(_read_source_member("ts_ms").column(read).try_cast("long")),
         ),
         "source.database": _read_source_member("db"),
         "source.schema": _read_source_member("schema"),
         "source.table": _read_source_member("table"),
         "source.properties": _read_member("source"),
         "transaction.id": _MetadataField("transaction", lambda read: read("transaction")["id"]),
-        "transaction.total-order": _MetadataField("transaction", lambda read: read("transaction")["total_order"]),
+        "transaction.total-order": _MetadataField(
+            "transaction", lambda read: read("transaction")["total_order"]
+        ),
         "transaction.data-collection-order": _MetadataField(
             "transaction", lambda read: read("transaction")["data_collection_order"]
         ),
@@ -208,7 +211,11 @@ class _DebeziumDocument(_Debezium):
     hint = "op is c, r, u or d; c, r and u have after; in ChangelogMode.ALL u and d have before: pre-images"
     members: Mapping[str, str] = {**_Debezium.members, "before": "STRING", "after": "STRING"}
     metadata: Mapping[str, _MetadataField] = {
-        **{one: field for one, field in _Debezium.metadata.items() if one not in ("source.schema", "source.table")},
+        **{
+            one: field
+            for one, field in _Debezium.metadata.items()
+            if one not in ("source.schema", "source.table")
+        },
         "source.collection": _read_source_member("collection"),
     }
 
@@ -519,8 +526,8 @@ class JsonChangelog(Changelog):
                 raise ConfigError(
                     f"the column '{column.name}' of DebeziumJson is {kind.simpleString()}, "
                     "and decimals does not say how its values are written",
-                    why="some connectors write whole numbers as plain numbers, such as MySQL's BIGINT UNSIGNED; "
-                    "the text 1234 is such a number, and also the base64 of another one",
+                    why="some connectors write whole numbers as plain numbers, such as MySQL's BIGINT "
+                    "UNSIGNED; the text 1234 is such a number, and also the base64 of another one",
                     what_to_do=f'decimals={{"{column.name}": DecimalHandling.PRECISE}} if they are base64, '
                     "DecimalHandling.DOUBLE if they are numbers; or declare LONG",
                 )

@@ -229,7 +229,9 @@ def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> C
         if not answers[-1].outcome.is_done:
             return answers[-1]
     is_new = any(answer.outcome is Outcome.COMMITTED for answer in answers)
-    return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=_merge_facts(answers))
+    return CommitAnswer(
+        Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=_merge_facts(answers)
+    )
 
 
 def _merge_facts(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
@@ -274,7 +276,8 @@ class SinkWithDeadLetters(Sink):
 
     Examples
     --------
-    >>> totals.sink_to(SinkWithDeadLetters(ledger, DeltaSink("/lake/refused")), uid="ledger")  # doctest: +SKIP
+    >>> sink = SinkWithDeadLetters(ledger, DeltaSink("/lake/refused"))  # doctest: +SKIP
+    >>> totals.sink_to(sink, uid="ledger")  # doctest: +SKIP
     """
 
     sink: TwoPhaseCommitSink

@@ -28,7 +28,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.checkpoint.control import read_held
-from flinkish_spark.connectors.rates import TokenBucket, RateLimit, divide_allowance
+from flinkish_spark.connectors.rates import RateLimit, TokenBucket, divide_allowance
 from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.errors import (
     USER_FUNCTION_MARKER,
@@ -793,7 +793,9 @@ class _Rows:
             columns = self._writer.write(held)
         except OutputError as error:
             raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
-        return self._add_control_columns(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
+        return self._add_control_columns(
+            pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)])
+        )
 
     def _add_control_columns(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Return a batch cast to the schema's types, followed by the control columns."""

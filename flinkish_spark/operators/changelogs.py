@@ -29,7 +29,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.hints import StateType
-from flinkish_spark.types.to_python import copy_result, copy_if_mutable
+from flinkish_spark.types.to_python import copy_if_mutable, copy_result
 
 _KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
 

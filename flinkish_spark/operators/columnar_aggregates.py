@@ -31,7 +31,7 @@ from flinkish_spark.state.tables import owner_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import name_text, type_text
-from flinkish_spark.types.hints import StateType, to_ddl, maker_of
+from flinkish_spark.types.hints import StateType, maker_of, to_ddl
 from flinkish_spark.types.row_form import RowForm
 from flinkish_spark.types.rows import ElementType, RowWriter
 from flinkish_spark.types.to_arrow import strict_array

@@ -16,7 +16,7 @@ from flinkish_spark.state.descriptors import (
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.tables import may_change, owner_of
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import Copier, as_it_is, copy_result, copy_if_mutable
+from flinkish_spark.types.to_python import Copier, as_it_is, copy_if_mutable, copy_result
 from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
 from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowComputation

@@ -522,7 +522,9 @@ def branch_rows(
     # else Spark has the fields of all branches beside each other.
     beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _stem_names(stream), strict=True)
-    frame = stream.frame.select(*beside.names, *[F.col(quote_name(field)).alias(name) for field, name in stem])
+    frame = stream.frame.select(
+        *beside.names, *[F.col(quote_name(field)).alias(name) for field, name in stem]
+    )
     dealt, keys = list[DealtRows](), list[list[tuple[KeyPart, ...]]]()
     for number, branch in enumerate(branches):
         fields, names, place = stream.schema, _stem_names(stream), C.SEQUENCE

@@ -44,15 +44,15 @@ from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
     NoSuchType,
     StateType,
-    to_ddl,
-    to_data_type,
     fields_of,
     first_required,
+    hint_name,
     is_record,
     maker_of,
-    hint_name,
-    type_of,
     strip_none,
+    to_data_type,
+    to_ddl,
+    type_of,
 )
 from flinkish_spark.types.schemas import PREFIX, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WithWindow

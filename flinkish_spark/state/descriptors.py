@@ -20,7 +20,7 @@ from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import checked_whole
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.hints import Made, NoSuchType, StateType, to_ddl, maker_of, refuse_as_key
+from flinkish_spark.types.hints import Made, NoSuchType, StateType, maker_of, refuse_as_key, to_ddl
 
 #: A time of today and this much more is far from what 64 bits cannot hold.
 _MOST_MS = 1 << 53

@@ -16,7 +16,7 @@ from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, 
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import as_it_is, copy_result, copy_if_mutable, to_values
+from flinkish_spark.types.to_python import as_it_is, copy_if_mutable, copy_result, to_values
 
 if TYPE_CHECKING:
     from flinkish_spark.state.descriptors import Aggregate, Reducer

@@ -23,7 +23,7 @@ from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.hints import hints_of, is_record, strip_none
 from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import copy_result, copy_if_mutable, to_values
+from flinkish_spark.types.to_python import copy_if_mutable, copy_result, to_values
 
 #: What is stored of an entry's time: when it was touched last, 0 where entries do not expire; and when each
 #: of its elements was, in their order, None where that is the same for all.

@@ -157,8 +157,8 @@ class _Parser:
             self.take(")")
         if not 1 <= precision <= 38 or scale > precision:
             raise DdlError(
-                f"DECIMAL({precision}, {scale}) must have 1 to 38 digits, and no more of them after the point, "
-                f"in the type {self._text!r}"
+                f"DECIMAL({precision}, {scale}) must have 1 to 38 digits, and no more of them after the "
+                f"point, in the type {self._text!r}"
             )
         return T.DecimalType(precision, scale)
 

@@ -234,7 +234,7 @@ def _lines(values: pa.Array) -> pa.Buffer | None:
 
 
 def _is_plain(lines: np.ndarray[Any, Any], count: int) -> bool:
-    """Return if no record has a line break, a ``\\u`` escape, or a value after its object.
+    """Return if no record has a line break, an escape by number, or a value after its object.
 
     Arrow crashes the process at a value after an object, such as `{}[]`.
     """

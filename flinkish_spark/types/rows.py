@@ -18,7 +18,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
-from flinkish_spark.types.to_python import Copier, as_it_is, is_flat, copy_if_mutable, to_values
+from flinkish_spark.types.to_python import Copier, as_it_is, copy_if_mutable, is_flat, to_values
 
 #: Advice for the most common errors: a row was returned instead of yielded, or a value instead of a row.
 _ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"

@@ -8,7 +8,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.types.hints import NoSuchType, to_data_type, same_names
+from flinkish_spark.types.hints import NoSuchType, same_names, to_data_type
 
 
 def output_schema(output: OutputType, uid: str) -> T.StructType:

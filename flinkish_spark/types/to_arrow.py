@@ -153,7 +153,9 @@ def has_required(kind: T.DataType) -> bool:
     )
 
 
-def _missing(kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool) -> MissingValue | None:
+def _missing(
+    kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool
+) -> MissingValue | None:
     """Return the first forbidden null; `rows` are the values' rows in the whole column."""
     there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     if not may_be_null and len(there) < len(column):
@@ -252,9 +254,13 @@ def check_of(kind: pa.DataType) -> Check | None:
     if kinds.is_list(kind) or kinds.is_large_list(kind):
         return functools.partial(_check_lists, _find_inner_check(kind.value_type))
     if kinds.is_map(kind):
-        return functools.partial(_check_maps, _find_inner_check(kind.key_type), _find_inner_check(kind.item_type))
+        return functools.partial(
+            _check_maps, _find_inner_check(kind.key_type), _find_inner_check(kind.item_type)
+        )
     if kinds.is_struct(kind):
-        own = tuple((at, check) for at, one in enumerate(kind) if (check := _find_inner_check(one.type)) is not None)
+        own = tuple(
+            (at, check) for at, one in enumerate(kind) if (check := _find_inner_check(one.type)) is not None
+        )
         return functools.partial(_check_structs, kind.num_fields, own) if own else None
     if kinds.is_integer(kind):
         return _float_for_integer
@@ -270,7 +276,9 @@ def check_of(kind: pa.DataType) -> Check | None:
     if kinds.is_duration(kind):
         return _chain(_no_time(datetime.timedelta), functools.partial(_too_fine, "nanoseconds"))
     if kinds.is_time(kind):
-        return _chain(_no_time(datetime.time), functools.partial(_check_zone, "a TIME has none: take it away"))
+        return _chain(
+            _no_time(datetime.time), functools.partial(_check_zone, "a TIME has none: take it away")
+        )
     # For other types Arrow itself refuses values that it would change.
     return None
 
@@ -301,7 +309,9 @@ def _check_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) 
     return None
 
 
-def _check_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Sequence[Any]) -> ValueChange | None:
+def _check_structs(
+    width: int, checks: tuple[tuple[int, Check], ...], values: Sequence[Any]
+) -> ValueChange | None:
     # Arrow refuses rows of another width.
     rows = [row for row in values if isinstance(row, tuple) and len(row) == width]
     for at, check in checks:
@@ -350,7 +360,9 @@ def _no_time(kind: type) -> Check:
         wrong = _first(values, (numbers.Number, _NAT))
         if wrong is None:
             return _first_strange(values, (kind,))
-        return ValueChange(wrong, f"it is {'no time: give None' if wrong is pd.NaT else 'a number, and no time'}")
+        return ValueChange(
+            wrong, f"it is {'no time: give None' if wrong is pd.NaT else 'a number, and no time'}"
+        )
 
     return check
 
@@ -388,7 +400,9 @@ def _first_strange(values: Sequence[Any], classes: tuple[type, ...]) -> ValueCha
         # numpy's timedelta64 is a subclass of its signed integers.
         if not issubclass(kind, known) or issubclass(kind, np.timedelta64):
             wrong = next(value for value in values if type(value) is kind)
-            return ValueChange(wrong, f"a {kind.__module__}.{kind.__qualname__} is not known to be stored unchanged")
+            return ValueChange(
+                wrong, f"a {kind.__module__}.{kind.__qualname__} is not known to be stored unchanged"
+            )
     return None
 
 

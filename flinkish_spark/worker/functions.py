@@ -37,7 +37,7 @@ from flinkish_spark.transport.columns import CHANNEL, KIND, SEQUENCE, TIME, Kind
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
 from flinkish_spark.types.schemas import PREFIX
-from flinkish_spark.types.to_python import copy_if_mutable, copier_of
+from flinkish_spark.types.to_python import copier_of, copy_if_mutable
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.keyed_operator import OperatorFailed
 from flinkish_spark.worker.time import are_records

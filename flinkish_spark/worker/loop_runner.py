@@ -40,7 +40,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
-from flinkish_spark.types.to_python import Copier, copy_if_mutable, copier_of, to_values
+from flinkish_spark.types.to_python import Copier, copier_of, copy_if_mutable, to_values
 from flinkish_spark.windows.functions import WithKeyAndWindow, WithWindow
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow
 from flinkish_spark.worker.runners import (
@@ -101,7 +101,9 @@ class WindowCalls:
         self._timers.watermark_ms, self._timers.processing_time_ms = watermark_ms, processing_time_ms
         self._sides = sides
 
-    def fire(self, folding: Folding, window: OpenWindow, key: Any, take: Copier, blame: Blame) -> Iterable[Any]:
+    def fire(
+        self, folding: Folding, window: OpenWindow, key: Any, take: Copier, blame: Blame
+    ) -> Iterable[Any]:
         """Return what the function makes of a window, which is cleared then; nothing of an empty one."""
         self._blame = blame
         self._firing.window = TimeWindow(window.start_ms, window.end_ms)

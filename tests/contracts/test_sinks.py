@@ -38,10 +38,10 @@ from flinkish_spark import (
     ParticipantStatistics,
     PrintSink,
     RestoreSettings,
+    SinkWithDeadLetters,
     StreamExecutionEnvironment,
     TaskState,
     TwoPhaseCommitSink,
-    SinkWithDeadLetters,
 )
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection

@@ -37,9 +37,10 @@ from flinkish_spark import (
     MapStateDescriptor,
     Outcome,
     OutputTag,
-    RefusedRecordError,
     ReducingStateDescriptor,
+    RefusedRecordError,
     RestoreSettings,
+    SinkWithDeadLetters,
     StateTtl,
     StreamExecutionEnvironment,
     TimeDomain,
@@ -47,7 +48,6 @@ from flinkish_spark import (
     ValueStateDescriptor,
     VectorizedProcessFunction,
     WatermarkStrategy,
-    SinkWithDeadLetters,
 )
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.operators.vectorized import sum_by_key

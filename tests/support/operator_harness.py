@@ -515,7 +515,9 @@ class BroadcastHarness(OperatorHarness):
                 if group % len(self._copies) == partition:
                     own = by_group.get(group, [])
                     keys = [self._key(value) for value, _ in own]
-                    given = Elements(keys, [copy_if_mutable(value) for value, _ in own], [time for _, time in own])
+                    given = Elements(
+                        keys, [copy_if_mutable(value) for value, _ in own], [time for _, time in own]
+                    )
                     self._step(group, [given], progress)
 
     def _wake_all(self, progress: Progress) -> None:

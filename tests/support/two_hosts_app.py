@@ -27,10 +27,10 @@ from flinkish_spark import (
     NoRestart,
     Outcome,
     RefusedRecordError,
+    SinkWithDeadLetters,
     StreamExecutionEnvironment,
     TwoPhaseCommitSink,
     ValueStateDescriptor,
-    SinkWithDeadLetters,
 )
 from flinkish_spark.bridge.session import configure_spark_with_jars
 from flinkish_spark.core.store import ObjectMissing

@@ -57,7 +57,10 @@ def key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
         yield f"the key {key} IS NOT NULL", F.col(quote_name(key)).isNotNull()
     if mode.row_kind is not None:
         kinds = [kind.value for kind in RowKind]
-        yield f"the row kind {mode.row_kind} IN {', '.join(kinds)}", F.col(quote_name(mode.row_kind)).isin(*kinds)
+        yield (
+            f"the row kind {mode.row_kind} IN {', '.join(kinds)}",
+            F.col(quote_name(mode.row_kind)).isin(*kinds),
+        )
 
 
 def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:

@@ -41,7 +41,7 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
 from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
-from flinkish_spark.connectors.partition_values import partition_conditions, check_conditions
+from flinkish_spark.connectors.partition_values import check_conditions, partition_conditions
 from flinkish_spark.connectors.row_count import collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult

@@ -397,7 +397,9 @@ def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     # Arrow counts a decimal's digits before it adds those of the scale.
     whole.validate(full=True)
     for column, field in zip(columns, schema, strict=True):
-        _refuse(column, field, find_beyond_years(column), "a time of a field is in a year from 1 to 9999, by UTC")
+        _refuse(
+            column, field, find_beyond_years(column), "a time of a field is in a year from 1 to 9999, by UTC"
+        )
         if pa.types.is_time64(column.type):
             nanos = column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO
             # They would be cut off later.

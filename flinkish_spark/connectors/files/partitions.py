@@ -132,7 +132,9 @@ class MetastorePartition(PartitionPolicy):
                 "there is no Spark session to add a partition with",
                 what_to_do="report it, with this message and the trace",
             )
-        spec = ", ".join(f"{quote_name(name)} = {_literal(value)}" for name, value in partition.values.items())
+        spec = ", ".join(
+            f"{quote_name(name)} = {_literal(value)}" for name, value in partition.values.items()
+        )
         spark.sql(
             f"ALTER TABLE {self.quoted} ADD IF NOT EXISTS PARTITION ({spec}) "
             f"LOCATION {_literal('file://' + str(partition.path))}"

@@ -30,7 +30,11 @@ from flinkish_spark.connectors.files.output_formats import (
     lowered,
 )
 from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
-from flinkish_spark.connectors.partition_values import folder_conditions, check_partition_values, check_conditions
+from flinkish_spark.connectors.partition_values import (
+    check_conditions,
+    check_partition_values,
+    folder_conditions,
+)
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult

@@ -25,21 +25,21 @@ from flinkish_spark.connectors.formats.avro_columns import record_columns
 from flinkish_spark.connectors.formats.avro_schemas import (
     PLAIN,
     TIMES,
+    find_named_types,
     kind_of,
-    score_match,
     limits_of,
     logical_of,
     map_parts,
     name_of,
-    find_named_types,
     resolve_name,
+    score_match,
 )
 from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.reader import (
-    SliceConverter,
-    SchemaDifference,
-    Reader,
     CodecError,
+    Reader,
+    SchemaDifference,
+    SliceConverter,
     WriterSchemas,
     check_difference,
     to_mismatch_error,
@@ -130,7 +130,9 @@ def _inline_types(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
     return map_parts(schema, lambda one: _inline_types(one, named, seen))
 
 
-def to_spark_type(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
+def to_spark_type(
+    schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()
+) -> T.DataType:
     schema = resolve_name(schema, named)
     if isinstance(schema, list):
         made = [to_spark_type(one, named, path, within) for one in _branches(schema) if one != "null"]

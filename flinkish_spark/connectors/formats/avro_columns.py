@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.connectors.formats.avro_schemas import (
+    find_named_types,
     kind_of,
-    score_match,
     limits_of,
     logical_of,
     name_of,
-    find_named_types,
     resolve_name,
+    score_match,
 )
 from flinkish_spark.connectors.formats.proofs import (
     Convert,

@@ -192,7 +192,9 @@ def _find_value_misfits(column: Column, kind: T.DataType, avro: Any, path: str) 
             alike = [each for each in kind.fields if each.name.lower() == name.lower()]
             own = next((each for each in alike if each.name == name), alike[0] if alike else None)
             if own is not None:
-                inner = _find_misfits(column.getField(own.name), own.dataType, one["type"], f"{path}.{own.name}")
+                inner = _find_misfits(
+                    column.getField(own.name), own.dataType, one["type"], f"{path}.{own.name}"
+                )
                 yield from (F.when(column.isNotNull(), why) for why in inner)
     elif shape == "array" and isinstance(kind, T.ArrayType):
         yield from _find_element_misfits(column, kind.elementType, avro["items"], f"{path}[]")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.reader import Reader, CodecError
+from flinkish_spark.connectors.formats.reader import CodecError, Reader
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.types.exact_text import exact_text
 from flinkish_spark.types.json_columns import replace_months

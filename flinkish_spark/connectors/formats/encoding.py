@@ -32,7 +32,13 @@ from flinkish_spark.connectors.formats.json_schema import (
 )
 from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.connectors.formats.reader import Writer, write_values
-from flinkish_spark.connectors.formats.registry import RegistrySchema, client_of, header, record_name, subject_of
+from flinkish_spark.connectors.formats.registry import (
+    RegistrySchema,
+    client_of,
+    header,
+    record_name,
+    subject_of,
+)
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     Avro,

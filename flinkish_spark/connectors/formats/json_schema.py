@@ -18,9 +18,9 @@ from urllib.parse import urljoin
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.reader import (
-    SchemaDifference,
-    Reader,
     CodecError,
+    Reader,
+    SchemaDifference,
     Writer,
     WriterSchemas,
     check_difference,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.reader import SliceConverter, SliceResult, CodecError
+from flinkish_spark.connectors.formats.reader import CodecError, SliceConverter, SliceResult
 from flinkish_spark.types.arrow_columns import find_gaps
 
 
@@ -68,7 +68,11 @@ def _read_after_prefix(front_of: FindPrefix, values: pa.Array) -> SliceResult | 
     found = at_once(
         pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), first[0][len(front) :])
     )
-    return None if found is None else SliceResult(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+    return (
+        None
+        if found is None
+        else SliceResult(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+    )
 
 
 #: Converts a column that a library made to a type.

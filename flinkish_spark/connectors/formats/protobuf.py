@@ -27,10 +27,10 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
-    SliceConverter,
-    SchemaDifference,
-    Reader,
     CodecError,
+    Reader,
+    SchemaDifference,
+    SliceConverter,
     Writer,
     check_difference,
     fetch_schema,

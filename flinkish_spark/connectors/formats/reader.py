@@ -218,7 +218,9 @@ def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: On
     )
 
 
-def to_mismatch_error(writer: RegistrySchema, what: str, policy: OnSchemaChange) -> SchemaError | SchemaChangedError:
+def to_mismatch_error(
+    writer: RegistrySchema, what: str, policy: OnSchemaChange
+) -> SchemaError | SchemaChangedError:
     """Return the error about values that have no place in the reader's schema."""
     if policy is OnSchemaChange.EVOLVE:
         return SchemaChangedError(

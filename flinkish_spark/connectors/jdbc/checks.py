@@ -107,8 +107,8 @@ class TableCheck:
 
     def _inexact(self, why: str) -> SchemaError:
         return SchemaError(
-            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} takes "
-            "some different keys for equal",
+            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} "
+            "takes some different keys for equal",
             why=why,
             what_to_do=_EXACT_KEYS,
             uid=self._context.uid,

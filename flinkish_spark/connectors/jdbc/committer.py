@@ -113,7 +113,9 @@ class CheckpointWrite:
             for change, reason in stuck:
                 if firsts[change.key] is change:
                     self._refuse(change, reason)
-            stuck = self._send_repeatedly([[change for change, _ in stuck if firsts[change.key] is not change]])
+            stuck = self._send_repeatedly(
+                [[change for change, _ in stuck if firsts[change.key] is not change]]
+            )
 
     def facts(self, rows: BufferedRows) -> dict[str, Any]:
         found: dict[str, Any] = {"rows": self._written}
@@ -134,10 +136,12 @@ class CheckpointWrite:
         self._refused_keys: set[Params] = set()
 
     def _write_all(self, rows: BufferedRows, last: Mapping[Params, int]) -> bool:
-        """Write the whole checkpoint, with constraints checked at the end, or nothing; return if it is written."""
+        """Write the whole checkpoint or nothing, checking constraints at the end; return if it is written."""
         error = self._try(self._lasts(rows, last))
         if error is not None and last and self._dialect.is_taken(error):
-            error = self._try(self._yield_after_delete(rows, last) if self._writes_all else self._yield_all(rows))
+            error = self._try(
+                self._yield_after_delete(rows, last) if self._writes_all else self._yield_all(rows)
+            )
         return error is None
 
     def _try(self, parts: Iterator[Sequence[Change]]) -> Exception | None:
@@ -149,12 +153,17 @@ class CheckpointWrite:
                     self._hand_over(changes)
             return None
         except Exception as error:
-            if not isinstance(error, _EarlierRecordCounts) and self._dialect.trouble(error) is not Trouble.REFUSED:
+            if (
+                not isinstance(error, _EarlierRecordCounts)
+                and self._dialect.trouble(error) is not Trouble.REFUSED
+            ):
                 raise
             self._begin_again()
             return error
 
-    def _yield_after_delete(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
+    def _yield_after_delete(
+        self, rows: BufferedRows, last: Mapping[Params, int]
+    ) -> Iterator[Sequence[Change]]:
         for changes in self._parts(rows, last):
             if changes:
                 self._delete(changes)
@@ -301,8 +310,8 @@ class CheckpointWrite:
             raise BadRecordError(
                 f"the table {self._target.table} refuses a record of sink '{self._uid}': {shown}",
                 why=reason,
-                what_to_do="nothing of its checkpoint is visible, and the checkpoint stays decided: change the "
-                "table so that it accepts the record, or set on_refused, and start the job again",
+                what_to_do="nothing of its checkpoint is visible, and the checkpoint stays decided: change "
+                "the table so that it accepts the record, or set on_refused, and start the job again",
                 sink=self._uid,
             )
         self._refusals[change.position] = reason, record_json(change.batch, change.index)

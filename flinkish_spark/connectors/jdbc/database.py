@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flinkish_spark.connectors.buffer import BufferedFileError
-from flinkish_spark.connectors.jdbc.dialect import Session, LostTransaction, Trouble
+from flinkish_spark.connectors.jdbc.dialect import LostTransaction, Session, Trouble
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.core.forks import Connected, never_finalized

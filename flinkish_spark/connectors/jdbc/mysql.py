@@ -299,7 +299,7 @@ class MySql(Dialect):
         found = self._ask_about(session, table, select)
         others = [str(engine) for (engine,) in found if engine != _ENGINE]
         if others:
-            return f"its engine {others[0]} has no transactions, or keeps its rows elsewhere; only {_ENGINE} works"
+            return f"its engine {others[0]} has no transactions, or keeps its rows elsewhere: use {_ENGINE}"
         ((flush,),) = session.rows("SELECT @@innodb_flush_log_at_trx_commit")
         return "" if int(flush) else "innodb_flush_log_at_trx_commit is 0: a server that ends forgets commits"
 

@@ -13,7 +13,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.encoding import PartEncoder, check_encodable, find_named_columns, prefix_of
+from flinkish_spark.connectors.formats.encoding import (
+    PartEncoder,
+    check_encodable,
+    find_named_columns,
+    prefix_of,
+)
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
@@ -23,7 +28,7 @@ from flinkish_spark.transport.sink_rows import CONTROL
 from flinkish_spark.types.arrow_types import arrow_schema, arrow_type, as_schema
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import JsonWriter
-from flinkish_spark.types.json_columns import has_intervals, replace_months, replace_intervals
+from flinkish_spark.types.json_columns import has_intervals, replace_intervals, replace_months
 
 #: The columns that every writer gets, before those that not every sink has.
 KEY, VALUE, TOPIC = "key", "value", "topic"
@@ -122,7 +127,9 @@ class RecordEncoder:
         others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
         read = (name for name in (*self.key.names, *self.value.names, *others) if name)
         names = self.fields.names if self.may_misfit else dict.fromkeys(read)
-        given = {name: replace_intervals(F.col(quote_name(name)), self.fields[name].dataType) for name in names}
+        given = {
+            name: replace_intervals(F.col(quote_name(name)), self.fields[name].dataType) for name in names
+        }
         return given | self.key.spark_columns() | self.value.spark_columns()
 
     @property

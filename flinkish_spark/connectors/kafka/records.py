@@ -18,10 +18,10 @@ from flinkish_spark.connectors.formats import plain_json
 from flinkish_spark.connectors.formats.decoding import (
     REASON,
     RecordPart,
+    drop_bad_records,
+    make_declared_part,
     part_of,
     read_part,
-    make_declared_part,
-    drop_bad_records,
 )
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.contracts.source import JobPlace
@@ -47,7 +47,7 @@ from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 from flinkish_spark.types.ddl import quote_name
-from flinkish_spark.types.json_columns import replace_months, restore_intervals, restore_frame_intervals
+from flinkish_spark.types.json_columns import replace_months, restore_frame_intervals, restore_intervals
 from flinkish_spark.types.schemas import check_field_names
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -130,7 +130,9 @@ class Decoding:
         self._check_fields(key, value, changelog)
         return Deserializer(self, key, value, changelog)
 
-    def _value(self, part: Callable[[Format], RecordPart | None]) -> tuple[RecordPart | None, Changelog | None]:
+    def _value(
+        self, part: Callable[[Format], RecordPart | None]
+    ) -> tuple[RecordPart | None, Changelog | None]:
         """Return how values are read, and what becomes of them; None for what is not known yet."""
         if isinstance(self.value, DebeziumAvro):
             envelope = part(self.value.envelope)
@@ -151,7 +153,9 @@ class Decoding:
     def _of_value(self) -> tuple[str, ...]:
         return tuple(one.removeprefix(OF_VALUE) for one in self.metadata if is_of_value(one))
 
-    def _check_fields(self, key: RecordPart | None, value: RecordPart | None, changelog: Changelog | None) -> None:
+    def _check_fields(
+        self, key: RecordPart | None, value: RecordPart | None, changelog: Changelog | None
+    ) -> None:
         """Refuse fields that would be one column; None stands for a part that is not known yet."""
         values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
         keys = self.fields_of(key)

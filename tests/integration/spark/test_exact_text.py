@@ -96,7 +96,9 @@ def values(spark: Any) -> DataFrame:
 
 
 def columns_of(frame: DataFrame) -> list[pa.Array]:
-    own = [replace_intervals(F.col(quote_name(one.name)), one.dataType).alias(one.name) for one in frame.schema]
+    own = [
+        replace_intervals(F.col(quote_name(one.name)), one.dataType).alias(one.name) for one in frame.schema
+    ]
     return [column.combine_chunks() for column in frame.select(own).toArrow().columns]
 
 

@@ -17,7 +17,7 @@ from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.expressions import FormattedDay, ColumnReference
+from flinkish_spark.types.expressions import ColumnReference, FormattedDay
 
 FIELDS: Any = parse_ddl(
     "n INT, b STRUCT<a: LONG, s: STRING, deep: STRUCT<d: DATE>>, f DOUBLE, flag BOOLEAN, at TIMESTAMP, "

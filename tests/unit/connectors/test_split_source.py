@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.checkpoint.failures import Outage, QueryFailed, RepeatableUserError, classify
 from flinkish_spark.connectors.collection import CollectionSource
-from flinkish_spark.connectors.rates import TokenBucket, RateLimit, divide_allowance
+from flinkish_spark.connectors.rates import RateLimit, TokenBucket, divide_allowance
 from flinkish_spark.connectors.splits import (
     SourceUnavailable,
     SplitPosition,

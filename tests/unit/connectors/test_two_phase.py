@@ -22,9 +22,9 @@ from flinkish_spark.connectors.two_phase import (
     StageTransaction,
     TransactionName,
     check_serialisable,
-    to_utc,
     record_as_json,
     records_of,
+    to_utc,
 )
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import (

@@ -38,7 +38,7 @@ from flinkish_spark.functions.watermark_strategy import WatermarkGenerator
 from flinkish_spark.joins import CoGroupFunction, LookupCache, LookupTable, ProcessJoinFunction
 from flinkish_spark.operators.aggregates import AggregateOperator
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.types.to_python import copy_result, copy_if_mutable
+from flinkish_spark.types.to_python import copy_if_mutable, copy_result
 from flinkish_spark.windows import (
     CountEvictor,
     CountTrigger,

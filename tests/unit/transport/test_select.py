@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.select import SelectColumns
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.expressions import Call, Constant, FieldOf, ColumnReference
+from flinkish_spark.types.expressions import Call, ColumnReference, Constant, FieldOf
 
 BID = pa.struct([("a", pa.int64()), ("p", pa.string())])
 CONTROL: T.StructType = parse_ddl("_fs_kind INT, _fs_checkpoint LONG, _fs_channel LONG, _fs_seq LONG")

@@ -273,7 +273,9 @@ REQUIRED = json.dumps(
     ],
 )
 def test_null_is_written_where_the_schema_requires_a_value_that_may_be_null(text: str, written: str) -> None:
-    assert json_schema.JsonSchemaWriter(REQUIRED, b"p").make_converter()(text.encode()) == f"p{written}".encode()
+    assert (
+        json_schema.JsonSchemaWriter(REQUIRED, b"p").make_converter()(text.encode()) == f"p{written}".encode()
+    )
 
 
 def test_a_value_that_is_required_and_must_not_be_null_makes_a_row_bad() -> None:

@@ -17,8 +17,8 @@ import pytest
 from flinkish_spark.connectors.formats import registry as module
 from flinkish_spark.connectors.formats.registry import (
     NoSuchSchema,
-    RegistrySchema,
     RegistryClient,
+    RegistrySchema,
     RegistryUnavailableError,
     record_name,
     subject_of,

@@ -348,11 +348,17 @@ def test_a_topic_says_how_far_from_now_times_may_be() -> None:
     any_ms = str(2**63 - 1)
     assert TimeLimits.from_settings({}) == TimeLimits()
     assert TimeLimits.from_settings({before: any_ms, after: "3600000"}).after_ms == 3_590_000
-    assert TimeLimits.from_settings({before: "1000", after: any_ms, both: any_ms}) == TimeLimits(before_ms=500)
+    assert TimeLimits.from_settings({before: "1000", after: any_ms, both: any_ms}) == TimeLimits(
+        before_ms=500
+    )
     # Before Kafka 3.6 one setting was both limits; it is still there in 3.9, where the others win.
     assert TimeLimits.from_settings({both: "30000"}) == TimeLimits(20_000, 20_000)
-    assert TimeLimits.from_settings({before: "60000", after: any_ms, both: "30000"}) == TimeLimits(50_000, 20_000)
-    assert TimeLimits.from_settings({"message.timestamp.type": "LogAppendTime", after: "1000"}) == TimeLimits()
+    assert TimeLimits.from_settings({before: "60000", after: any_ms, both: "30000"}) == TimeLimits(
+        50_000, 20_000
+    )
+    assert (
+        TimeLimits.from_settings({"message.timestamp.type": "LogAppendTime", after: "1000"}) == TimeLimits()
+    )
     assert TimeLimits.merge([TimeLimits(5, 9), TimeLimits(7, 3)]) == TimeLimits(5, 3)
     assert TimeLimits.merge([]) == TimeLimits() and TimeLimits().range_at(9_000) == (0, LAST_MS)
 
