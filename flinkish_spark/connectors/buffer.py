@@ -273,7 +273,7 @@ RowsCheck = Callable[["pa.RecordBatch"], None]
 
 
 class ApplyStatus(enum.Enum):
-    """Whether a system shows the rows of a checkpoint whose buffer files are missing."""
+    """Visibility of a checkpoint's rows in the system, if its buffer files are missing."""
 
     #: Its rows are visible.
     YES = "YES"

@@ -465,8 +465,8 @@ class Changelog(ABC):
         why = F.lit(self.why)
         entries = F.coalesce(self._envelope.entries(read), raise_unreadable(why).cast(self._envelope.kind))
         if passes is not None:
-            nobody = F.array(F.struct(F.lit(None).alias("kind"), F.lit(None).alias("row")))
-            entries = F.when(passes, nobody.cast(self._envelope.kind)).otherwise(entries)
+            no_entry = F.array(F.struct(F.lit(None).alias("kind"), F.lit(None).alias("row")))
+            entries = F.when(passes, no_entry.cast(self._envelope.kind)).otherwise(entries)
         beside = [
             self._envelope.metadata[one].column(read).alias(name)
             for one, name in zip(self._metadata, self.names, strict=True)

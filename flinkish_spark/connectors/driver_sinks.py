@@ -109,7 +109,7 @@ class PrintSink(_CallingSink):
     Parameters
     ----------
     prefix
-        Printed in front of each row.
+        Printed before each row.
 
     Examples
     --------

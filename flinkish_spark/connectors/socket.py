@@ -88,7 +88,7 @@ class SocketLogWriter:
         known = find_segments(folder)
         self._first = known[-1] if known else 0
         self._file = self._open(_path(folder, self._first))
-        self._at = max((behind for behind, _ in _frames(self._file, self._first)), default=self._first)
+        self._at = max((after for after, _ in _frames(self._file, self._first)), default=self._first)
         self._file.truncate(self._at - self._first)
         self._file.seek(self._at - self._first)
 
@@ -177,8 +177,8 @@ class SocketLogReader:
             with open(_path(self._folder, first), "rb") as file:
                 before = file.seek(at - first) + first
                 try:
-                    for behind, data in _frames(file, at):
-                        at = behind
+                    for after, data in _frames(file, at):
+                        at = after
                         yield at, data
                 finally:
                     # The writer may not have called fsync yet.

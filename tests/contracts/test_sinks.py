@@ -149,7 +149,7 @@ class Script:
         assert not stumbling.left and not self._failing.is_armed
         self._note("failure")
         called = self._branches.called
-        self.run.by_checkpoint = self._branches.memory.by_checkpoint()
+        self.run.by_checkpoint = self._branches.memory.rows_by_checkpoint()
         self.run.again, self.run.told_each = list(called.again), called.rows_by_checkpoint()
 
     def _measure(self, client: JobClient) -> None:

@@ -103,7 +103,7 @@ def _derive_type(kind: T.DataType, path: str, taken: set[str]) -> Any:
         name = path.removeprefix(f"{_RECORD}_")
         raise SchemaError(
             f"the field '{name}' of type {kind.simpleString()} cannot be written as Avro",
-            what_to_do="cast it in a transform() in front of the sink, or leave it out",
+            what_to_do="cast it in a transform() before the sink, or leave it out",
         )
     return _PRIMITIVES[type(kind)]
 

@@ -15,7 +15,7 @@ _EXACT_KEYS = (
     "or use a key of numbers"
 )
 _NO_CONVERSION = (
-    "change the column, or cast the field to the column's type in front of the sink, as with transform(...); "
+    "change the column, or cast the field to the column's type before the sink, as with transform(...); "
     "a DECIMAL, DATE or TIMESTAMP may also be declared where the field is read"
 )
 

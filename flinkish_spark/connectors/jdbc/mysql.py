@@ -328,7 +328,7 @@ class MySql(Dialect):
         if type(data_type) in INTEGER_BITS and column.type.endswith(" unsigned"):
             return "it has a sign"
         if found.name == "double" and found.size is not None:
-            return f"it would be rounded to {found.scale} digits behind the point"
+            return f"it would be rounded to {found.scale} digits after the point"
         if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.name == "datetime":
             is_exact = found.size == _MICROSECONDS
             return "" if is_exact else f"it would be rounded to {found.size or 0} digits of a second"

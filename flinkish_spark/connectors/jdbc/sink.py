@@ -136,7 +136,7 @@ class JdbcSink(BufferedSink):
     ----------
     url
         ``jdbc:postgresql://host:port/database``, ``jdbc:mysql://host:port/database`` or
-        ``jdbc:sqlite:/absolute/path``. Options behind a question mark are the Python driver's
+        ``jdbc:sqlite:/absolute/path``. Options after a question mark are the Python driver's
         (``?sslmode=verify-full``). No user and no password.
     table
         ``table`` or ``schema.table``, case-sensitive; parts in double quotes may contain any character.

@@ -47,7 +47,7 @@ def why_decimal_unfit(data_type: T.DecimalType, column: SqlType) -> str:
         return ""
     scale = column.scale or 0
     if scale < data_type.scale:
-        return f"it would be rounded to {scale} digits behind the point"
+        return f"it would be rounded to {scale} digits after the point"
     if column.size - scale < data_type.precision - data_type.scale:
         return f"it has {data_type.precision - data_type.scale} digits before the point"
     return ""
