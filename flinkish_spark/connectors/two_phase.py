@@ -472,7 +472,7 @@ TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
 
 
 class Refusals(enum.Enum):
-    """What a task does with records that the sink refuses."""
+    """Treatment of records that the sink refuses, in a task."""
 
     #: Fail, with the reason.
     FAIL = "fail"

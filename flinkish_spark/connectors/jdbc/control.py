@@ -99,8 +99,8 @@ class ControlTable:
         if not found:
             raise EnvironmentFault(
                 f"the row of sink '{self.uid}' is gone from the control table {self.table}",
-                why="without it, it is unknown which checkpoints are in the database, and they could be written "
-                "twice",
+                why="without it, it is unknown which checkpoints are in the database, and they could be "
+                "written twice",
                 what_to_do=f"restore it; or insert one with job_uuid '{self.job}', sink_uid '{self.uid}', "
                 "the newest checkpoint_id whose rows are in, owner_epoch 0 and facts '{}'",
                 uid=self.uid,
