@@ -133,7 +133,7 @@ def main() -> None:
             reader, values = made_of(shape)
             column = pa.array(values, pa.binary())
             read = SliceReader(reader)
-            slow, fast = cpu(read._by_record, column), cpu(read.read, column)
+            slow, fast = cpu(read._read_by_record, column), cpu(read.read, column)
             size = sum(map(len, values)) // len(values)
             print(f"| {name}, {shape} | {size} | {slow:.2f} us | {fast:.2f} us |", flush=True)
 

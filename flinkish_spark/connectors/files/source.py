@@ -546,7 +546,7 @@ class FileSource(SplitSource):
         return self._list
 
     def _first_needed(self) -> int:
-        needed = self._needed_offsets()
+        needed = self._find_needed_offsets()
         return min(self._index(split, needed.get(split, 0)) for split in self.splits())
 
     def _may_come_again(self, path: str) -> bool:

@@ -260,7 +260,7 @@ def test_what_both_read_is_the_same(java: Java) -> None:
         )
         if theirs is not None and ours is not None:
             schema = avro.parse_schema(reader)
-            named = avro.names_in(schema)
+            named = avro.find_named_types(schema)
             kind = to_arrow_type(avro.to_spark_type(schema, named, ""), timezone="UTC")
             assert _stored(ours, kind) == _stored(_column(schema, named, theirs), kind), (
                 seed,
@@ -286,7 +286,7 @@ def _java_reads(java: Java, writer: str, reader: str, data: bytes) -> Any:
 def _we_read(writer: str, reader: str, data: bytes) -> Any:
     try:
         theirs, ours = avro.parse_schema(writer), avro.parse_schema(reader)
-        _ = avro.to_spark_type(ours, avro.names_in(ours), "")
+        _ = avro.to_spark_type(ours, avro.find_named_types(ours), "")
         resolution = avro.Resolution(theirs, ours)
         convert = resolution.convert()
         return None if resolution.found.other else avro._reading(theirs, convert, True, 0)(data)

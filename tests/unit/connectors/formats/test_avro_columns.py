@@ -153,7 +153,7 @@ def comparable(value: Any) -> Any:
 def check_same(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[Any]:
     """Hold what a task gets against what each record is by itself."""
     column = pa.array(values, pa.binary())
-    made, exact = read.read(column), read._by_record(column)
+    made, exact = read.read(column), read._read_by_record(column)
     made.validate(full=True)
     assert made.type == exact.type
     for one, other, value in zip(made.to_pylist(), exact.to_pylist(), values, strict=True):
@@ -226,7 +226,7 @@ def test_only_what_is_written_as_the_same_bytes_is_proven(
         {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}},
     ],
 )
-def test_schemas_that_are_read_record_by_record(kind: Any) -> None:
+def test_schemas_that_are_read_record_read_by_record(kind: Any) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]}
     assert read_of(schema).reader.make_slice_converter() is None
 
@@ -288,7 +288,7 @@ def test_records_of_a_writer_are_read_by_the_schema_of_the_source(
     assert found[0][REASON] is None and found[2][REASON] and found[3][REASON]
 
 
-def test_a_value_without_a_place_ends_the_task_as_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_without_a_place_ends_the_task_as_read_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, ours = of(("a", ["null", ITEM])), of(("a", ["null", OTHER]))
 
     class Schemas:

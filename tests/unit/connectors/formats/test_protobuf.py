@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import protobuf
-from flinkish_spark.connectors.formats.avro import Difference
+from flinkish_spark.connectors.formats.avro import SchemaDifference
 from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.connectors.formats.registry import RegistrySchema
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
@@ -172,7 +172,7 @@ def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
         return protobuf.files_of(RegistrySchema("PROTOBUF", text))
 
     found, (theirs, ours) = (
-        Difference(),
+        SchemaDifference(),
         (protobuf.descriptor_of(files(one), "M") for one in (writer, reader)),
     )
     protobuf._compare(theirs, ours, "", found, set())
@@ -248,7 +248,7 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else(
         text = f'syntax = "proto3"; package shop; message Order {{ {fields} }}'
         return protobuf.descriptor_of(protobuf.files_of(RegistrySchema("PROTOBUF", text)), "shop.Order")
 
-    found = Difference()
+    found = SchemaDifference()
     protobuf._compare(order(writer), order("string s = 1; int64 n = 2;"), "", found, set())
     assert (found.left_out, found.other) == (left_out, other)
 

@@ -87,7 +87,7 @@ def comparable(value: Any) -> Any:
 def check_same(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[Any]:
     """Hold what a task gets against what each record is by itself."""
     column = pa.array(values, pa.binary())
-    made, exact = read.read(column), read._by_record(column)
+    made, exact = read.read(column), read._read_by_record(column)
     made.validate(full=True)
     assert made.type == exact.type
     for one, other, value in zip(made.to_pylist(), exact.to_pylist(), values, strict=True):
@@ -355,6 +355,7 @@ def test_a_map_has_the_order_of_its_keys_either_way() -> None:
         + b"\x12\x04\x08\x01\x10\x01\x12\x04\x08\x00\x10\x01"
     )
     made, exact = (
-        one.to_pylist()[0][READ] for one in (read.read(pa.array([value])), read._by_record(pa.array([value])))
+        one.to_pylist()[0][READ]
+        for one in (read.read(pa.array([value])), read._read_by_record(pa.array([value])))
     )
     assert made == exact == {"m": [("a", 1), ("b", 1), ("c", 1)], "b": [(False, 1), (True, 1)]}
