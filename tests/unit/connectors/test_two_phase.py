@@ -211,7 +211,7 @@ def test_an_abort_of_what_is_gone_is_done() -> None:
 
 def test_a_foreign_committable_is_refused() -> None:
     for payload in ({"path": "/lake"}, {"transaction": "mine", "committable": 1}, {"transaction": name()}):
-        with pytest.raises(CorruptObjectError, match="none of a two-phase sink"):
+        with pytest.raises(CorruptObjectError, match="not written by a two-phase sink"):
             committer_of(Recording()).commit(CHECKPOINT, [Committable("ledger", payload)])
 
 
