@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from flinkish_spark.connectors.formats import avro, protobuf
 from flinkish_spark.connectors.formats.reader import Reader, SliceReader
-from flinkish_spark.connectors.formats.registry import Registered
+from flinkish_spark.connectors.formats.registry import RegistrySchema
 from flinkish_spark.core.formats import OnSchemaChange
 
 RECORDS, SLICE, ROUNDS = 100_000, 10_000, 3
@@ -94,8 +94,8 @@ def rows(shape: str) -> Iterator[dict[str, Any]]:
 
 
 def of_protobuf(shape: str) -> tuple[Reader, list[bytes]]:
-    files = protobuf.files_of(Registered("PROTOBUF", PROTOBUF[shape]))
-    write = protobuf.ProtobufWriter(files, "M").opened()
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", PROTOBUF[shape]))
+    write = protobuf.ProtobufWriter(files, "M").make_converter()
     made = []
     for row in rows(shape):
         if shape == "nested":
@@ -111,7 +111,7 @@ def of_avro(shape: str) -> tuple[Reader, list[bytes]]:
         out = io.BytesIO()
         fastavro.schemaless_writer(out, schema, row)
         made.append(out.getvalue())
-    text = json.dumps(avro.whole_schema(json.dumps(AVRO[shape])))
+    text = json.dumps(avro.parse_schema(json.dumps(AVRO[shape])))
     return avro.AvroReader(text, "value", None, OnSchemaChange.FAIL), made
 
 
@@ -133,7 +133,7 @@ def main() -> None:
             reader, values = made_of(shape)
             column = pa.array(values, pa.binary())
             read = SliceReader(reader)
-            slow, fast = cpu(read._by_record, column), cpu(read.read, column)
+            slow, fast = cpu(read._read_by_record, column), cpu(read.read, column)
             size = sum(map(len, values)) // len(values)
             print(f"| {name}, {shape} | {size} | {slow:.2f} us | {fast:.2f} us |", flush=True)
 

@@ -9,7 +9,7 @@ from .checkpoint.answers import PendingAnswer as PendingAnswer
 from .checkpoint.hooks import JobListener as JobListener
 from .checkpoint.hooks import QuietListener as QuietListener
 from .checkpoint.hooks import UnknownHookState as UnknownHookState
-from .connectors.dead_letters import WithDeadLetters as WithDeadLetters
+from .connectors.dead_letters import SinkWithDeadLetters as SinkWithDeadLetters
 from .connectors.delta.manifest import DeltaManifest as DeltaManifest
 from .connectors.delta.sink import DeltaSink as DeltaSink
 from .connectors.delta.table import Append as Append
@@ -48,7 +48,7 @@ from .connectors.kafka.manifest import KafkaManifest as KafkaManifest
 from .connectors.kafka.offsets import StartingOffsets as StartingOffsets
 from .connectors.kafka.sink import KafkaSink as KafkaSink
 from .connectors.kafka.source import KafkaSource as KafkaSource
-from .connectors.two_phase import RecordRefused as RecordRefused
+from .connectors.two_phase import RefusedRecordError as RefusedRecordError
 from .connectors.two_phase import SinkTransaction as SinkTransaction
 from .connectors.two_phase import TwoPhaseCommitSink as TwoPhaseCommitSink
 from .contracts.hooks import MasterHook as MasterHook

@@ -1,4 +1,4 @@
-from .connectors.dead_letters import WithDeadLetters as WithDeadLetters
+from .connectors.dead_letters import SinkWithDeadLetters as SinkWithDeadLetters
 from .connectors.delta.manifest import DeltaManifest as DeltaManifest
 from .connectors.delta.sink import DeltaSink as DeltaSink
 from .connectors.delta.table import Append as Append
@@ -33,7 +33,7 @@ from .connectors.kafka.client.settings import DeliveryGuarantee as DeliveryGuara
 from .connectors.kafka.client.settings import RecordHeaders as RecordHeaders
 from .connectors.kafka.manifest import KafkaManifest as KafkaManifest
 from .connectors.kafka.sink import KafkaSink as KafkaSink
-from .connectors.two_phase import RecordRefused as RecordRefused
+from .connectors.two_phase import RefusedRecordError as RefusedRecordError
 from .connectors.two_phase import SinkTransaction as SinkTransaction
 from .connectors.two_phase import TwoPhaseCommitSink as TwoPhaseCommitSink
 from .contracts.sink import CompletedCheckpoint as CompletedCheckpoint

@@ -27,11 +27,11 @@ from flinkish_spark.types.expressions import (
     DATE_LETTERS,
     Call,
     Choice,
+    ColumnReference,
     Constant,
     Expression,
     FieldOf,
     FormattedDay,
-    Named,
     Remainder,
 )
 
@@ -366,7 +366,7 @@ class _Reading:
 
     def _over_arrow(self, expression: Any) -> Expression:
         if self._is_attribute(expression):
-            return Named(self._name_of(expression))
+            return ColumnReference(self._name_of(expression))
         kind, children = _kind(expression), list(_each(expression.children()))
         if kind in ("Literal", "Cast"):
             return _constant(expression)

@@ -1,11 +1,11 @@
-"""The write-ahead buffer: the base of sinks whose system has no transaction that waits for a checkpoint.
+"""The write-ahead buffer: base of sinks whose system cannot keep a transaction open until the checkpoint.
 
-Staging writes the rows of each task into a file of the buffer, durable and seen by nobody. The commit of a
-checkpoint reads its files in order and hands all rows to the system at once. The sweep behind the receipt
-deletes the files: until the receipt the commit may be repeated, by this process or another.
+Each task stages its rows in a durable file of the buffer that no reader sees. The commit of a checkpoint
+reads its files in order and writes all rows to the system at once. The sweep after the receipt deletes the
+files: until the receipt the commit may be repeated, by this process or another.
 
 The result is as exact as :meth:`BufferedCommitter.apply`: a system that keeps the id of the last checkpoint
-in the same transaction as its rows gets each row once; one that cannot gets it at least once.
+in the same transaction as its rows gets each row exactly once; any other gets it at least once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging, reports
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import (
     Committer,
     ShownOrder,
@@ -44,9 +44,9 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, 
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.hints import parts_of
 
-#: Owner epoch, block, task, attempt, random: whatever an attempt leaves behind says whose it is, and no two
-#: share a file. A file is read only through the committable that names it, with its size and checksum, so a
-#: part of it is never taken for a whole one.
+#: Owner epoch, block, task, attempt, random: the name of a leftover file tells which attempt wrote it, and no
+#: two attempts share a file. A file is read only through the committable that names it, with its size and
+#: checksum, so an incomplete file is never taken for a complete one.
 _NAME = re.compile(r"(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})-[0-9a-f]{16}\.arrow")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -55,8 +55,8 @@ class BufferFault(EnvironmentFault):
     restartable = True
 
 
-class BufferedFileGone(Exception):
-    """A file that a committable names is missing or not what was written; it will not come back."""
+class BufferedFileError(Exception):
+    """A file that a committable names is missing or damaged, for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class BufferedFile:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> BufferedFile:
-        """Read a payload; raise ValueError for one that no buffer wrote."""
+        """Parse a payload; raise ValueError if no buffer wrote it."""
         name, digest = str(payload["file"]), str(payload["sha256"])
         if BufferName.parse(name) is None or _HEX.fullmatch(digest) is None:
             raise ValueError(f"not a file of a write-ahead buffer: {name!r}")
@@ -110,7 +110,7 @@ class BufferedFile:
 
 
 class BufferFileWriter:
-    """Writes the rows of one task attempt into a file of its own."""
+    """Writes the rows of one task attempt into one file."""
 
     def __init__(self, place: StoreSpec, name: BufferName) -> None:
         self._place, self._name, self._rows = place, str(name), 0
@@ -123,7 +123,7 @@ class BufferFileWriter:
                 make_directories(self._place.folder)
                 self._file = _HashedFile((self._place.folder / self._name).open("xb"))
             else:
-                # What goes into a bucket goes there in one piece.
+                # An object in a bucket is written in one piece.
                 self._file = _HashedFile(tempfile.TemporaryFile(prefix="flinkish-buffer-"))  # noqa: SIM115
             self._arrow = pa.ipc.new_stream(self._file, records.schema)
         self._arrow.write_batch(records)
@@ -140,7 +140,7 @@ class BufferFileWriter:
             sync_directory(self._place.folder)
         else:
             self._file.seek(0)
-            # Under a name that is new: whoever finds the object finds it whole.
+            # The name is new, so a reader that finds the object finds all of it.
             self._place.open().put(self._name, self._file.read())
         self._file.close()
         return {
@@ -152,7 +152,7 @@ class BufferFileWriter:
 
 
 class _HashedFile:
-    """A file for Arrow to write into, which knows the size and checksum of what went in."""
+    """A file for Arrow to write into that counts the bytes written and hashes them."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
@@ -172,7 +172,8 @@ class _HashedFile:
         return self._hash.hexdigest()
 
 
-#: Of buffer files in a bucket that a process keeps: they are looked at before the decision, and then applied.
+#: Most bytes of a bucket's buffer files that a process caches: each is checked before the decision, then
+#: applied.
 _KEPT_BYTES = 64 * 1024 * 1024
 
 
@@ -181,19 +182,20 @@ class BufferFolder:
 
     def __init__(self, place: StoreSpec) -> None:
         self._place = place
-        # Names are new, and nobody writes a file twice; what somebody has deleted may still be applied.
+        # No file is written twice, so cached contents stay valid, even after another process deleted the
+        # file.
         self._bucket: CachedReads | None = None
         if not place.is_local:
             self._bucket = CachedReads(place.open_bucket(), lambda key: True, _KEPT_BYTES)
-        #: Sweeps, of which one looks for what nobody knows, which costs a request in a bucket; the others
-        #: delete what this process has committed.
+        #: One sweep in this many lists the folder, which costs a request in a bucket; the others delete only
+        #: files that this process has committed.
         self.sweeps_for_a_listing = 1 if place.is_local else 10
 
     def why_gone(self, file: BufferedFile) -> str:
-        """Return why a file is not what was written; empty if it is."""
+        """Return why a file is missing or damaged; empty if it is intact."""
         with self._faults("read"):
             try:
-                with self._opened(file) as source:
+                with self._open(file) as source:
                     if (size := source.size()) != file.bytes:
                         return f"the buffer file {file.name} has {size} bytes instead of {file.bytes}"
                     if hashlib.file_digest(source, "sha256").hexdigest() != file.sha256:
@@ -205,7 +207,7 @@ class BufferFolder:
     def has_size(self, file: BufferedFile) -> bool:
         """Compare the size only; cheaper than :meth:`why_gone`."""
         if not self._place.is_local:
-            # Whoever wrote it has the store's word, and nobody sees another bucket.
+            # The store has confirmed the write, and driver and executors see the same bucket.
             return True
         with self._faults("read"):
             try:
@@ -217,16 +219,16 @@ class BufferFolder:
         rows = 0
         with self._faults("read"):
             try:
-                with self._opened(file) as source, pa.ipc.open_stream(source) as reader:
+                with self._open(file) as source, pa.ipc.open_stream(source) as reader:
                     for batch in reader:
                         rows += batch.num_rows
                         yield batch
             except (FileNotFoundError, ObjectMissing, pa.ArrowInvalid) as error:
-                raise BufferedFileGone(f"the buffer file {file.name} cannot be read: {error}") from error
+                raise BufferedFileError(f"the buffer file {file.name} cannot be read: {error}") from error
         if rows != file.rows:
-            raise BufferedFileGone(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
+            raise BufferedFileError(f"the buffer file {file.name} has {rows} rows instead of {file.rows}")
 
-    def _opened(self, file: BufferedFile) -> Any:
+    def _open(self, file: BufferedFile) -> Any:
         if self._bucket is not None:
             return pa.BufferReader(self._bucket.read(file.name))
         return pa.OSFile(str(self._place.folder / file.name))
@@ -266,27 +268,27 @@ class BufferFolder:
             raise BufferFault.of_system(error, what, what_to_do=to_do) from error
 
 
-#: Looks at rows in a task before anything is decided about them.
+#: Checks rows in a task before their checkpoint is decided; raises an error for a row that must be refused.
 RowsCheck = Callable[["pa.RecordBatch"], None]
 
 
-class Applied(enum.Enum):
-    """Answers of a system about a checkpoint whose files are gone."""
+class ApplyStatus(enum.Enum):
+    """Visibility of a checkpoint's rows in the system, if its buffer files are missing."""
 
     #: Its rows are visible.
     YES = "YES"
-    #: They are not, and without the files they never will be.
+    #: Its rows are not visible, and without the files never will be.
     NO = "NO"
-    #: The system keeps no such record.
+    #: The system does not record which checkpoints it has.
     UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True)
 class BufferedRows:
-    """All rows of one checkpoint, by micro-batch, task, and the order in which the task saw them."""
+    """All rows of one checkpoint, ordered by micro-batch, task, and the task's own order."""
 
     folder: BufferFolder
-    #: In order; each knows its micro-batch and task.
+    #: Ordered by micro-batch and task.
     files: tuple[BufferedFile, ...]
 
     @property
@@ -299,7 +301,7 @@ class BufferedRows:
 
 
 class BufferedSink(Sink):
-    """A sink over the write-ahead buffer. A member brings `create_committer`, and checks of its own."""
+    """Base class of sinks over the write-ahead buffer; subclasses define `create_committer` and checks."""
 
     @property
     def stages_in_job_dir(self) -> bool:
@@ -313,25 +315,25 @@ class BufferedSink(Sink):
 
 
 class BufferedCommitter(Committer):
-    """Commits checkpoints out of the buffer."""
+    """Commits checkpoints from the buffer."""
 
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(self, context: SinkContext) -> None:
         self._context, self._folder = context, BufferFolder(context.place)
-        #: How many sweeps there were, and which files were committed since the last one.
+        #: The number of sweeps so far, and the files committed since the last one.
         self._sweeps, self._committed = 0, set[str]()
 
     @abstractmethod
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
-        """Make all rows of a decided checkpoint visible; if at all possible, together and once."""
-        # Called in order of checkpoints, by one thread at a time, and again with the same rows until there is
-        # a receipt: by this process after RETRY, by another after a crash. BufferedFileGone of the rows must
-        # pass: the caller answers for it.
+        """Make all rows of a decided checkpoint visible: together and once, if the system can."""
+        # Called in order of checkpoints, by one thread at a time, and again with the same rows until the
+        # receipt exists: by this process after RETRY, by another after a crash. An implementation must not
+        # catch BufferedFileError: the caller turns it into an answer.
 
-    def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        """Say if the rows of a decided checkpoint are visible; asked when its files are gone."""
-        return Applied.UNKNOWN
+    def has_applied(self, checkpoint: CheckpointId) -> ApplyStatus:
+        """Return if the rows of a decided checkpoint are visible; called when its files are missing."""
+        return ApplyStatus.UNKNOWN
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         if not committables:
@@ -346,7 +348,8 @@ class BufferedCommitter(Committer):
         if answer.outcome.is_done:
             self._committed |= {file.name for file in files}
         if answer.outcome is Outcome.LOST:
-            # All or nothing: without one file none is committed, so what is lost begins with the first.
+            # All or nothing: if one file is missing none is committed, so all files from the first on are
+            # lost.
             return (answer,)
         return tuple(answer for _ in committables)
 
@@ -355,14 +358,14 @@ class BufferedCommitter(Committer):
         try:
             if not gone:
                 return self.apply(checkpoint, rows)
-        except BufferedFileGone as error:
+        except BufferedFileError as error:
             gone = str(error)
         match self.has_applied(checkpoint):
-            case Applied.YES:
+            case ApplyStatus.YES:
                 return CommitAnswer(Outcome.ALREADY_COMMITTED)
-            case Applied.NO:
+            case ApplyStatus.NO:
                 return CommitAnswer(Outcome.LOST, f"{gone}, and it was not committed", is_proven_aborted=True)
-            case Applied.UNKNOWN:
+            case ApplyStatus.UNKNOWN:
                 return CommitAnswer(Outcome.LOST, f"{gone}; whether it was committed is not known")
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -381,7 +384,7 @@ class BufferedCommitter(Committer):
         return {index: f"sink '{self._context.uid}': {why}" for index, why in gone.items() if why}
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Delete files of failed attempts, aborted micro-batches and confirmed checkpoints."""
+        """Delete the files of failed attempts, aborted micro-batches and confirmed checkpoints."""
         if self._sweeps % self._folder.sweeps_for_a_listing:
             known = [name for text in sorted(self._committed) if (name := BufferName.parse(text))]
         else:
@@ -411,7 +414,7 @@ class BufferWriter(SinkWriter):
     def stage(self, request: StageRequest) -> StageResult:
         context = self._context
         stage = StageToBuffer(context.place, int(context.owner_epoch), request.block, self._check)
-        found = reports(request.rows, stage)
+        found = collect_reports(request.rows, stage)
         place = {"lineage": int(request.lineage), "batch": int(request.batch)}
         files = [
             BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})
@@ -435,14 +438,14 @@ class BufferWriter(SinkWriter):
 
 @dataclass(frozen=True)
 class StageToBuffer:
-    """Callable for mapInArrow: buffers the rows of one task, yields one row, its report as JSON."""
+    """Callable for mapInArrow: buffers the rows of one task and yields its report as one row of JSON."""
 
     place: StoreSpec
-    #: For the names of files.
+    #: Part of the files' names.
     owner_epoch: int
     block: int
-    #: Called in the task with rows before they are buffered; raises an error for those that no commit
-    #: could take. None takes all. It is sent to the workers.
+    #: Called in the task before rows are buffered; raises an error for rows that no commit could write. None
+    #: accepts all rows. It is pickled and sent to the workers.
     check: RowsCheck | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -457,16 +460,16 @@ class StageToBuffer:
                 if self.check is not None:
                     self.check(fields)
                 writer.write(fields)
-        report = {**ack.done().to_json(), "staged": writer.finish()}
+        report = {**ack.finish().to_json(), "staged": writer.finish()}
         yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
 
 
 def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
-    """Raise SchemaError if a field has a type that Spark does not hand to Arrow."""
+    """Raise SchemaError if Spark cannot convert a field's type to Arrow."""
     for field in context.schema.fields:
         try:
             if any(isinstance(part, T.VariantType) for part in parts_of(field.dataType)):
-                raise TypeError("of a VARIANT Arrow has the bytes that it is stored as")
+                raise TypeError("Arrow sees only the stored bytes of a VARIANT")
             arrow_schema(T.StructType([field]))
         except Exception as error:
             raise SchemaError(

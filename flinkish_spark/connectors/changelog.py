@@ -1,11 +1,11 @@
-"""Changes of databases as rows with a kind: Debezium's, Canal's and Maxwell's records.
+"""Change data capture: rows with a row kind from records of Debezium, Canal and Maxwell.
 
-A record is read in two steps. Its envelope is a JSON object; what it says about rows are entries, each a kind
-and the row's values by column, as texts. An entry becomes a row when each text is a value of its column's
-type: what it is not is no value that is nearly right, but a bad record.
+A record is parsed in two steps. Its envelope is a JSON object that yields entries: a row kind, and the row's
+values by column, as text. Then each text is parsed as its column's type. If one does not parse, the record is
+bad: no value is rounded or guessed.
 
-What the formats mean follows their own documentation, and Flink's `debezium-json`, `canal-json` and
-`maxwell-json` where these say less.
+The formats are read as their own documentation says, or, where it says nothing, as Flink's `debezium-json`,
+`canal-json` and `maxwell-json` read them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.changelog_texts import DocumentTexts, Texts
-from flinkish_spark.connectors.formats.decoding import unreadable
+from flinkish_spark.connectors.formats.decoding import raise_unreadable
 from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.core.changelogs import (
     ROW_KIND,
@@ -42,12 +42,12 @@ from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import Json
 from flinkish_spark.types.arrow_columns import to_column_function
 from flinkish_spark.types.arrow_types import arrow_type
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX
 
-#: A member of an envelope.
-At = Callable[[str], Column]
+#: Returns a member of an envelope, by its name.
+MemberReader = Callable[[str], Column]
 
 _VALUES = "map<string,string>"
 _TEXTS = T.MapType(T.StringType(), T.StringType())
@@ -58,9 +58,9 @@ _MOST_DETAIL = 1_000
 
 
 def _unavailable(placeholder: str) -> Sequence[str]:
-    """Return the texts, by kind of column, that stand for a value which the connector did not get."""
+    """Return the texts that stand for a value which the connector could not read, one per type of column."""
     # As PostgreSQL's connector writes them: a text, bytes, hstore and JSON; arrays of texts, bytes, UUIDs and
-    # numbers. What Oracle's writes is among them.
+    # numbers. They include those of Oracle's connector.
     if not placeholder:
         return ()
     data = placeholder.encode()
@@ -71,48 +71,48 @@ def _unavailable(placeholder: str) -> Sequence[str]:
     return placeholder, in_base64, *as_json
 
 
-class _Said(NamedTuple):
-    """A piece of metadata that can be asked for beside the rows, by its name without "value."."""
+class _MetadataField(NamedTuple):
+    """A metadata column that a source can be asked for; its name is used without the prefix "value."."""
 
-    #: The member of the envelope that it is made of.
+    #: The member of the envelope that it is computed from.
     member: str
-    column: Callable[[At], Column]
+    column: Callable[[MemberReader], Column]
 
 
-def _plain(member: str) -> _Said:
-    return _Said(member, lambda at: at(member))
+def _read_member(member: str) -> _MetadataField:
+    return _MetadataField(member, lambda read: read(member))
 
 
-def _of_source(name: str) -> _Said:
-    return _Said("source", lambda at: F.try_element_at(at("source"), F.lit(name)))
+def _read_source_member(name: str) -> _MetadataField:
+    return _MetadataField("source", lambda read: F.try_element_at(read("source"), F.lit(name)))
 
 
 class _Envelope(ABC):
-    #: Members as DDL, by name.
+    #: The type of each member, as DDL.
     members: Mapping[str, str]
-    #: Those that entries are made of.
+    #: The members that entries are computed from.
     needed: tuple[str, ...]
-    said: Mapping[str, _Said]
+    metadata: Mapping[str, _MetadataField]
     texts: Texts
-    #: What is most often wrong.
+    #: Says in error messages what a record must have.
     hint: str
 
     def __init__(self, form: Any, row: T.DataType = _TEXTS) -> None:
         self.is_upsert = form.mode is ChangelogMode.UPSERT
         entry = T.StructType([T.StructField("kind", T.StringType()), T.StructField("row", row)])
-        #: Of :meth:`entries`: a kind and a row for each.
+        #: The type of :meth:`entries`: an array of row kinds and rows.
         self.kind = T.ArrayType(entry)
 
     def schema(self, metadata: Sequence[str]) -> str:
-        names = dict.fromkeys((*self.needed, *(self.said[one].member for one in metadata)))
-        return ", ".join(f"{quoted(name)} {self.members[name]}" for name in names)
+        names = dict.fromkeys((*self.needed, *(self.metadata[one].member for one in metadata)))
+        return ", ".join(f"{quote_name(name)} {self.members[name]}" for name in names)
 
-    def at(self, read: At) -> At:
+    def unwrap(self, read: MemberReader) -> MemberReader:
         return read
 
     @abstractmethod
-    def entries(self, at: At) -> Column:
-        """Return what a record says; null where that is nothing that is known."""
+    def entries(self, read: MemberReader) -> Column:
+        """Return the entries of a record; null if the record is no change of this format."""
 
     def _entries(self, *entries: Column) -> Column:
         return F.array(*entries).cast(self.kind)
@@ -145,20 +145,23 @@ class _Debezium(_Envelope):
         "transaction": _TRANSACTION,
         "schema": "STRING",
     }
-    said: Mapping[str, _Said] = {
-        "schema": _plain("schema"),
-        "ingestion-timestamp": _Said("ts_ms", lambda at: F.timestamp_millis(at("ts_ms"))),
-        "source.timestamp": _Said(
-            "source", lambda at: F.timestamp_millis(_of_source("ts_ms").column(at).try_cast("long"))
+    metadata: Mapping[str, _MetadataField] = {
+        "schema": _read_member("schema"),
+        "ingestion-timestamp": _MetadataField("ts_ms", lambda read: F.timestamp_millis(read("ts_ms"))),
+        "source.timestamp": _MetadataField(
+            "source",
+            lambda read: F.timestamp_millis(_read_source_member("ts_ms").column(read).try_cast("long")),
         ),
-        "source.database": _of_source("db"),
-        "source.schema": _of_source("schema"),
-        "source.table": _of_source("table"),
-        "source.properties": _plain("source"),
-        "transaction.id": _Said("transaction", lambda at: at("transaction")["id"]),
-        "transaction.total-order": _Said("transaction", lambda at: at("transaction")["total_order"]),
-        "transaction.data-collection-order": _Said(
-            "transaction", lambda at: at("transaction")["data_collection_order"]
+        "source.database": _read_source_member("db"),
+        "source.schema": _read_source_member("schema"),
+        "source.table": _read_source_member("table"),
+        "source.properties": _read_member("source"),
+        "transaction.id": _MetadataField("transaction", lambda read: read("transaction")["id"]),
+        "transaction.total-order": _MetadataField(
+            "transaction", lambda read: read("transaction")["total_order"]
+        ),
+        "transaction.data-collection-order": _MetadataField(
+            "transaction", lambda read: read("transaction")["data_collection_order"]
         ),
     }
 
@@ -172,8 +175,8 @@ class _Debezium(_Envelope):
         around = ["`schema` STRING"] if "schema" in metadata else []
         return ", ".join([alone, f"`payload` STRUCT<{inside}>", *around])
 
-    def at(self, read: At) -> At:
-        # With its schema, the change is the payload.
+    def unwrap(self, read: MemberReader) -> MemberReader:
+        # A record with its schema has the change in the member `payload`.
         payload = read("payload")
 
         def member(name: str) -> Column:
@@ -183,14 +186,14 @@ class _Debezium(_Envelope):
 
         return member
 
-    def entries(self, at: At) -> Column:
-        before, after, op = at("before"), at("after"), at("op")
+    def entries(self, read: MemberReader) -> Column:
+        before, after, op = read("before"), read("after"), read("op")
         is_there, was_there = after.isNotNull(), before.isNotNull()
         update = self._entries(_entry(RowKind.UPDATE_BEFORE, before), _entry(RowKind.UPDATE_AFTER, after))
         if self.is_upsert:
             update, was_needed = self._entries(_entry(RowKind.UPDATE_AFTER, after)), F.lit(True)
         else:
-            # Of PostgreSQL's other identities it has the key alone.
+            # With another REPLICA IDENTITY of PostgreSQL's, `before` has only the key.
             was_needed = was_there & self._is_whole(before, after)
         return (
             F.when(op.isin("c", "r") & is_there, self._entries(_entry(RowKind.INSERT, after)))
@@ -203,35 +206,39 @@ class _Debezium(_Envelope):
 
 
 class _DebeziumDocument(_Debezium):
-    """The envelope of MongoDB's connector: what was and what is are documents, as texts."""
+    """The envelope of MongoDB's connector: `before` and `after` are documents, as text."""
 
     hint = "op is c, r, u or d; c, r and u have after; in ChangelogMode.ALL u and d have before: pre-images"
     members: Mapping[str, str] = {**_Debezium.members, "before": "STRING", "after": "STRING"}
-    said: Mapping[str, _Said] = {
-        **{one: said for one, said in _Debezium.said.items() if one not in ("source.schema", "source.table")},
-        "source.collection": _of_source("collection"),
+    metadata: Mapping[str, _MetadataField] = {
+        **{
+            one: field
+            for one, field in _Debezium.metadata.items()
+            if one not in ("source.schema", "source.table")
+        },
+        "source.collection": _read_source_member("collection"),
     }
 
     def __init__(self, form: DebeziumMongoJson) -> None:
         _Envelope.__init__(self, form)
         self.texts = DocumentTexts()
 
-    def entries(self, at: At) -> Column:
+    def entries(self, read: MemberReader) -> Column:
         def documents(name: str) -> Column:
             if name not in ("before", "after"):
-                return at(name)
-            return F.from_json(at(name), _VALUES, {"allowSingleQuotes": "false"})
+                return read(name)
+            return F.from_json(read(name), _VALUES, {"allowSingleQuotes": "false"})
 
         found = super().entries(documents)
         if not self.is_upsert:
             return found
-        # The record's key says which document it was.
-        is_nameless = (at("op") == "d") & at("before").isNull()
+        # Only the record's key says which document was deleted.
+        is_nameless = (read("op") == "d") & read("before").isNull()
         unknown = self._entries(_entry(RowKind.DELETE, F.create_map().cast(_VALUES)))
         return F.when(is_nameless, unknown).otherwise(found)
 
     def _is_whole(self, before: Column, after: Column) -> Column:
-        # A document may get fields.
+        # `before` may lack fields of `after`: an update may add fields to a document.
         return F.lit(True)
 
 
@@ -262,9 +269,9 @@ class _DebeziumRecord(_Debezium):
         there |= {"source.properties"} if self._source else set()
         of_transaction = transaction.names if isinstance(transaction, T.StructType) else []
         there |= {f"transaction.{name.replace('_', '-')}" for name in of_transaction}
-        self.said = {name: one for name, one in _Debezium.said.items() if name in there}
+        self.metadata = {name: one for name, one in _Debezium.metadata.items() if name in there}
 
-    def at(self, read: At) -> At:
+    def unwrap(self, read: MemberReader) -> MemberReader:
         def member(name: str) -> Column:
             if name != "source":
                 return read(name)
@@ -275,31 +282,31 @@ class _DebeziumRecord(_Debezium):
         return member
 
     def _is_whole(self, before: Column, after: Column) -> Column:
-        # A record has all of its fields.
+        # An Avro record has all of its fields.
         return F.lit(True)
 
 
-class _OfTables(_Envelope):
+class _TableEnvelope(_Envelope):
     def __init__(self, form: CanalJson | MaxwellJson) -> None:
         super().__init__(form)
         self._wanted = {name: getattr(form, name) for name in ("database", "table") if getattr(form, name)}
         self.needed = (*self.needed, *self._wanted)
         self.texts = Texts()
 
-    def entries(self, at: At) -> Column:
-        found = self._entries_of_mine(at)
+    def entries(self, read: MemberReader) -> Column:
+        found = self._table_entries(read)
         if not self._wanted:
             return found
         is_mine = F.lit(True)
         for name, wanted in self._wanted.items():
-            is_mine = is_mine & F.coalesce(at(name) == wanted, F.lit(False))
+            is_mine = is_mine & F.coalesce(read(name) == wanted, F.lit(False))
         return F.when(is_mine, found).otherwise(self._entries())
 
     @abstractmethod
-    def _entries_of_mine(self, at: At) -> Column: ...
+    def _table_entries(self, read: MemberReader) -> Column: ...
 
     def _update(self, after: Column, changed: Column, key: Column) -> Column:
-        """Return the entries of one row that was updated; null if it is not known what it was."""
+        """Return the entries of an updated row; null if the values before or after are unknown."""
         same = F.map_filter(after, lambda name, _: ~F.map_contains_key(changed, name))
         before = F.map_concat(same, changed)
         is_new = _entry(RowKind.UPDATE_AFTER, after)
@@ -311,7 +318,7 @@ class _OfTables(_Envelope):
         return F.when(after.isNotNull() & changed.isNotNull(), found)
 
 
-class _Canal(_OfTables):
+class _Canal(_TableEnvelope):
     hint = "type is INSERT, UPDATE or DELETE; each row of data has one of old if it was updated"
     needed = ("data", "old", "type", "pkNames")
     members: Mapping[str, str] = {
@@ -325,18 +332,18 @@ class _Canal(_OfTables):
         "ts": "LONG",
         "es": "LONG",
     }
-    said: Mapping[str, _Said] = {
-        "database": _plain("database"),
-        "table": _plain("table"),
-        "sql-type": _plain("sqlType"),
-        "pk-names": _plain("pkNames"),
-        "ingestion-timestamp": _Said("ts", lambda at: F.timestamp_millis(at("ts"))),
-        "event-timestamp": _Said("es", lambda at: F.timestamp_millis(at("es"))),
+    metadata: Mapping[str, _MetadataField] = {
+        "database": _read_member("database"),
+        "table": _read_member("table"),
+        "sql-type": _read_member("sqlType"),
+        "pk-names": _read_member("pkNames"),
+        "ingestion-timestamp": _MetadataField("ts", lambda read: F.timestamp_millis(read("ts"))),
+        "event-timestamp": _MetadataField("es", lambda read: F.timestamp_millis(read("es"))),
     }
     _PASSED_OVER = ("CREATE", "ALTER", "CINDEX", "DINDEX", "QUERY")
 
-    def _entries_of_mine(self, at: At) -> Column:
-        data, old, what, key = at("data"), at("old"), at("type"), at("pkNames")
+    def _table_entries(self, read: MemberReader) -> Column:
+        data, old, what, key = read("data"), read("old"), read("type"), read("pkNames")
         has_rows = data.isNotNull() & ~F.exists(data, lambda row: row.isNull())
         updates = F.transform(data, lambda row, place: self._update(row, F.get(old, place), key))
         is_known = old.isNotNull() & ~F.exists(updates, lambda entries: entries.isNull())
@@ -349,7 +356,7 @@ class _Canal(_OfTables):
         )
 
 
-class _Maxwell(_OfTables):
+class _Maxwell(_TableEnvelope):
     hint = "type is insert, update, delete or bootstrap-insert; an update has old"
     needed = ("data", "old", "type", "primary_key_columns")
     members: Mapping[str, str] = {
@@ -362,32 +369,32 @@ class _Maxwell(_OfTables):
         "ts": "LONG",
         "xid": "LONG",
     }
-    said: Mapping[str, _Said] = {
-        "database": _plain("database"),
-        "table": _plain("table"),
-        "primary-key-columns": _plain("primary_key_columns"),
-        "ingestion-timestamp": _Said("ts", lambda at: F.timestamp_seconds(at("ts"))),
-        "transaction.id": _plain("xid"),
+    metadata: Mapping[str, _MetadataField] = {
+        "database": _read_member("database"),
+        "table": _read_member("table"),
+        "primary-key-columns": _read_member("primary_key_columns"),
+        "ingestion-timestamp": _MetadataField("ts", lambda read: F.timestamp_seconds(read("ts"))),
+        "transaction.id": _read_member("xid"),
     }
     _PASSED_OVER = (
         *("bootstrap-start", "bootstrap-complete"),
         *("table-create", "table-alter", "database-create", "database-alter"),
     )
 
-    def _entries_of_mine(self, at: At) -> Column:
-        data, old, what = at("data"), at("old"), at("type")
+    def _table_entries(self, read: MemberReader) -> Column:
+        data, old, what = read("data"), read("old"), read("type")
         has_row = data.isNotNull()
         inserted, deleted = _entry(RowKind.INSERT, data), _entry(RowKind.DELETE, data)
         return (
             F.when(what.isin("insert", "bootstrap-insert") & has_row, self._entries(inserted))
-            .when((what == "update") & has_row, self._update(data, old, at("primary_key_columns")))
+            .when((what == "update") & has_row, self._update(data, old, read("primary_key_columns")))
             .when((what == "delete") & has_row, self._entries(deleted))
             .when(what.isin(*self._PASSED_OVER), self._entries())
         )
 
 
 def column_of(name: str) -> str:
-    """Return the name of the column for a piece of metadata."""
+    """Return the column name of a metadata field."""
     return "_" + name.replace(".", "_").replace("-", "_")
 
 
@@ -401,7 +408,7 @@ _ENVELOPES: Mapping[type, Callable[[Any], _Envelope]] = {
 
 
 class Changelog(ABC):
-    """Makes rows with a kind of records whose values have been read: their envelopes."""
+    """Turns parsed envelopes into rows with a row kind."""
 
     #: The columns of a row.
     fields: T.StructType
@@ -412,7 +419,7 @@ class Changelog(ABC):
         self.fields, self._envelope, self._metadata = fields, envelope, tuple(metadata)
         self._name = type(form).__name__
         self._listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
-        known = envelope.said
+        known = envelope.metadata
         for one in metadata:
             if one not in known:
                 raise ConfigError(
@@ -434,11 +441,11 @@ class Changelog(ABC):
     def names(self) -> tuple[str, ...]:
         return tuple(map(column_of, self._metadata))
 
-    def with_misfit(self, frame: DataFrame, envelope: Column, time_zone: str) -> tuple[DataFrame, Column]:
-        """Return whether an envelope says no rows, and the frame that it is asked of."""
-        entries = self._envelope.entries(self._envelope.at(lambda name: envelope[name]))
-        # As a column of its own, and nothing that Spark may repeat: with functions of elements within its
-        # argument Spark does not find a Python function again.
+    def find_misfits(self, frame: DataFrame, envelope: Column, time_zone: str) -> tuple[DataFrame, Column]:
+        """Return the frame with a column of entries, and a condition: the envelope is bad."""
+        entries = self._envelope.entries(self._envelope.unwrap(lambda name: envelope[name]))
+        # A separate column, made non-deterministic so that Spark does not inline it: Spark cannot evaluate a
+        # Python function whose argument contains higher-order functions.
         frame = frame.withColumn(_ENTRIES, F.when(F.spark_partition_id() >= 0, entries))
         entries = F.col(_ENTRIES)
         return frame, F.coalesce(entries.isNull() | self._has_misfit(entries, time_zone), F.lit(True))
@@ -447,29 +454,29 @@ class Changelog(ABC):
     def _has_misfit(self, entries: Column, time_zone: str) -> Column: ...
 
     @abstractmethod
-    def _typed(self, row: Column, time_zone: str) -> Column:
-        """Return a struct of an entry's values by column, and with :data:`_WRONG`: whether one is none."""
+    def _parse_row(self, row: Column, time_zone: str) -> Column:
+        """Return a struct of an entry's parsed values, with the flag :data:`_WRONG` if one does not parse."""
 
     def rows(
         self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None, time_zone: str
     ) -> DataFrame:
-        """Return the rows that envelopes say, with kinds; the task ends at a record that says none."""
-        at = self._envelope.at(lambda name: envelope[name])
+        """Return the rows of envelopes, with row kinds; a bad envelope ends the task."""
+        read = self._envelope.unwrap(lambda name: envelope[name])
         why = F.lit(self.why)
-        entries = F.coalesce(self._envelope.entries(at), unreadable(why).cast(self._envelope.kind))
+        entries = F.coalesce(self._envelope.entries(read), raise_unreadable(why).cast(self._envelope.kind))
         if passes is not None:
-            nobody = F.array(F.struct(F.lit(None).alias("kind"), F.lit(None).alias("row")))
-            entries = F.when(passes, nobody.cast(self._envelope.kind)).otherwise(entries)
+            no_entry = F.array(F.struct(F.lit(None).alias("kind"), F.lit(None).alias("row")))
+            entries = F.when(passes, no_entry.cast(self._envelope.kind)).otherwise(entries)
         beside = [
-            self._envelope.said[one].column(at).alias(name)
+            self._envelope.metadata[one].column(read).alias(name)
             for one, name in zip(self._metadata, self.names, strict=True)
         ]
         place = F.struct("topic", "partition", "offset").alias(_PLACE)
         one_each = frame.select(F.explode(entries).alias(_ENTRY), *beside, *kept, place)
-        one_each = one_each.withColumn(_READ, self._typed(F.col(_ENTRY)["row"], time_zone))
-        read, misread = F.col(_READ), unreadable(why, lambda name: F.col(_PLACE)[name])
+        one_each = one_each.withColumn(_READ, self._parse_row(F.col(_ENTRY)["row"], time_zone))
+        parsed, misread = F.col(_READ), raise_unreadable(why, lambda name: F.col(_PLACE)[name])
         own = [
-            F.when(read[_WRONG], misread.cast(one.dataType)).otherwise(read[one.name]).alias(one.name)
+            F.when(parsed[_WRONG], misread.cast(one.dataType)).otherwise(parsed[one.name]).alias(one.name)
             for one in self.fields
         ]
         return one_each.select(*own, F.col(_ENTRY)["kind"].alias(ROW_KIND), *self.names, *kept)
@@ -480,7 +487,7 @@ class JsonChangelog(Changelog):
         super().__init__(form, _ENVELOPES[type(form)](form), json_schema(Json(form.schema)), metadata)
         self._form = form
         self._check()
-        #: How the envelope is read.
+        #: The format of the envelope.
         self.json = Json(self._envelope.schema(metadata), form.on_bad_record)
 
     def _check(self) -> None:
@@ -519,8 +526,8 @@ class JsonChangelog(Changelog):
                 raise ConfigError(
                     f"the column '{column.name}' of DebeziumJson is {kind.simpleString()}, "
                     "and decimals does not say how its values are written",
-                    why="some whole numbers come as numbers, such as MySQL's BIGINT UNSIGNED; as text, "
-                    "1234 is both such a number and base64 of another one",
+                    why="some connectors write whole numbers as plain numbers, such as MySQL's BIGINT "
+                    "UNSIGNED; the text 1234 is such a number, and also the base64 of another one",
                     what_to_do=f'decimals={{"{column.name}": DecimalHandling.PRECISE}} if they are base64, '
                     "DecimalHandling.DOUBLE if they are numbers; or declare LONG",
                 )
@@ -535,7 +542,7 @@ class JsonChangelog(Changelog):
 
         return to_column_function(look, T.BooleanType())(entries)
 
-    def _typed(self, row: Column, time_zone: str) -> Column:
+    def _parse_row(self, row: Column, time_zone: str) -> Column:
         texts, fields = self._envelope.texts, self.fields
         returned = T.StructType([*fields, T.StructField(_WRONG, T.BooleanType())])
 
@@ -555,7 +562,7 @@ def _row(parse: Callable[[Mapping[str, str]], dict[str, Any]], texts: Any) -> tu
 
 
 class AvroChangelog(Changelog):
-    """Makes rows of Debezium's records in Avro: their rows are typed, and every value is one."""
+    """Turns Debezium's Avro records into rows; their values are typed already."""
 
     def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
         made = _DebeziumRecord(form, envelope)
@@ -563,9 +570,9 @@ class AvroChangelog(Changelog):
         self._unavailable = form.unavailable
 
     def _has_misfit(self, entries: Column, time_zone: str) -> Column:
-        return F.exists(entries, lambda one: self._typed(one["row"], time_zone)[_WRONG])
+        return F.exists(entries, lambda one: self._parse_row(one["row"], time_zone)[_WRONG])
 
-    def _typed(self, row: Column, time_zone: str) -> Column:
+    def _parse_row(self, row: Column, time_zone: str) -> Column:
         values, wrong = [], F.lit(False)
         for one in self.fields:
             is_unavailable = self._is_unavailable(row[one.name], one.dataType)

@@ -1,4 +1,4 @@
-"""Texts of Debezium's, Canal's and Maxwell's records as values of columns: exactly those, or none."""
+"""Parsers for the texts in Debezium's, Canal's and Maxwell's records; a text that does not fit is refused."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _WHOLE = re.compile(r"-?[0-9]+")
 _DAY = re.compile(r"\s*[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\s*")
 _TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
 _NANOS_PER_MICRO, _MICROS_PER_MILLI = 1_000, 1_000
-#: Names of the one member of an object that is a value of MongoDB's extended JSON.
+#: MongoDB's extended JSON writes a number as an object with one member; these are the members' names.
 _WHOLE_NUMBERS, _NUMBERS = "numberInt|numberLong", "numberInt|numberLong|numberDouble"
-#: In a time the number may be such an object, too.
+#: The number in a time may be such an object.
 _DATE_WITHIN = re.compile(r'\{\s*"\$date"\s*:\s*(\{.*\})\s*\}', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Reads the texts of a format."""
+    """Parses the texts of a format."""
 
-    #: Debezium's: whether a whole number is a DATE, of which unit it is a TIMESTAMP, and what a DECIMAL is.
+    #: For Debezium: if whole numbers are DATEs, the units of TIMESTAMPs, and the form of DECIMALs.
     days: bool = False
     epoch_units: Mapping[str, EpochUnit] | None = None
     decimals: DecimalHandling | Mapping[str, DecimalHandling] = DecimalHandling.STRING
-    #: Stand for values that the connector did not get.
+    #: Placeholders for values that the connector could not read.
     unavailable: Sequence[str] = ()
 
     def parser(self, fields: T.StructType, time_zone: str) -> Callable[[Mapping[str, str]], dict[str, Any]]:
-        """Return what makes a row of its texts by column, and raises NoValue for a text that is no value."""
+        """Return a function from texts by column to a row; it raises NoValue if one does not parse."""
         columns = [
             (one.name, self._parse(one.name, one.dataType, time_zone), isinstance(one.dataType, _LONG))
             for one in fields
@@ -74,7 +74,7 @@ class Texts:
             case T.TimestampType() | T.TimestampNTZType():
                 return partial(_time, parse, (self.epoch_units or {}).get(name))
             case T.ArrayType() | T.MapType() | T.StructType():
-                return partial(_within_json, JsonReader(T.StructType([T.StructField("v", kind)]), time_zone))
+                return partial(_parse_json, JsonReader(T.StructType([T.StructField("v", kind)]), time_zone))
         return parse
 
     def _decimal(self, name: str, kind: T.DecimalType, parse: _Parse) -> _Parse:
@@ -82,12 +82,12 @@ class Texts:
         if isinstance(handling, Mapping):
             handling = handling.get(name, DecimalHandling.PRECISE)
         if handling is DecimalHandling.PRECISE:
-            return lambda text: parse(_pointed(text, kind.scale))
+            return lambda text: parse(_to_decimal_text(text, kind.scale))
         return lambda text: parse(text.strip())
 
 
 class DocumentTexts(Texts):
-    """Reads the texts of a MongoDB document: values that JSON does not have are objects of one member."""
+    """Parses the texts of a MongoDB document, in which types that JSON lacks are objects with one member."""
 
     def _parse(self, name: str, kind: T.DataType, time_zone: str) -> _Parse:
         parse = super()._parse(name, kind, time_zone)
@@ -136,7 +136,7 @@ def _time(parse: _Parse, unit: EpochUnit | None, text: str) -> int:
         return int(parse(text))
     match unit:
         case None:
-            raise NoValue("nobody says of which unit it is")
+            raise NoValue("epoch_units does not say its unit")
         case EpochUnit.MILLISECONDS:
             micros, rest = int(text) * _MICROS_PER_MILLI, 0
         case EpochUnit.MICROSECONDS:
@@ -149,10 +149,10 @@ def _time(parse: _Parse, unit: EpochUnit | None, text: str) -> int:
     return micros
 
 
-def _pointed(text: str, scale: int) -> str:
-    """Return a decimal of Debezium's as text: bytes of a whole number, maybe with a scale of its own."""
+def _to_decimal_text(text: str, scale: int) -> str:
+    """Return Debezium's decimal as text; it comes as base64 of the unscaled number, maybe with its scale."""
     if text.startswith("{"):
-        # Of a column without a scale each value brings one.
+        # If the column has no scale, each value has its own.
         match json.loads(text):
             case {"scale": int(own), "value": str(unscaled)} if type(own) is int:
                 text, scale = unscaled, own
@@ -164,7 +164,7 @@ def _pointed(text: str, scale: int) -> str:
     return f"{int.from_bytes(data, 'big', signed=True)}e{-scale}"
 
 
-def _within_json(reader: JsonReader, text: str) -> Any:
+def _parse_json(reader: JsonReader, text: str) -> Any:
     found = reader.record(f'{{"v":{text}}}'.encode())
     if found is None:
         raise NoValue("its text is no JSON of it")
@@ -172,7 +172,7 @@ def _within_json(reader: JsonReader, text: str) -> Any:
 
 
 def _member_of(text: str, names: str) -> str:
-    """Return the value of an object's one member if that has one of the names, else the text."""
+    """Return the value of an object with one member of one of these names; else the text itself."""
     found = re.fullmatch(rf'\{{\s*"\$(?:{names})"\s*:\s*"?([^"{{}}]*)"?\s*\}}', text)
     return found[1] if found else text
 

@@ -1,4 +1,4 @@
-"""Records that are in memory already: bounded, for tests and for small tables that a job begins with."""
+"""A bounded source of records in memory, for tests and for small tables."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ALL = "all"
 
 
 class CollectionSource(SplitSource):
-    """Reads values that the program holds, once, and ends.
+    """Reads values of the program once, and ends.
 
-    They are sent to every task that reads, so they should be few: thousands, not millions.
+    All values are sent to every task that reads, so they should be few: thousands, not millions.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class CollectionSource(SplitSource):
     schema
         ``"user STRING, amount LONG"``, a StructType, a dataclass or a NamedTuple class.
     splits
-        In how many parts they may be read at the same time; the parts' order among each other is not kept.
+        Number of parts that are read in parallel; records of different parts have no order.
 
     Raises
     ------
     ConfigError, SchemaError
-        A value does not fit the schema; says which.
+        A value does not fit the schema; the message names it.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class CollectionSource(SplitSource):
                 what_to_do="give a list of records",
             )
         self.schema = output_schema(schema, "a collection")
-        self.values: tuple[tuple[Any, ...], ...] = tuple(_checked(values, self.schema))
+        self.values: tuple[tuple[Any, ...], ...] = tuple(_check_records(values, self.schema))
         self._parts = splits
 
     def splits(self) -> Sequence[str]:
@@ -90,15 +90,16 @@ class CollectionSource(SplitSource):
         return self.values[number :: self._parts]
 
 
-def _checked(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any, ...]]:
+def _check_records(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any, ...]]:
     from flinkish_spark.types.rows import RowWriter
 
     verify, writer = T._make_type_verifier(schema), RowWriter.of(schema)
     for index, value in enumerate(elements_of(values)):
         try:
             record = _record(value, schema)
-            verify(_by_name(record))
-            # As in the tasks that read: Spark's own check lets numbers for texts through, and long decimals.
+            verify(_to_dicts(record))
+            # The tasks make the same check. Spark's verifier also accepts numbers for STRING, and long
+            # decimals.
             writer.write([record])
         except (TypeError, ValueError, KeyError) as error:
             raise SchemaError(
@@ -110,13 +111,13 @@ def _checked(values: Iterable[Any], schema: T.StructType) -> Iterator[tuple[Any,
         yield record
 
 
-def _by_name(value: Any) -> Any:
-    """Return a value with dicts in the places of dataclasses: Spark's check knows none with slots."""
+def _to_dicts(value: Any) -> Any:
+    """Return a value with dataclasses replaced by dicts: Spark's verifier fails at dataclasses with slots."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _by_name(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _to_dicts(getattr(value, field.name)) for field in fields(value)}
     if type(value) is dict:
-        return {key: _by_name(one) for key, one in value.items()}
-    return type(value)(map(_by_name, value)) if type(value) in (list, tuple) else value
+        return {key: _to_dicts(one) for key, one in value.items()}
+    return type(value)(map(_to_dicts, value)) if type(value) in (list, tuple) else value
 
 
 def _record(value: Any, schema: T.StructType) -> tuple[Any, ...]:
@@ -126,9 +127,9 @@ def _record(value: Any, schema: T.StructType) -> tuple[Any, ...]:
             raise KeyError(f"there is no field {unknown[0]!r}")
         return tuple(value.get(name) for name in schema.names)
     if hasattr(value, "__fields__") or hasattr(value, "_fields") or is_dataclass(type(value)):
-        # By name, as what functions emit.
+        # By name, like rows that functions emit.
         record = RowForm(schema.names).tuple_of(value)
-        # A Row has a repr of its own, and the fingerprint is made of those: it stays what it was.
+        # The fingerprint hashes the repr of records, and that of a Row differs from that of a tuple.
         return tuple(record) if isinstance(record, T.Row) else record
     if isinstance(value, list | tuple):
         return tuple(value)

@@ -1,9 +1,9 @@
 """The control source: a streaming DataSource whose offset *is* the control state.
 
-The coordinator raises the checkpoint id in a small file, the time keeper the watermark; Spark asks this
-source for its latest offset, writes it to the offset log, and only then runs the micro-batch that carries
-them. So a micro-batch that is run again carries the same barrier, the same watermark and calls the same
-key groups, and an idle stream still gets a batch.
+The coordinator raises the checkpoint id in a small file, and the time keeper raises the watermark there.
+Spark asks this source for its latest offset, logs it, and only then runs the micro-batch. So a micro-batch
+that runs again carries the same barrier and watermark and calls the same key groups, and an idle stream gets
+micro-batches too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _ControlPartition(InputPartition):
 
 
 class ControlReader(DataSourceStreamReader):
-    """Reads the control file; an id between two offsets that was skipped gets no barrier."""
+    """Reads the control file; a checkpoint id that two consecutive offsets skip gets no barrier."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class ControlReader(DataSourceStreamReader):
         return start if raised == known else raised.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return one partition if there is anything; only the newest id gets a barrier."""
+        """Return one partition with the control rows, if there are any; only the newest id gets a barrier."""
         before, after = ControlOffset.from_json(start), ControlOffset.from_json(end)
         rows = wake_rows(before.time, after.time)
         if after.checkpoint > before.checkpoint:
@@ -63,7 +63,7 @@ class ControlReader(DataSourceStreamReader):
 
 
 class ControlSource(DataSource):
-    """Registered with the session by :func:`load_control`; not for users."""
+    """The control source as Spark knows it; :func:`load_control` registers it with the session."""
 
     @classmethod
     def name(cls) -> str:
@@ -77,6 +77,6 @@ class ControlSource(DataSource):
 
 
 def load_control(spark: SparkSession, path: str) -> DataFrame:
-    """Return the stream of control rows that the control file `path` asks for."""
+    """Return the stream of control rows of the control file `path`."""
     spark.dataSource.register(ControlSource)
     return spark.readStream.format(FORMAT_NAME).option("path", path).load()

@@ -1,4 +1,4 @@
-"""A streaming DataFrame that somebody already has, as a source of a job."""
+"""An existing streaming DataFrame as a source of a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flinkish_spark.core.errors import GraphError
 from flinkish_spark.transport.columns import with_position
 from flinkish_spark.types.schemas import check_field_names
 
-#: Sources that give the same rows for the same offsets, also after a crash.
+#: Spark sources that return the same rows for the same offsets, also after a crash.
 REPLAYABLE = frozenset(
     {
         "kafka",
@@ -35,7 +35,7 @@ REPLAYABLE = frozenset(
 
 @dataclass(frozen=True)
 class DataFrameSource(Source):
-    """Wraps a DataFrame; made by `env.from_dataframe`."""
+    """Wraps a streaming DataFrame; `env.from_dataframe` makes it."""
 
     frame: DataFrame
     has_channels = False
@@ -62,7 +62,7 @@ class DataFrameSource(Source):
                 why="state and watermarks of Spark's own are not part of the job's checkpoints; refused are "
                 "aggregates, dropDuplicates, withWatermark, limit, orderBy, stateful functions and "
                 "joins of two streams",
-                what_to_do="do that behind key_by(...).process(...), or in a query of its own",
+                what_to_do="do that after the source, by key_by(...).process(...), or in a separate query",
                 part=parts[0],
             )
 

@@ -1,4 +1,4 @@
-"""Dead letters of a two-phase sink: records it refuses go to another sink, in the same checkpoint."""
+"""Dead letters of a two-phase sink: refused records go to another sink, in the same checkpoint."""
 
 from __future__ import annotations
 
@@ -40,27 +40,26 @@ _MARK, _MARKED, _BATCH = "flinkish_part", "dead-letters", "flinkish_batch"
 _KIND = "visible-dead-letters"
 
 
-def marked(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """Return the payload of a committable of dead letters as the staged file names it."""
-    # All else stays as it is: other sinks of the job look into it to see what must be kept.
+def mark_dead_letter(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
+    """Return the payload of a committable, marked as dead letters of a micro-batch."""
+    # The rest of the payload stays: other sinks of the job read it to see which data must be kept.
     return {**payload, _MARK: _MARKED, _BATCH: batch}
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleLetters(StoredObject):
-    #: By micro-batch, as dead letters name it, a digest of each committable. Micro-batches of which all
-    #: are visible.
+    #: Micro-batches whose dead letters are all visible, each with the digests of its committables.
     by_batch: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    #: What the committer said about them, for the receipt.
+    #: The committer's facts about them, for the receipt.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DeadLetterCommitter(Committer):
-    """Splits committables between two committers and puts their answers together again."""
+    """Splits committables between the committers of records and dead letters, and merges their answers."""
 
-    # This order matters: dead letters commit first, and before the first record is tried it is written down
-    # which ones are visible. If records are lost then and their micro-batches are staged again, so are the
-    # dead letters of these; what the note names is neither committed a second time nor aborted.
+    # This order matters: dead letters commit first, and a note names the visible ones before the first record
+    # is committed. If records are lost after that, their micro-batches are staged again, together with their
+    # dead letters; the dead letters that the note names are neither committed a second time nor aborted.
 
     def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, place: StoreSpec) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
@@ -74,16 +73,16 @@ class DeadLetterCommitter(Committer):
         """Commit all dead letters, then the records up to the first dead letter that is not committed."""
         main, dead = self._split(committables)
         answers = self._commit_letters(checkpoint, dead)
-        # What is lost must be a suffix: no record behind a lost dead letter is committed.
+        # Lost committables must be a suffix: no record after a lost dead letter is committed.
         end = min((i for i in dead if i not in answers or not answers[i].outcome.is_done), default=None)
         wanted = {i: c for i, c in main.items() if end is None or i < end}
         answers |= _commit(self._main, checkpoint, wanted)
-        return _up_to_a_gap(answers, len(committables))
+        return _cut_at_failure(answers, len(committables))
 
     def _commit_letters(
         self, checkpoint: CheckpointId, dead: Mapping[int, Committable]
     ) -> dict[int, CommitAnswer]:
-        """Commit dead letters and note which are visible; those that came in their place are passed over."""
+        """Commit dead letters and note which are visible; skip those of micro-batches noted already."""
         if not dead:
             return {}
         known = self._visible(int(checkpoint))
@@ -94,12 +93,12 @@ class DeadLetterCommitter(Committer):
         noted = {batch: found for batch, found in digests.items() if batch in known.by_batch}
         answers: dict[int, CommitAnswer] = {}
         if noted != known.by_batch:
-            # Staged again with their micro-batch. Not even those that stayed the same are asked for: a
-            # sink that commits a checkpoint as a whole takes a part of it for something else. The sweep
-            # behind the receipt finds what is passed over.
+            # These were staged again with their micro-batch. Unchanged ones are skipped too: a sink that
+            # commits a checkpoint as a whole would take a part of it for another checkpoint. The sweep after
+            # the receipt aborts the skipped ones.
             again = [place for batch in noted for place in batches[batch]]
             answers = {i: CommitAnswer(Outcome.ALREADY_COMMITTED, facts=known.facts) for i in again}
-        asked = {i: self._unmarked(c) for i, c in dead.items() if i not in answers}
+        asked = {i: self._unmark(c) for i, c in dead.items() if i not in answers}
         answers |= _commit(self._dead, checkpoint, asked)
         done = {
             batch: digests[batch]
@@ -107,7 +106,7 @@ class DeadLetterCommitter(Committer):
             if all(i in answers and answers[i].outcome.is_done for i in of_one)
         }
         if not done.keys() <= known.by_batch.keys():
-            facts = {**known.facts, **_merged(tuple(answers.values()))}
+            facts = {**known.facts, **_merge_facts(tuple(answers.values()))}
             visible = VisibleLetters({**done, **known.by_batch}, facts)
             self._store.put(_key(int(checkpoint)), seal(_KIND, visible.to_json()))
         return answers
@@ -116,7 +115,7 @@ class DeadLetterCommitter(Committer):
         return self._notes.optional(_key(checkpoint), _KIND, VisibleLetters.from_json) or VisibleLetters()
 
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
-        """Abort both, but for dead letters that are visible: they stay when records of theirs are lost."""
+        """Abort records and dead letters, except visible dead letters: they stay if records are lost."""
         main, dead = self._split(committables)
         answers = dict(zip(main, self._main.abort(tuple(main.values())), strict=True)) if main else {}
         notes = map(self._visible, self._notes.numbers("checkpoints")) if dead else ()
@@ -124,7 +123,7 @@ class DeadLetterCommitter(Committer):
         hidden = {i: c for i, c in dead.items() if _digest(c) not in visible}
         stay = CommitAnswer(Outcome.ALREADY_COMMITTED, "visible dead letters stay")
         answers |= {i: stay for i in dead if i not in hidden}
-        given = self._dead.abort(tuple(map(self._unmarked, hidden.values()))) if hidden else ()
+        given = self._dead.abort(tuple(map(self._unmark, hidden.values()))) if hidden else ()
         for place, answer in zip(hidden, given, strict=True):
             answers[place] = answer
             if answer.outcome is Outcome.FENCED:
@@ -135,7 +134,7 @@ class DeadLetterCommitter(Committer):
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
         found: dict[int, str] = {}
         main, dead = self._split(committables)
-        plain = {place: self._unmarked(one) for place, one in dead.items()}
+        plain = {place: self._unmark(one) for place, one in dead.items()}
         for committer, part in ((self._main, main), (self._dead, plain)):
             places = list(part)
             reasons = committer.why_dead(tuple(part.values())) if part else {}
@@ -143,11 +142,11 @@ class DeadLetterCommitter(Committer):
         return found
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        wanted = [self._unmarked(one) if self._is_dead_letter(one) else one for one in kept]
+        wanted = [self._unmark(one) if self._is_dead_letter(one) else one for one in kept]
         return self._main.sweep(wanted, running_blocks) + self._dead.sweep(wanted, running_blocks)
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        # Older checkpoints are confirmed, or dead.
+        # Older checkpoints are confirmed or dead, so their notes are not needed.
         for older in self._notes.numbers("checkpoints"):
             if older < int(completed.checkpoint):
                 self._store.delete(_key(older))
@@ -163,12 +162,12 @@ class DeadLetterCommitter(Committer):
         return (*self._main.newest_marks(), *self._dead.newest_marks())
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition; for dead letters a number below zero, so that the two differ."""
-        # The dead letters of a partition are those of its records: they are selected from what its task
-        # reports, without a shuffle.
+        """Return the Spark partition; for dead letters a negative number, so that the two differ."""
+        # Dead letters are selected from the output of the task that refused the records, without a shuffle,
+        # so both have the same partition.
         if not self._is_dead_letter(committable):
             return self._main.task_of(committable)
-        task = self._dead.task_of(self._unmarked(committable))
+        task = self._dead.task_of(self._unmark(committable))
         return None if task is None else -1 - task
 
     def close(self) -> None:
@@ -187,7 +186,7 @@ class DeadLetterCommitter(Committer):
     def _is_dead_letter(self, committable: Committable) -> bool:
         return committable.sink == self._uid and committable.payload.get(_MARK) == _MARKED
 
-    def _unmarked(self, committable: Committable) -> Committable:
+    def _unmark(self, committable: Committable) -> Committable:
         payload: dict[str, Any] = {k: v for k, v in committable.payload.items() if k not in (_MARK, _BATCH)}
         return Committable(self._dead_uid, payload)
 
@@ -209,8 +208,8 @@ def _commit(
     return dict(zip(part, committer.commit(checkpoint, tuple(part.values())), strict=False))
 
 
-def _up_to_a_gap(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
-    """Return the answers in order up to the first that is not done: LOST must come last."""
+def _cut_at_failure(answers: Mapping[int, CommitAnswer], count: int) -> list[CommitAnswer]:
+    """Return the answers in order, up to the first that is not done: LOST must come last."""
     found: list[CommitAnswer] = []
     for index in range(count):
         if index not in answers:
@@ -230,52 +229,55 @@ def _both(ask: Callable[[Committer], CommitAnswer], *committers: Committer) -> C
         if not answers[-1].outcome.is_done:
             return answers[-1]
     is_new = any(answer.outcome is Outcome.COMMITTED for answer in answers)
-    return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=_merged(answers))
+    return CommitAnswer(
+        Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED, facts=_merge_facts(answers)
+    )
 
 
-def _merged(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
+def _merge_facts(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for answer in answers:
         facts |= answer.facts
     return facts
 
 
-#: What a dead letter consists of.
+#: Fields of a dead letter.
 DEAD_LETTER_SCHEMA = T.StructType(
     [T.StructField(name, T.StringType(), False) for name in ("uid", "reason", "record", "batch")]
 )
 
 
 class DeadLettersDiffer(EnvironmentFault):
-    """Another number of dead letters was staged than records were refused; the micro-batch is run again."""
+    """The number of staged dead letters differs from that of refused records; the micro-batch runs again."""
 
     restartable = True
     ends_when_repeated = True
 
 
 @dataclass(frozen=True)
-class WithDeadLetters(Sink):
+class SinkWithDeadLetters(Sink):
     """A two-phase sink, and another sink for the records that it refuses.
 
-    A dead letter has the fields `uid` (of the sink that refused it), `reason`, `record` (JSON) and
-    `batch` (``"<lineage>/<batch>"``), all of type STRING. It becomes visible with the checkpoint of the
-    micro-batch that it was in, and is counted as `dead_lettered`.
+    A dead letter has the fields `uid` (of the sink that refused the record), `reason`, `record` (JSON) and
+    `batch` (``"<lineage>/<batch>"``), all of type STRING. It becomes visible with the checkpoint of its
+    micro-batch, and is counted as `dead_lettered`.
 
     Parameters
     ----------
     sink
-        What refuses records by raising RecordRefused.
+        The sink that refuses records, by raising RefusedRecordError.
     dead_letters
-        Any other sink; a KafkaSink without barrier records. Works under the uid ``<uid>.dead-letters``.
+        Any other sink; a KafkaSink without barrier records. Its uid is ``<uid>.dead-letters``.
 
     Notes
     -----
-    Dead letters commit shortly before the records. If what `sink` staged is lost behind the decision and
-    staged again, dead letters that are visible by then stay as they are, and do not come again.
+    Dead letters commit shortly before the records. If data that `sink` staged is lost after the decision and
+    staged again, dead letters that are visible already stay, and are not written again.
 
     Examples
     --------
-    >>> totals.sink_to(WithDeadLetters(ledger, DeltaSink("/lake/refused")), uid="ledger")  # doctest: +SKIP
+    >>> sink = SinkWithDeadLetters(ledger, DeltaSink("/lake/refused"))  # doctest: +SKIP
+    >>> totals.sink_to(sink, uid="ledger")  # doctest: +SKIP
     """
 
     sink: TwoPhaseCommitSink
@@ -293,10 +295,10 @@ class WithDeadLetters(Sink):
                 why="most micro-batches have no dead letters, and nothing would be written for them",
                 what_to_do="leave barriers out",
             )
-        if isinstance(self.dead_letters, WithDeadLetters):
+        if isinstance(self.dead_letters, SinkWithDeadLetters):
             raise ConfigError(
                 "the sink of dead letters has dead letters itself",
-                why="its records are texts that any system takes; who refuses those, too, has lost them",
+                why="a dead letter consists of texts, which every system can store",
                 what_to_do="give it a sink that takes every text",
             )
 
@@ -308,7 +310,7 @@ class WithDeadLetters(Sink):
         return (*self.sink.parts(uid), *self.dead_letters.parts(_dead_uid(uid)))
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Refuse what either refuses, and a policy beside the dead letters."""
+        """Run the preflight of both sinks; refuse a sink that has an on_refused policy as well."""
         if self.sink.on_refused is not OnBadRecord.FAIL:
             raise ConfigError(
                 f"the sink '{context.uid}' has dead letters and on_refused={self.sink.on_refused}",
@@ -350,7 +352,7 @@ class _Writer(SinkWriter):
         self._main, self._dead, self._uid = main, dead, uid
 
     def stage(self, request: StageRequest) -> StageResult:
-        with self._main.staging_with_refused(request) as (result, refused):
+        with self._main.stage_with_refused(request) as (result, refused):
             count = sum(task.dead_lettered for task in result.tasks)
             if not count:
                 return result
@@ -363,11 +365,11 @@ class _Writer(SinkWriter):
                 why="a task was run again in between and refused other records",
                 what_to_do="make the sink refuse by the record alone",
             )
-        letters = tuple(marked(payload, batch_label(request)) for payload in dead.payloads)
+        letters = tuple(mark_dead_letter(payload, batch_label(request)) for payload in dead.payloads)
         return replace(result, payloads=(*result.payloads, *letters))
 
     def _letters(self, request: StageRequest, refused: DataFrame) -> DataFrame:
-        """Return dead letters as a micro-batch of their own, control columns first."""
+        """Return dead letters as rows of a micro-batch, control columns first."""
         constant = {"uid": F.lit(self._uid), "batch": F.lit(batch_label(request))}
         fields = {name: constant.get(name, F.col(name)) for name in DEAD_LETTER_SCHEMA.names}
         return refused.select(

@@ -1,7 +1,7 @@
-"""Sinks on the driver: completed checkpoints go to a function, to the screen, or stay in this process.
+"""Sinks on the driver: rows of completed checkpoints go to a function, to stdout, or to memory.
 
-At least once: between the call and the receipt of the checkpoint the process may die, and the next one calls
-again with the same rows. The checkpoint's id tells a repetition from something new.
+They deliver at least once: if the process dies between the call and the checkpoint's receipt, the next
+process calls again with the same rows and the same checkpoint id.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pyspark.sql import Row, SparkSession
 
 from flinkish_spark.checkpoint.failures import RepeatableUserError
 from flinkish_spark.connectors.buffer import (
-    Applied,
+    ApplyStatus,
     BufferedCommitter,
-    BufferedFileGone,
+    BufferedFileError,
     BufferedRows,
     BufferedSink,
 )
-from flinkish_spark.connectors.two_phase import in_utc, record_as_json, records_of
+from flinkish_spark.connectors.two_phase import record_as_json, records_of, to_utc
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.foreign_errors import said
@@ -35,7 +35,7 @@ Rows = Iterator[Row]
 
 
 class _CallingSink(BufferedSink):
-    """Gives the rows of a checkpoint to something of the user's."""
+    """Passes the rows of a checkpoint to the user's function, or to stdout."""
 
     @abstractmethod
     def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
@@ -53,15 +53,15 @@ class ForeachSink(_CallingSink):
     ----------
     function
         Gets a row and the checkpoint's id. Called by one thread at a time, in order of checkpoints,
-        micro-batches and tasks. A row is seen again if the process dies between the call and the
-        checkpoint's receipt, or if the function raises at a later row: what repeats is always the whole
-        checkpoint, in the same order and with the same id.
+        micro-batches and tasks. If the process dies between the call and the checkpoint's receipt, or the
+        function raises at a later row, all rows of the checkpoint come again, in the same order and with
+        the same id.
 
     Notes
     -----
     The function need not be serialisable. If it raises, the job is restarted and the checkpoint's rows
-    come again; if it raises again, the job ends, and the next start begins with them. An
-    EnvironmentFault that is restartable means: call again soon, without a restart.
+    come again; if it raises again, the job ends, and the next start begins with these rows. If it raises a
+    restartable EnvironmentFault, it is called again soon, without a restart.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class PrintSink(_CallingSink):
     Parameters
     ----------
     prefix
-        Printed in front of each row.
+        Printed before each row.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class _CallingCommitter(BufferedCommitter):
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
         try:
             self._sink.call(_rows_of(rows), checkpoint)
-        except (FlinkishError, BufferedFileGone):
+        except (FlinkishError, BufferedFileError):
             raise
         except USER_ERRORS as error:
             raise RepeatableUserError(
@@ -151,14 +151,14 @@ class _CallingCommitter(BufferedCommitter):
 
 def _rows_of(rows: BufferedRows) -> Rows:
     for batch in rows.batches():
-        yield from records_of(in_utc(batch))
+        yield from records_of(to_utc(batch))
 
 
-#: Job, sink uid and checkpoint: a checkpoint that is committed again is known by it.
+#: Job, sink uid and checkpoint: identify a checkpoint that is committed again.
 _Key = tuple[JobUuid, str, CheckpointId]
 
 
-#: By the name that the test gave, the rows of the sinks of this process.
+#: Rows of this process's memory sinks, by sink name.
 _ROOMS: defaultdict[str, dict[_Key, list[Row]]] = defaultdict(dict)
 _LOCK = threading.Lock()
 
@@ -167,14 +167,14 @@ _LOCK = threading.Lock()
 class MemorySink(BufferedSink):
     """Keeps the rows of completed checkpoints in this process, for tests.
 
-    Each row is there once, also if a checkpoint is committed again, by this start of the job or another
-    one in the same process. With the process the rows are gone: a job that goes on in a new one adds
-    those of later checkpoints only.
+    Each row is kept once, even if a checkpoint is committed again by this start of the job or another one in
+    the same process. The rows end with the process: a job that goes on in a new process adds the rows of
+    later checkpoints only.
 
     Parameters
     ----------
     name
-        Whose rows :meth:`rows` returns. Sinks and jobs with the same name share them.
+        Name of the rows that :meth:`rows` returns. Sinks and jobs with the same name share them.
 
     Examples
     --------
@@ -192,9 +192,9 @@ class MemorySink(BufferedSink):
 
     def rows(self) -> list[Row]:
         """Return the rows of all completed checkpoints, in order of checkpoint."""
-        return [row for rows in self.by_checkpoint().values() for row in rows]
+        return [row for rows in self.rows_by_checkpoint().values() for row in rows]
 
-    def by_checkpoint(self) -> dict[int, list[Row]]:
+    def rows_by_checkpoint(self) -> dict[int, list[Row]]:
         """Return the rows of each completed checkpoint that had any, in order."""
         found: dict[int, list[Row]] = {}
         with _LOCK:
@@ -226,10 +226,10 @@ class _MemoryCommitter(BufferedCommitter):
             is_new = _ROOMS[self._name].setdefault(self._key(checkpoint), read) is read
         return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
 
-    def has_applied(self, checkpoint: CheckpointId) -> Applied:
-        # Another process may have had them.
+    def has_applied(self, checkpoint: CheckpointId) -> ApplyStatus:
+        # Another process may have committed them.
         with _LOCK:
-            return Applied.YES if self._key(checkpoint) in _ROOMS[self._name] else Applied.UNKNOWN
+            return ApplyStatus.YES if self._key(checkpoint) in _ROOMS[self._name] else ApplyStatus.UNKNOWN
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
         own = self._key(target)

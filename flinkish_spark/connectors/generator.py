@@ -1,6 +1,6 @@
 """Generated records: seeded, limited in rate, and the same in every replay.
 
-No generator has a state: each value is a pure function of the seed, the field and the record's number.
+Generators have no state: each value is a pure function of the seed, the field and the record's number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from flinkish_spark.types.schemas import check_field_names
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _MOST_LONG = (1 << 63) - 1
-#: 10,000 years: further than any time lies from another.
+#: 10,000 years: longer than the time between any two timestamps.
 _MOST_TIMES_MS = 10_000 * 366 * 24 * 3_600_000
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", dtype=np.uint8)
 _LETTERS_AT_ONCE = 1 << 17
@@ -49,13 +49,13 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def random_bits(seed: int, stream: int, numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return 64 random bits per number (SplitMix64, started at seed and stream)."""
-    first = _mixed(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
-    first = _mixed(first ^ np.uint64(stream))
-    return _mixed(first + numbers.astype(np.uint64) * _MIX[0])
+    first = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
+    first = _mix(first ^ np.uint64(stream))
+    return _mix(first + numbers.astype(np.uint64) * _MIX[0])
 
 
-def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    # Overflow is what makes it work.
+def _mix(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # Overflow is part of the algorithm.
     z = (z ^ (z >> np.uint64(30))) * _MIX[1]
     z = (z ^ (z >> np.uint64(27))) * _MIX[2]
     mixed: np.ndarray[Any, Any] = z ^ (z >> np.uint64(31))
@@ -63,7 +63,7 @@ def _mixed(z: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _refuse_beyond_long(field: Field, start: int, step: int, places: np.ndarray[Any, Any]) -> None:
-    # NumPy would begin again at the other end.
+    # NumPy would wrap around.
     for place in (int(places.min()), int(places.max())) if len(places) else ():
         if abs(start + step * place) > _MOST_LONG or step * place > _MOST_LONG:
             raise ValueError(f"{field!r} goes beyond what a record can hold, at record {place}")
@@ -72,8 +72,8 @@ def _refuse_beyond_long(field: Field, start: int, step: int, places: np.ndarray[
 class Field(ABC):
     """One field of a generated record.
 
-    Its `repr` says what it makes, the same in every process: by that a job knows at its next start that the
-    records are still the same. A frozen dataclass has one.
+    Its `repr` must describe its values and be the same in every process: at its next start a job compares it
+    to see that the records are still the same. A frozen dataclass has such a `repr`.
     """
 
     @property
@@ -88,20 +88,20 @@ class Field(ABC):
         Parameters
         ----------
         numbers
-            Of records, from 0.
+            Numbers of records, from 0.
         stream
-            Tells the field from the others of the record.
+            Number of the field in the record: fields of the same kind get different values.
 
         Raises
         ------
         ValueError
-            The type cannot hold one of them.
+            The type cannot hold one of the values.
         """
 
 
 @dataclass(frozen=True)
 class Counting(Field):
-    """`start`, `start + step`, ...: the record's number; over again behind `cycle` records, if given."""
+    """`start`, `start + step`, ...; begins again after `cycle` records, if given."""
 
     start: int = 0
     step: int = 1
@@ -158,7 +158,7 @@ class RandomDouble(Field):
 
     def values(self, numbers: np.ndarray[Any, Any], seed: int, stream: int) -> pa.Array:
         unit = (random_bits(seed, stream, numbers) >> np.uint64(11)).astype(np.float64) / float(1 << 53)
-        # Rounding can reach the upper end, which does not belong to it.
+        # Rounding can reach the upper end, which is excluded.
         below = np.nextafter(self.most, self.least)
         return pa.array(np.minimum(self.least + unit * (self.most - self.least), below))
 
@@ -179,10 +179,10 @@ class RandomText(Field):
         row = random_bits(seed, stream, numbers)
         places = np.arange(self.length, dtype=np.uint64) * _MIX[2]
         letters = np.empty((len(numbers), self.length), dtype=np.uint8)
-        # A letter takes eight bytes, several times, while it is made.
+        # Each letter takes several times eight bytes while it is computed.
         step = max(1, _LETTERS_AT_ONCE // self.length)
         for at in range(0, len(numbers), step):
-            bits = _mixed(row[at : at + step, None] + places[None, :])
+            bits = _mix(row[at : at + step, None] + places[None, :])
             letters[at : at + step] = _LETTERS[(bits % np.uint64(len(_LETTERS))).astype(np.int64)]
         ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(self.length)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(letters)]
@@ -191,13 +191,13 @@ class RandomText(Field):
 
 @dataclass(frozen=True, init=False)
 class RandomChoice(Field):
-    """One of some values of one type, in an order: texts, whole numbers, numbers or truth values."""
+    """One of several values of one type: str, int, float or bool."""
 
     choices: tuple[Any, ...]
 
     def __init__(self, choices: Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool]) -> None:
         what_to_do = 'give a list of values of one type: ["red", "green"], or [1, 2]'
-        # The order of a set is another one in the next process.
+        # The order of a set differs in the next process.
         if isinstance(choices, str | bytes | Mapping | Set) or not isinstance(choices, Iterable):
             raise unusable("choices", choices, wanted="a list", what_to_do=what_to_do)
         given = tuple(choices)
@@ -229,9 +229,9 @@ _CHOICES: dict[type, T.DataType] = {
 
 @dataclass(frozen=True)
 class Times(Field):
-    """Timestamps from `start` on, `step_ms` apart, each late by a random time of at most `jitter_ms`.
+    """Timestamps from `start` on, `step_ms` apart, each earlier by a random time of at most `jitter_ms`.
 
-    Late within the record's number: so records come out of order by as much.
+    So records are out of order by up to `jitter_ms`.
     """
 
     start: datetime.datetime
@@ -261,30 +261,31 @@ class Times(Field):
         return pa.array(times - late.astype(np.int64), pa.timestamp("us", tz="UTC"))
 
 
-#: Most of a batch: rows, and characters of random texts.
+#: Most rows, and most characters of random texts, in an Arrow batch.
 _ROWS_AT_ONCE, _TEXT_AT_ONCE = 10_000, 1 << 22
-#: What a micro-batch takes from each split if nothing limits it: generating never waits for anything.
+#: Records that a micro-batch takes from each split if no rate limits it.
 _AT_ONCE = 100_000
-#: What Python says of an object, or of a function in one, of which it knows nothing else.
+#: The address in the default repr of an object or function.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
 class DataGeneratorSource(SplitSource):
-    """Makes records up: the n-th is a pure function of seed and n, in every process and replay.
+    """Generates records: the n-th is a pure function of seed and n, in every process and replay.
 
     Parameters
     ----------
     fields
-        By name; see `docs/sources.md`. Fields differ from each other by their place in it.
+        Generators of the fields, by field name; see `docs/sources.md`. A field's values depend on its
+        position.
     records
-        How many there are in all; the job ends behind them. UNLIMITED for no end.
+        Number of records; the job ends after them. UNLIMITED for no end.
     seed
-        Another seed, other records.
+        Another seed generates other records.
     rate
         Most records per second and per micro-batch, over all splits. Without it a micro-batch has 100,000 of
         each split.
     splits
-        In how many parts they may be made at the same time; records are dealt to them in turns.
+        Number of parts that are generated in parallel; records are dealt to them round-robin.
 
     Raises
     ------
@@ -361,7 +362,7 @@ class DataGeneratorSource(SplitSource):
             yield pa.RecordBatch.from_arrays(columns, names=list(self._fields))
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what the records depend on; how many there are, and how fast they come, may change."""
+        """Return what the records depend on; their number and rate may change."""
         fields = [[name, repr(field)] for name, field in self._fields.items()]
         return {"fields": fields, "seed": self._seed, "splits": self._parts}
 
@@ -371,14 +372,14 @@ def _check_last(fields: Mapping[str, Field], records: Limit) -> None:
     if isinstance(records, NoLimit) or records == 0:
         return
     for name, field in fields.items():
-        # Others may do anything there.
+        # Generators of users' own may not be defined at that record.
         if isinstance(field, Counting | Times):
             with refused_as_config_errors(f"correct fields[{name!r}], or give it fewer records"):
                 field.values(np.array([records - 1], dtype=np.int64), 0, 0)
 
 
 def _check_identity(name: str, field: Field) -> None:
-    """Refuse a field of the user's that cannot be told from others at the next start."""
+    """Refuse a user's field whose repr differs at the next start."""
     if type(field).__module__ == Field.__module__ or not _ADDRESS.search(repr(field)):
         return
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""One source after the other: history that ends, then what is live."""
+"""A source that reads other sources one after the other: bounded history first, then live data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flinkish_spark.connectors.splits import (
     Rows,
     SplitPosition,
     SplitSource,
-    checked_splits,
-    logged_positions,
+    check_splits,
+    find_scan_positions,
 )
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import ConfigError
@@ -26,16 +26,16 @@ from flinkish_spark.protocol.timeline import Mark
 
 
 class HybridSource(SplitSource):
-    """Reads sources of splits one after the other, as one source with one position.
+    """Reads several split sources one after the other, as one source with one position.
 
-    A part begins in the micro-batch behind the one in which the last split of the part before came to its
-    end: no record of a later part comes before one of an earlier. The position has the splits of every part
-    that has begun, so it says by itself which part is being read.
+    A part begins in the micro-batch after the one in which the last split of the part before it ended, so all
+    records of a part come before those of later parts. The position has the splits of every part that has
+    begun, so it also says which part is being read.
 
     Parameters
     ----------
     parts
-        All but the last are bounded, and all have one schema. Splits of part 1 are called ``1:<name>``.
+        All but the last are bounded, and all have the same schema. Splits of part 1 are called ``1:<name>``.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class HybridSource(SplitSource):
             if not part.is_bounded and index + 1 < len(parts):
                 raise ConfigError(
                     f"part {index} of a hybrid source has no end",
-                    why="the part behind it would never begin",
+                    why="the part after it would never begin",
                     what_to_do="give it an end, or put it last",
                 )
             if part.record_type != parts[0].record_type:
@@ -75,13 +75,13 @@ class HybridSource(SplitSource):
             if getattr(part, "decoding", None) is not None:
                 raise ConfigError(
                     f"part {index} of a hybrid source decodes its records",
-                    why="what a part yields is read as it is, whichever part it is",
-                    what_to_do="leave value= out, and decode in a transform behind the hybrid source",
+                    why="a hybrid source passes the records of its parts on as they are",
+                    what_to_do="leave value= out, and decode in a transform after the hybrid source",
                 )
             if part.rate != RateLimit():
                 raise ConfigError(
                     f"part {index} of a hybrid source has a limit of its own",
-                    what_to_do="limit the whole: HybridSource(...).limited(...)",
+                    what_to_do="limit the whole: HybridSource(...).limit_rate(...)",
                 )
         self.schema = parts[0].record_type
         self._parts: tuple[SplitSource, ...] = parts
@@ -91,7 +91,7 @@ class HybridSource(SplitSource):
 
     def bound(self, uid: str) -> Self:
         parts = tuple(part.bound(_part_uid(uid, index)) for index, part in enumerate(self._parts))
-        return super(HybridSource, self._with("_parts", parts)).bound(uid)
+        return super(HybridSource, self._replace("_parts", parts)).bound(uid)
 
     def datasets(self) -> tuple[Dataset, ...]:
         return tuple(dict.fromkeys(one for part in self._parts for one in part.datasets()))
@@ -108,8 +108,8 @@ class HybridSource(SplitSource):
         found: list[str] = []
         for index in range(len(self._parts)):
             of_part = self._position_of(index, position)
-            # Here, since a name that is none would be one behind the number of the part.
-            names = checked_splits(of_part.uid, self._part(index).splits_from(of_part))
+            # Checked before the part's number is added: with it, any value would be a valid name.
+            names = check_splits(of_part.uid, self._part(index).splits_from(of_part))
             found += [f"{index}:{split}" for split in names]
             if not self._is_part_at_end(index, position):
                 break
@@ -125,23 +125,23 @@ class HybridSource(SplitSource):
         return all(self._is_part_at_end(index, position) for index in range(len(self._parts)))
 
     def first(self, split: str) -> Offset:
-        part, name = self._of(split)
+        part, name = self._find_part(split)
         return part.first(name)
 
     def latest(self, split: str, start: Offset, limit: int | None) -> Offset:
-        part, name = self._of(split)
+        part, name = self._find_part(split)
         return part.latest(name, start, limit)
 
     def end(self, split: str) -> Offset | None:
-        part, name = self._of(split)
+        part, name = self._find_part(split)
         return part.end(name)
 
     def records_between(self, split: str, start: Offset, end: Offset) -> int | None:
-        part, name = self._of(split)
+        part, name = self._find_part(split)
         return part.records_between(name, start, end)
 
     def piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
-        part, name = self._of(split)
+        part, name = self._find_part(split)
         return part.piece_facts(name, start, end)
 
     def close(self) -> None:
@@ -150,15 +150,15 @@ class HybridSource(SplitSource):
 
     # In a task:
     def read(self, split: str, start: Offset, end: Offset) -> Rows:
-        part, name = self._of(split)
-        return part._with("_fs_piece_facts", self._fs_piece_facts).read(name, start, end)
+        part, name = self._find_part(split)
+        return part._replace("_fs_piece_facts", self._fs_piece_facts).read(name, start, end)
 
     # On the driver:
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         super().preflight(spark, job_dir, uid)
         for index in range(len(self._parts)):
             self._parts[index].preflight(spark, job_dir, _part_uid(uid, index))
-            # In a folder of this source's: another source may have the uid that the part goes by.
+            # The part gets a folder below this source's: another source may have the part's uid.
             self._part(index)
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
@@ -168,7 +168,7 @@ class HybridSource(SplitSource):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         super().check_input(job_dir, uid, position)
         for index in range(len(self._parts)):
-            scans = [] if position is None else logged_positions(position, uid)
+            scans = [] if position is None else find_scan_positions(position, uid)
             of_part = LoggedOffsets(tuple(self._position_of(index, scan).to_json() for scan in scans))
             own = None if position is None else of_part
             self._part(index).check_input(job_dir, _part_uid(uid, index), own)
@@ -196,40 +196,40 @@ class HybridSource(SplitSource):
         return found
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return the kinds of the parts; each has a fingerprint of its own."""
+        """Return the kinds of the parts; each part's fingerprint is compared on its own."""
         return {"parts": [part.kind for part in self._parts]}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
-        for index, own in self._by_part(offsets).items():
+        for index, own in self._group_by_part(offsets).items():
             self._part(index)._tell(own, note)
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
         return [mark for index in range(len(self._parts)) for mark in self._part(index).newest_marks(job)]
 
-    def released(self, offsets: Mapping[str, Offset]) -> None:
-        for index, own in self._by_part(offsets).items():
-            self._part(index).released(own)
+    def on_release(self, offsets: Mapping[str, Offset]) -> None:
+        for index, own in self._group_by_part(offsets).items():
+            self._part(index).on_release(own)
 
     def _overrides(self, method: str) -> bool:
         return any(part._overrides(method) for part in self._parts)
 
     def _part(self, index: int) -> SplitSource:
-        """Return a part that knows its folder, once the whole knows its own."""
+        """Return a part, with its folder set if this source has one."""
         part = self._parts[index]
         if self._fs_folder:
             object.__setattr__(part, "_fs_folder", self.job_store.below(str(index)).to_text())
         return part
 
-    def _of(self, split: str) -> tuple[SplitSource, str]:
+    def _find_part(self, split: str) -> tuple[SplitSource, str]:
         index, _, name = split.partition(":")
         return self._part(int(index)), name
 
     def _position_of(self, index: int, position: SplitPosition) -> SplitPosition:
-        own = self._by_part(position.offsets).get(index, {})
+        own = self._group_by_part(position.offsets).get(index, {})
         return SplitPosition(_part_uid(position.uid, index), own)
 
     @staticmethod
-    def _by_part(offsets: Mapping[str, Offset]) -> dict[int, dict[str, Offset]]:
+    def _group_by_part(offsets: Mapping[str, Offset]) -> dict[int, dict[str, Offset]]:
         found: dict[int, dict[str, Offset]] = {}
         for split, offset in offsets.items():
             index, _, name = split.partition(":")

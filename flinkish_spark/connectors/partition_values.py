@@ -1,6 +1,6 @@
-"""Values of partition columns: a store keeps them as text, in a folder's name or its log, and reads it back.
+"""Checks of partition columns, whose values are stored as text in a folder's name or in a table's log.
 
-Where the text stands for another value, two of a stream's values would be one partition, without a word.
+A value whose text is read back as another value is refused: two values would silently become one partition.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 
-#: What stands for null in a folder's name.
+#: The name of the null partition.
 NULL_BUCKET = "__HIVE_DEFAULT_PARTITION__"
 
-#: Types whose text is the value again. Of those behind them that is seen to: a TIMESTAMP's is a time of the
-#: session's zone. Others are refused.
+#: Types whose text always reads back as the same value, and types whose values are checked one by one: the
+#: text of a TIMESTAMP is in the session's zone. Other types are refused.
 _WITH_SAME_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.DecimalType, T.DateType)
 _WITH_ANOTHER_TEXT = (T.TimestampType, T.TimestampNTZType, T.FloatType, T.DoubleType)
-#: What Spark writes as three bytes in a folder's name.
+#: Characters that Spark escapes in a folder's name, as three bytes each.
 _ESCAPED = "".join(map(chr, (*range(1, 32), 127))) + "\"#%'*/:=?\\{[]^"
-#: Of a folder's name, on disks and in HDFS. No store takes less.
+#: Longest name of a folder on disks and in HDFS; no store allows less.
 _MOST_BYTES = 255
 
 
 def why_no_partition(kind: T.DataType) -> str:
-    """Return why values of a type cannot say which partition a record is in; empty if they can."""
+    """Return why a type cannot be that of a partition column; empty if it can."""
     if isinstance(kind, T.BinaryType):
         return "bytes are no text: different ones would be one partition"
     if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
@@ -38,9 +38,9 @@ def why_no_partition(kind: T.DataType) -> str:
 
 
 def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Column]]:
-    """Yield what must be true of each record, and how errors say it."""
+    """Yield conditions that each record must meet, each after its text in error messages."""
     for field in _fields(frame, names):
-        column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
+        column, what = F.col(quote_name(field.name)), f"the partition column {field.name}"
         if isinstance(field.dataType, T.StringType):
             is_kept = ~column.isin("", NULL_BUCKET)
             yield f"{what} NOT IN ('', '{NULL_BUCKET}'), which would become NULL,", column.isNull() | is_kept
@@ -51,16 +51,16 @@ def partition_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tup
 
 
 def folder_conditions(frame: DataFrame, names: Iterable[str]) -> Iterator[tuple[str, Column]]:
-    """Yield what must be true of each record for its folder to be made, and how errors say it."""
+    """Yield conditions for a record's folder to be created, each after its text in error messages."""
     for field in _fields(frame, names):
         if not isinstance(field.dataType, T.StringType):
             continue
-        column, what = F.col(quoted(field.name)), f"the partition column {field.name}"
+        column, what = F.col(quote_name(field.name)), f"the partition column {field.name}"
         is_text = F.is_valid_utf8(column) & ~column.contains("\0")
         yield f"{what} being UTF-8 without NUL", column.isNull() | is_text
         left = _MOST_BYTES - 1 - sum(3 if one in _ESCAPED else len(one.encode()) for one in field.name)
         bytes_of = F.octet_length(column)
-        # Most are short, whatever is in them.
+        # First a cheap test: most texts are short enough even if all their characters were escaped.
         is_short = bytes_of * 3 <= left
         is_short |= bytes_of * 3 - F.octet_length(F.translate(column, _ESCAPED, "")) * 2 <= left
         yield f"{what} having at most {left} bytes in a folder's name", column.isNull() | is_short
@@ -72,29 +72,29 @@ def _fields(frame: DataFrame, names: Iterable[str]) -> Iterator[T.StructField]:
 
 
 def folder_of(name: str, value: str | None) -> str:
-    """Return the folder of a value's text, as Hive and Spark call it."""
+    """Return the folder name of a partition, as Hive and Spark write it."""
     text = "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in value or NULL_BUCKET)
     return "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in name) + "=" + text
 
 
-def refusing(
+def check_partition_values(
     frame: DataFrame, names: Iterable[str], marker: str, shown: Sequence[str] | None = None
 ) -> DataFrame:
-    """Return the same frame, which fails at a record that a partition column cannot keep."""
-    return refusing_others(frame, partition_conditions(frame, names), marker, shown)
+    """Return a frame that fails at a record whose value a partition column cannot keep."""
+    return check_conditions(frame, partition_conditions(frame, names), marker, shown)
 
 
-def refusing_others(
+def check_conditions(
     frame: DataFrame,
     conditions: Iterable[tuple[str, Column]],
     marker: str,
     shown: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Return the same frame, which fails at a record of which a condition is not true.
+    """Return a frame that fails at a record which violates a condition.
 
-    The error shows the fields `shown` of it, or all.
+    The error shows the record's fields `shown`, or all fields.
     """
-    row = F.to_json(F.struct(*[F.col(quoted(name)) for name in shown or frame.columns]))
+    row = F.to_json(F.struct(*[F.col(quote_name(name)) for name in shown or frame.columns]))
     for what, is_kept in conditions:
         text = F.concat(F.lit(f"{marker} {what} is violated by the record "), F.substring(row, 1, 1_000))
         frame = frame.where(F.when(is_kept, F.lit(True)).otherwise(F.raise_error(text).cast("boolean")))

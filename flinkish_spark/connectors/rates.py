@@ -1,4 +1,4 @@
-"""How many records a micro-batch may take: per micro-batch, and per second."""
+"""Limits on the number of records that a source reads per micro-batch and per second."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from flinkish_spark.core.validation import refused_as_config_errors, unusable
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, NoLimit, check_limit
 
-#: So much of what was not used is kept for later: a pause is not made up for by a flood.
+#: An unused allowance is kept for this long, so that no flood follows a pause.
 _LONGEST_SAVING_S = 1.0
 
 
 @dataclass(frozen=True)
 class RateLimit:
-    """At most so many records of one source.
+    """The most records that a job reads from one source.
 
-    Both are kept by the place where a micro-batch ends, before it is logged: a micro-batch that is run
-    again has the same records, however fast.
+    The limits decide where a micro-batch ends, before its offsets are logged: a micro-batch that runs again
+    has the same records.
 
     Parameters
     ----------
     records_per_second
-        On average; up to a second's worth that was not used may come at once.
+        On average; an unused allowance of up to one second may be read at once.
     records_per_batch
-        In one micro-batch.
+        In each micro-batch.
 
     Raises
     ------
@@ -55,31 +55,31 @@ class RateLimit:
             )
 
 
-class Pace:
-    """Counts what a limit allows while time passes; of one reader, in one process."""
+class TokenBucket:
+    """A token bucket for a rate limit; belongs to one reader in one process."""
 
     def __init__(self, limit: RateLimit, now_s: float) -> None:
         self._limit, self._saved, self._at_s = limit, 0.0, now_s
 
     def allowance(self, now_s: float) -> int | None:
-        """Return how many records may be taken now; None if nothing limits them."""
+        """Return how many records may be read now; None for any number."""
         rate, most = self._limit.records_per_second, self._limit.records_per_batch
         if isinstance(rate, NoLimit):
             return None if isinstance(most, NoLimit) else most
         gained = max(0.0, now_s - self._at_s) * rate
-        # Less than one record a second would otherwise never save up one.
+        # At least one record can be saved up, so that a rate below one per second works.
         self._saved = min(self._saved + gained, max(1.0, rate * _LONGEST_SAVING_S))
         self._at_s = now_s
         allowed = max(0, int(self._saved))
         return allowed if isinstance(most, NoLimit) else min(allowed, most)
 
-    def took(self, records: int) -> None:
-        # May fall below nothing: a source that takes whole files is given nothing for a while.
+    def spend(self, records: int) -> None:
+        # May become negative: a source that reads whole files then gets no allowance for a while.
         self._saved -= records
 
 
-def shares(allowance: int | None, wanting: Sequence[str], turn: int) -> dict[str, int | None]:
-    """Split an allowance among splits, the odd ones in turns."""
+def divide_allowance(allowance: int | None, wanting: Sequence[str], turn: int) -> dict[str, int | None]:
+    """Divide an allowance among splits; the remainder rotates among them."""
     if allowance is None:
         return dict.fromkeys(wanting)
     each, odd = divmod(allowance, max(1, len(wanting)))

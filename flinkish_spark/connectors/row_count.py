@@ -1,4 +1,4 @@
-"""Counting of the rows that tasks of a sink write."""
+"""Counts of the rows that a sink's tasks write."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from flinkish_spark.protocol.records import Barrier, TaskAck, TimeReport
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.daemon import freeze_modules
 
-#: Control columns in front of the fields, see StageRequest.
+#: Number of control columns before the fields, see StageRequest.
 CONTROL_WIDTH = len(C.SINK_CONTROL)
 _WRAP = 1 << 64
 
 
 def begin_staging() -> TaskContext:
-    """Return the task in which rows are staged, whose process is ready for it then."""
+    """Prepare this process for staging and return the current task."""
     freeze_modules()
     task = TaskContext.get()
     if task is None:
@@ -33,7 +33,7 @@ def begin_staging() -> TaskContext:
 
 
 class RowCount:
-    """Counts records, and takes barriers, reports and markers out."""
+    """Counts a task's records, and collects its barriers, time reports and latency markers."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -42,7 +42,7 @@ class RowCount:
         self._reports: list[TimeReport] = []
 
     def admit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Count a batch's rows; return its records alone."""
+        """Count a batch's rows; return its records, without control rows."""
         import pyarrow.compute as pc
 
         is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
@@ -51,13 +51,13 @@ class RowCount:
             self._note(control)
         records = batch.filter(is_record) if control.num_rows else batch
         self._rows += records.num_rows
-        # Adding up as unsigned numbers wraps, as the digest is defined.
+        # The digest is a sum of unsigned numbers that wraps around.
         hashes = records.column(C.HASH).to_numpy(zero_copy_only=False).view("uint64")
         self._digest = (self._digest + int(hashes.sum(dtype="uint64"))) % _WRAP
         return records
 
     def _note(self, control: pa.RecordBatch) -> None:
-        # Other kinds are for nobody here.
+        # Sinks ignore other kinds of control rows.
         for kind, first, place, second in zip(
             *(column.to_pylist() for column in control.columns), strict=True
         ):
@@ -68,12 +68,12 @@ class RowCount:
             elif kind >= C.FIRST_REPORT:
                 self._reports.append(TimeReport(kind - C.FIRST_REPORT, place, first, second))
 
-    def done(self) -> TaskAck:
+    def finish(self) -> TaskAck:
         return TaskAck(
             self._partition, self._rows, self._digest, tuple(self._barriers), reports=tuple(self._reports)
         )
 
 
-def reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
+def collect_reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
     found = [json.loads(row.report) for row in C.map_in_arrow(rows, function, "report STRING").collect()]
     return sorted(found, key=lambda report: int(report["partition"]))

@@ -1,4 +1,4 @@
-"""Lines of text from a TCP socket, durable before anybody is told of them."""
+"""A source of text lines from a TCP socket; lines are made durable before the job sees them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import Offset, SourceUnavailable, SplitSource, logged_positions
+from flinkish_spark.connectors.splits import Offset, SourceUnavailable, SplitSource, find_scan_positions
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
@@ -35,20 +35,20 @@ from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import MOST_MS, Limit, check_limit, check_whole, exceeds
 from flinkish_spark.protocol.plan_layout import Position
 
-# The log is a folder of segments, each named by the position of its first byte in the whole log. A line is a
-# frame: length, checksum, bytes. A process that dies may leave a frame half written; the next writer cuts it
-# off. It was never offered: a reader makes what it offers durable first. The end is a file of its own, so
-# that no line can be taken for it. One process writes at a time: it holds a lock on a file that it has open,
-# so the lock goes with the process.
+# The log is a folder of segments, each named by the position of its first byte in the log. A line is stored
+# as a frame: length, checksum, bytes. A process that dies may leave a half-written frame; the next writer
+# cuts it off. No reader has returned its position: readers return positions only after an fsync. The end of
+# the input is marked by a separate file, so no line can be mistaken for it. One process writes at a time: it
+# holds a lock on an open file, and the lock ends with the process.
 _FRAME = struct.Struct(">II")
 _ENDING, _LAST = ".log", "end"
-#: A segment is deleted whole, so it should not be much larger than what a few checkpoints cover.
+#: Segments are deleted as a whole, so one should not be much larger than the lines of a few checkpoints.
 SEGMENT_BYTES = 16 << 20
-#: No frame is longer; a length above it is damage.
+#: Longest frame; a greater length means that the file is damaged.
 MOST_LINE_BYTES = 1 << 28
 
 
-def segments(folder: Path) -> list[int]:
+def find_segments(folder: Path) -> list[int]:
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def _path(folder: Path, first: int) -> Path:
 
 
 def _frames(file: BinaryIO, at: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the bytes of whole frames and the position behind each; `at` is where `file` stands."""
+    """Yield the end position and bytes of each complete frame; `at` is the log position of `file`."""
     while True:
         head = file.read(_FRAME.size)
         if len(head) < _FRAME.size:
@@ -76,19 +76,19 @@ def _frames(file: BinaryIO, at: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _checksum(data: bytes) -> int:
-    # Begun at 1: zeros, which a file system may leave behind a power cut, are no empty line.
+    # Starts at 1, so that zeros, which a file system may leave after a power cut, are not an empty line.
     return zlib.crc32(data, 1)
 
 
 class SocketLogWriter:
-    """Appends; belongs to one thread of one process."""
+    """Appends lines to the log; belongs to one thread of one process."""
 
     def __init__(self, folder: Path, lock: OwnFile) -> None:
         self._folder, self._lock = folder, lock
-        known = segments(folder)
+        known = find_segments(folder)
         self._first = known[-1] if known else 0
-        self._file = self._opened(_path(folder, self._first))
-        self._at = max((behind for behind, _ in _frames(self._file, self._first)), default=self._first)
+        self._file = self._open(_path(folder, self._first))
+        self._at = max((after for after, _ in _frames(self._file, self._first)), default=self._first)
         self._file.truncate(self._at - self._first)
         self._file.seek(self._at - self._first)
 
@@ -98,7 +98,7 @@ class SocketLogWriter:
 
     @classmethod
     def take(cls, folder: Path) -> SocketLogWriter | None:
-        """Return the writer, or None while another process has it."""
+        """Return a writer; None while another process holds the lock."""
         try:
             make_directories(folder)
             lock = OwnFile(folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -109,7 +109,7 @@ class SocketLogWriter:
                 return None
             return cls(folder, lock)
         except OSError as error:
-            raise _failed(folder, error) from error
+            raise _to_store_error(folder, error) from error
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Write lines; they are durable on return."""
@@ -118,21 +118,21 @@ class SocketLogWriter:
             if self._at - self._first >= SEGMENT_BYTES:
                 self._file.close()
                 self._first = self._at
-                self._file = self._opened(_path(self._folder, self._first))
+                self._file = self._open(_path(self._folder, self._first))
             self._file.write(data)
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            # This writer must not be used any more.
-            raise _failed(self._folder, error) from error
+            # This writer must not be used again.
+            raise _to_store_error(self._folder, error) from error
         self._at += len(data)
 
     def end(self) -> None:
         LocalStore(self._folder).put(_LAST, str(self._at).encode())
 
-    def _opened(self, path: Path) -> BinaryIO:
+    def _open(self, path: Path) -> BinaryIO:
         is_new = not path.exists()
-        # Not for appending alone: what is half written is cut off.
+        # Not opened for appending only, so that a half-written frame can be cut off.
         file = open(path, "w+b" if is_new else "r+b")  # noqa: SIM115 - held until close()
         if is_new:
             sync_directory(self._folder)
@@ -147,53 +147,53 @@ class SocketLogWriter:
 
 
 class SocketLogReader:
-    """Reads what there is, beside any writer; may be used by any process."""
+    """Reads the log while a writer may append; may be used by any process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def extent(self) -> tuple[int, int]:
-        known = segments(self._folder)
+        known = find_segments(self._folder)
         return (known[0], known[-1] + _path(self._folder, known[-1]).stat().st_size) if known else (0, 0)
 
     def advance(self, start: int, limit: int | None) -> int:
-        """Return the position behind at most `limit` lines from `start` on; they are durable on return."""
+        """Return the position after at most `limit` lines from `start` on; they are durable on return."""
         with contextlib.closing(self._lines(start, is_synced=True)) as lines:
             return max((at for at, _ in itertools.islice(lines, limit)), default=start)
 
     def _lines(self, start: int, *, is_synced: bool = False) -> Generator[tuple[int, bytes], None, None]:
-        """Yield the lines from `start` on, each with the position behind it; durable, once one is through."""
-        known, at = segments(self._folder), start
+        """Yield the lines from `start` on, each with the position after it; closing makes them durable."""
+        known, at = find_segments(self._folder), start
         if start < (known[0] if known else 0) or (start and not known):
             raise InputLostError(
                 f"the lines from position {start} of {self._folder} on are gone",
-                why="they lay behind the oldest retained checkpoint, or the folder was cleared",
+                why="they were before the oldest retained checkpoint, or the folder was cleared",
                 what_to_do="restore the folder from a backup, or start a new job with a new job_dir",
             )
         ends = [*known[1:], None] if known else []
         for first in (one for one, end in zip(known, ends, strict=True) if end is None or end > start):
             if first > at:
-                raise self._damaged(at, first)
+                raise self._to_corrupt_error(at, first)
             with open(_path(self._folder, first), "rb") as file:
                 before = file.seek(at - first) + first
                 try:
-                    for behind, data in _frames(file, at):
-                        at = behind
+                    for after, data in _frames(file, at):
+                        at = after
                         yield at, data
                 finally:
-                    # The writer may not have come to it yet.
+                    # The writer may not have called fsync yet.
                     if is_synced and at > before:
                         os.fsync(file.fileno())
 
     def ends_at(self) -> int | None:
-        """Return the position behind the last line for ever; None while lines may follow."""
+        """Return the position after the last line, once the input has ended; None before that."""
         try:
             return int(LocalStore(self._folder).read(_LAST))
         except ObjectMissing:
             return None
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield the lines between two positions that :meth:`advance` gave."""
+        """Yield the lines between two positions that :meth:`advance` returned."""
         at = start
         for at, data in self._lines(start) if start < end else ():
             if at <= end:
@@ -201,9 +201,9 @@ class SocketLogReader:
             if at >= end:
                 break
         if at != end:
-            raise self._damaged(at, end)
+            raise self._to_corrupt_error(at, end)
 
-    def _damaged(self, at: int, end: int) -> CorruptObjectError:
+    def _to_corrupt_error(self, at: int, end: int) -> CorruptObjectError:
         return CorruptObjectError(
             f"the log in {self._folder} cannot be read from position {at} to {end}",
             why="a line fails its checksum, or is gone",
@@ -211,13 +211,13 @@ class SocketLogReader:
         )
 
 
-def forget_before(folder: Path, position: int) -> None:
-    for first, following in itertools.pairwise(segments(folder)):
+def delete_before(folder: Path, position: int) -> None:
+    for first, following in itertools.pairwise(find_segments(folder)):
         if following <= position:
             _path(folder, first).unlink(missing_ok=True)
 
 
-def _failed(folder: Path, error: OSError) -> StoreError:
+def _to_store_error(folder: Path, error: OSError) -> StoreError:
     return StoreError.of_system(
         error,
         f"the log of lines in {folder} cannot be written",
@@ -227,7 +227,7 @@ def _failed(folder: Path, error: OSError) -> StoreError:
 
 _RECEIVE_BYTES = 1 << 16
 _CONNECT_TIMEOUT_S = 10.0
-#: How long a stop may have to wait for a quiet peer.
+#: How often a stop is looked for while the peer sends nothing.
 _LOOK_UP_S = 0.2
 
 
@@ -236,7 +236,7 @@ class Peer:
     host: str
     port: int
     delimiter: bytes
-    #: How many tries in a row may bring nothing; 0 for one connection.
+    #: Most consecutive connections without data; 0 for a single connection.
     max_retries: Limit
     retry_delay_ms: int
     max_line_bytes: int
@@ -246,18 +246,18 @@ class Peer:
 
 
 class LineTooLong(ConfigError):
-    """A line is longer than allowed; `lines` are those in front of it that ended in the same piece."""
+    """A line is longer than allowed; `lines` are the complete lines received before it in the same chunk."""
 
     def __init__(self, length: int, most: int, lines: list[bytes]) -> None:
         super().__init__(
             f"a line of {length} bytes came over the socket, and max_line_bytes is {most}",
-            what_to_do="raise max_line_bytes, or look whether the delimiter is the peer's",
+            what_to_do="raise max_line_bytes, or check that the peer uses the same delimiter",
         )
         self.lines = lines
 
 
 class LineSplitter:
-    r"""Cuts a stream of bytes into lines, wherever the pieces end."""
+    """Splits a stream of bytes into lines."""
 
     def __init__(self, delimiter: bytes, max_line_bytes: int) -> None:
         self._delimiter, self._most = delimiter, max_line_bytes
@@ -280,12 +280,12 @@ class LineSplitter:
 
 
 class Connection:
-    """Receives until the peer is done or tries are used up."""
+    """Receives lines in a thread until the peer has ended or no retry is left."""
 
     def __init__(self, peer: Peer, writer: SocketLogWriter) -> None:
         self._peer, self._writer = peer, writer
         self._stopping = threading.Event()
-        #: Why no more lines will come, though the peer did not end them.
+        #: Why no more lines will come, although the peer did not end the input.
         self.failure: FlinkishError | None = None
         self._thread = threading.Thread(target=self._run, name=f"flinkish-socket-{peer}", daemon=True)
 
@@ -319,12 +319,12 @@ class Connection:
                 raise SourceUnavailable(
                     f"no more lines come from {self._peer}",
                     why=str(trouble),
-                    what_to_do="see to the peer; the restart strategy says how often the job tries again",
+                    what_to_do="check the peer; the restart strategy says how often the job tries again",
                 )
             self._stopping.wait(self._peer.retry_delay_ms / 1_000)
 
     def _one_connection(self) -> tuple[bool, OSError | None]:
-        """Return whether anything came, and how it ended: None if the peer closed it in order."""
+        """Return if data was received, and the connection's error; None if the peer closed it."""
         splitter, found = LineSplitter(self._peer.delimiter, self._peer.max_line_bytes), False
         try:
             address = (self._peer.host, self._peer.port)
@@ -342,13 +342,13 @@ class Connection:
                     try:
                         self._keep(splitter.feed(data))
                     except LineTooLong as error:
-                        # Nobody sends again what came in front of it.
+                        # The peer does not send the lines before it again.
                         self._keep(error.lines)
                         raise
             trouble = None
         except OSError as error:
             trouble = error
-        # A line does not go on in another connection, and what was received is not thrown away.
+        # The next connection does not continue a line, so the unfinished line is kept as a line.
         self._keep(splitter.finish())
         return found, trouble
 
@@ -363,28 +363,28 @@ _SPLIT = "lines"
 class SocketTextSource(SplitSource):
     r"""Reads lines that a server sends.
 
-    A line is written to a log in the job directory and is durable before the job sees it: from then on it
-    takes part in checkpoints like a record of any other source. What the peer sent and this process had not
-    written down when it died is gone, since nobody can ask a socket twice.
+    Each line is written to a log in the job directory before the job sees it; from then on it takes part in
+    checkpoints like a record of any other source. Lines that were received and not yet logged when the
+    process died are lost, since a socket cannot be read twice.
 
-    The job ends when the peer closes the connection in order and no retry is left; an error then fails
-    the query, and the restart strategy decides.
+    The job ends when the peer closes the connection normally and no retry is left. If the connection fails
+    and no retry is left, the query fails, and the restart strategy decides.
 
     Parameters
     ----------
     host, port
-        Of the server. One connection per job, whatever reads the stream.
+        Address of the server. A job has one connection, however many streams read it.
     delimiter
-        Between lines. With ``"\n"``, a ``"\r"`` in front of it is taken away. What comes behind the last
-        one is a line, too, when the connection ends.
+        Separates lines. With ``"\n"``, a ``"\r"`` before it is removed. Text after the last delimiter is a
+        line when the connection ends.
     max_retries
-        How many tries in a row to connect again may bring nothing; 0 for none, UNLIMITED for ever.
+        Most consecutive reconnects without data; 0 for none, UNLIMITED for any number.
     retry_delay_ms
-        Between two tries.
+        Pause between two tries.
     max_line_bytes
         A longer line fails the job.
     rate
-        What micro-batches may take.
+        Limits the records of a micro-batch.
 
     Raises
     ------
@@ -433,12 +433,12 @@ class SocketTextSource(SplitSource):
         return [_SPLIT]
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return how far the log goes; connect, if no other process has the connection."""
+        """Return the end of the log; connect if no process is connected."""
         log = SocketLogReader(self.job_folder)
         if log.ends_at() is None:
             self._connect()
         end = log.advance(start, limit)
-        # Only now: what came before a failure is not held back by it.
+        # Raised only when all lines received before the failure were read.
         if end == start and self._connection is not None and self._connection.failure is not None:
             raise self._connection.failure
         return end
@@ -448,7 +448,7 @@ class SocketTextSource(SplitSource):
         return SocketLogReader(self.job_folder).advance(start, None)
 
     def _connect(self) -> None:
-        """Begin to receive, unless this process or another one does already."""
+        """Start receiving, unless this or another process does already."""
         if self._connection is None:
             writer = SocketLogWriter.take(self.job_folder)
             if writer is not None:
@@ -456,11 +456,11 @@ class SocketTextSource(SplitSource):
                 self._connection.start()
 
     def end(self, split: str) -> int | None:
-        """Return where the lines ended; None while more may come."""
+        """Return where the lines end; None while more may come."""
         return SocketLogReader(self.job_folder).ends_at()
 
     def records_between(self, split: str, start: int, end: int) -> int:
-        """Count the lines: positions are bytes."""
+        """Count the lines: positions are in bytes."""
         return sum(1 for _ in SocketLogReader(self.job_folder).read(start, end))
 
     def close(self) -> None:
@@ -470,38 +470,38 @@ class SocketTextSource(SplitSource):
 
     # In a task:
     def read(self, split: str, start: int, end: int) -> Iterator[tuple[str]]:
-        """Yield lines out of the log; bytes that are no UTF-8 are replaced."""
+        """Yield lines from the log; bytes that are no UTF-8 are replaced."""
         for line in SocketLogReader(self.job_folder).read(start, end):
             yield (line.decode("utf-8", errors="replace"),)
 
     # On the driver:
-    def released(self, offsets: Mapping[str, Offset]) -> None:
+    def on_release(self, offsets: Mapping[str, Offset]) -> None:
         """Delete segments of the log that no checkpoint needs."""
-        forget_before(self.job_folder, offsets[_SPLIT])
+        delete_before(self.job_folder, offsets[_SPLIT])
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse a job directory in a bucket: lines are appended to files, and one process at a time may."""
+        """Refuse a job directory in a bucket: lines are appended to local files."""
         super().preflight(spark, job_dir, uid)
         _ = self.job_folder
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Refuse to go on, or back, to lines that were deleted."""
+        """Refuse a start position whose lines were deleted."""
         super().check_input(job_dir, uid, position)
         first, last = SocketLogReader(self.job_folder).extent()
-        for scan in logged_positions(position, uid) if position is not None else ():
+        for scan in find_scan_positions(position, uid) if position is not None else ():
             at = scan.offsets.get(_SPLIT, 0)
             if not first <= at <= last:
                 raise InputLostError(
                     f"lines of source '{uid}' are gone: it stood at {at}, and there are {first} to {last}",
-                    why="they lay behind the oldest retained checkpoint, or the folder was cleared",
+                    why="they were before the oldest retained checkpoint, or the folder was cleared",
                     what_to_do="go back to a retained checkpoint, or start a new job with a new job_dir",
                 )
 
     def check_start(self, uid: str, position: Position) -> None:
-        """Refuse a savepoint of another job: its lines are in that job's directory."""
+        """Refuse a savepoint: its lines are in the directory of the job that took it."""
         raise InputLostError(
             f"the source '{uid}' cannot go on where the savepoint stood",
-            why="what came over its socket is kept in the directory of the job that took the savepoint",
+            why="the lines of its socket are in the directory of the job that took the savepoint",
             what_to_do="give the source another uid, and allow its old position to be left out: "
             "non_restored=NonRestoredState.ALLOW",
         )

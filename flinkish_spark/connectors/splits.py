@@ -1,6 +1,6 @@
-"""A source of your own: which splits there are, how far each goes, and how Spark sees it.
+"""Base class of sources that users write, and how Spark reads them.
 
-The order of calls, what may happen twice and whole examples are in `docs/sources.md`.
+The order of calls, which calls may be repeated, and examples are in `docs/sources.md`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.checkpoint.control import read_held
-from flinkish_spark.connectors.rates import Pace, RateLimit, shares
+from flinkish_spark.connectors.rates import RateLimit, TokenBucket, divide_allowance
 from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.errors import (
     USER_FUNCTION_MARKER,
@@ -57,7 +57,7 @@ from flinkish_spark.types.to_arrow import first_missing, has_required
 
 _UID, _ENDED, _DONE = f"{OWN_KEYS}source", f"{OWN_KEYS}ended", f"{OWN_KEYS}done"
 
-#: A JSON value that the source alone understands; of most a number that rises.
+#: A JSON value that only the source interprets; in most sources a rising number.
 Offset = Any
 _PAIRS = Form(
     lambda offsets: [list(pair) for pair in offsets.items()],
@@ -67,15 +67,15 @@ _PAIRS = Form(
 
 @dataclass(frozen=True)
 class SplitPosition(StoredObject):
-    """A place in each split up to which it was read."""
+    """Offsets up to which the splits of a source were read."""
 
     uid: str = field(metadata=store_as(_UID))
-    #: By split, in the order in which the splits were found. The place in it is the split's number
-    #: and its channel: splits are added behind, and never removed.
+    #: By split, in the order in which splits were found. The index of a split is its number and channel:
+    #: new splits are appended, and none is removed.
     offsets: Annotated[Mapping[str, Offset], _PAIRS] = field(metadata=store_as(SPLITS))
-    #: Whether there will never be more: the source is bounded and was read to its end.
+    #: If the source is bounded and was read to its end.
     is_ended: bool = field(default=False, metadata=store_as(_ENDED, Presence.LEFT_OUT))
-    #: Splits that have come to their end: they bring nothing any more.
+    #: Splits that were read to their end.
     done: frozenset[str] = field(default=frozenset(), metadata=store_as(_DONE, Presence.LEFT_OUT, at=2))
 
     @classmethod
@@ -96,12 +96,12 @@ class SplitPosition(StoredObject):
     def open_numbers(self) -> frozenset[int]:
         return frozenset(number for name, number in self.numbers().items() if name not in self.done)
 
-    def moved_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
+    def move_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
         return replace(self, offsets={**self.offsets, **offsets})
 
 
-def logged_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
-    """Return where the scans of a source stood, one for each time that the plan reads it."""
+def find_scan_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
+    """Return the logged positions of a source: one per scan, since a plan may read a source several times."""
     return [
         SplitPosition.from_json(source)
         for source in position.sources
@@ -110,8 +110,8 @@ def logged_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
 
 
 def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
-    """Return up to where every scan has read, by split, as far as that can be told."""
-    # Where scans differ and offsets are no numbers, a split is left out.
+    """Return by split the offset that all scans have reached."""
+    # A split is left out if scans differ and its offsets are not numbers.
     if not positions:
         return {}
     found = lowest([one.to_json() for one in positions])
@@ -119,11 +119,11 @@ def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number, so that offsets like it have an order."""
+    """Return if a value is a number, so that offsets can be compared."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def refuse_no_json(value: Offset) -> str:
+def why_not_json(value: Offset) -> str:
     """Return why a value cannot be an offset; empty if it can."""
     try:
         again = json.loads(json.dumps(value, allow_nan=False))
@@ -137,29 +137,29 @@ Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
 
 
 class SourceUnavailable(EnvironmentFault):
-    """A source cannot be asked now; the query is started again."""
+    """A source cannot be reached now; the query is started again."""
 
-    usual_advice = "see that what it reads can be reached; the job tries again"
+    usual_advice = "check that its system can be reached; the job tries again"
     restartable = True
 
 
-class SourceFailed(SourceUnavailable):
-    """The system refuses what a source asks for, as a file that is not there: such failures are counted."""
+class SourceFailure(SourceUnavailable):
+    """The system refuses a source's request, for example a missing file; repeated failures end the job."""
 
     ends_when_repeated = True
 
 
 class SplitSource(Source):
-    """Base class of sources that a user writes.
+    """Base class of sources that users write.
 
-    The input is divided into *splits*, named by the source, each an order of records with *offsets* in
-    between: JSON values, of most sources a number that rises. A micro-batch reads each split from one
-    offset to another. Both are logged before it runs and are part of every checkpoint, so a record takes
-    part in exactly one checkpoint, wherever a process dies.
+    The input is divided into *splits*, which the source names. A split is a sequence of records with
+    *offsets* between them: JSON values, in most sources a rising number. A micro-batch reads each split from
+    one offset to another. Both are logged before it runs and are part of every checkpoint, so a record
+    belongs to exactly one checkpoint, wherever a process dies.
 
-    A subclass gives :attr:`schema` and writes :meth:`splits`, :meth:`latest` and :meth:`read`. An object
-    holds settings only: it is serialised and sent to Spark's processes, as functions are. Every process
-    has a copy of its own; what a method keeps in attributes is seen by nobody else.
+    A subclass sets :attr:`schema` and defines :meth:`splits`, :meth:`latest` and :meth:`read`. An object
+    holds settings only: it is serialised and sent to Spark's processes, as functions are. Each process has
+    its own copy; attributes that a method sets are not visible in other processes.
 
     Examples
     --------
@@ -180,31 +180,31 @@ class SplitSource(Source):
 
     #: Fields of a record: ``"name TYPE, ..."`` or a StructType.
     schema: str | T.StructType
-    #: What its offsets are offsets in. A job refuses to go on with another kind under the same uid.
+    #: Name of the kind of offsets. A job refuses to go on with another kind under the same uid.
     kind: str = "splits"
-    #: Whether it comes to an end: :meth:`splits` names all there will ever be, and :meth:`end` knows each.
+    #: If the input ends: :meth:`splits` then names all splits, and :meth:`end` returns the end of each.
     is_bounded: bool = False
-    #: What micro-batches may take; see :meth:`limited`.
+    #: Limits the records of a micro-batch; see :meth:`limit_rate`.
     rate: RateLimit = RateLimit()
     _fs_uid: str = ""
     _fs_format: str = ""
     _fs_start: SourceStart | None = None
     _fs_folder: str = ""
-    #: In a task, the facts of the piece that it reads.
+    #: In a task, the result of :meth:`piece_facts` for the piece that it reads.
     _fs_piece_facts: Any = None
 
     # In a process of Spark's on the driver, between micro-batches:
     @abstractmethod
     def splits(self) -> Sequence[str]:
-        """Return the names of all splits that there are now.
+        """Return the names of all splits that exist now.
 
         Called before every micro-batch, and every few milliseconds on an idle stream. Splits may be
-        added; one that is no longer named counts as lost input. The number of a split, by which its
-        records are ordered among others, is its place in the order of finding.
+        added; one that is no longer named counts as lost input. Splits are numbered in the order in which
+        they were found; the number orders their records.
         """
 
     def first(self, split: str) -> Offset:
-        """Return where a split begins to be read: by default 0.
+        """Return the offset at which reading of a split begins: by default 0.
 
         Called once per split and job; the answer is kept in the job directory.
         """
@@ -212,94 +212,94 @@ class SplitSource(Source):
 
     @abstractmethod
     def latest(self, split: str, start: Offset, limit: int | None) -> Offset:
-        """Return up to where `split` can be read now; `start` if there is nothing new.
+        """Return the offset up to which `split` can be read now; `start` if there is nothing new.
 
-        What lies before it must be readable again, the same, until a checkpoint behind it is confirmed
-        and retained checkpoints are gone.
+        Records before it must stay readable and unchanged until a checkpoint after them is confirmed and no
+        retained checkpoint needs them.
 
         Parameters
         ----------
         start
             Where the micro-batch begins in this split.
         limit
-            How many records the micro-batch may take from it; None for any number. The source sees to
-            it as well as it can: only it knows how many records lie between two offsets.
+            Most records that the micro-batch may take from the split; None for any number. The source keeps
+            to it as well as it can: only it knows how many records are between two offsets.
         """
 
     def end(self, split: str) -> Offset | None:
-        """Return where a split ends for good; None for never, or if that is not known yet.
+        """Return where a split ends; None if it never ends, or its end is not known yet.
 
-        Of a bounded source; the job takes a last checkpoint when all splits have come to their end.
+        For bounded sources: the job takes a final checkpoint when all splits have been read to their end.
         """
         return None
 
     def records_between(self, split: str, start: Offset, end: Offset) -> int | None:
-        """Return how many records lie between two offsets; None if that is not known.
+        """Return how many records are between two offsets; None if that is not known.
 
-        By default the difference of numbers. Only asked if there is a limit; what is not known counts as
-        all that the limit allowed.
+        By default the difference of whole numbers. Called only if there is a limit; None counts as the
+        whole limit.
         """
         return end - start if type(start) is int and type(end) is int else None
 
     def piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
-        """Return what a task needs to know of a piece besides its offsets, as JSON; None by default."""
+        """Return what a task needs besides the offsets to read a piece, as a JSON value; None by default."""
         return None
 
     def close(self) -> None:
-        """Let go of what the methods above have opened. Called when the query ends, in their process."""
+        """Close what the methods above have opened. Called in their process when the query ends."""
 
     # In a task:
     @abstractmethod
     def read(self, split: str, start: Offset, end: Offset) -> Rows:
         """Yield the records from `start` up to `end`: tuples, or Arrow RecordBatches.
 
-        Called in a task, again for the same piece after a failure, and then maybe in another process,
-        days later. It must yield the same records in the same order every time.
+        Called in a task, and again for the same piece after a failure, maybe in another process and days
+        later. It must yield the same records in the same order every time.
         """
 
     # In the user's process:
-    def committed(self, offsets: Mapping[str, Offset]) -> None:
-        """Take note that everything before `offsets` is committed in every sink.
+    def on_commit(self, offsets: Mapping[str, Offset]) -> None:
+        """Take note that every sink has committed all records before `offsets`.
 
-        Called once per checkpoint, by the driver, behind the last sink and before the receipt; so again
-        after a crash between the two. Never lower than before, but for a rewind. Retained checkpoints need
-        input before it: what may be deleted says :meth:`released`.
+        Called once per checkpoint on the driver, after the last sink's commit and before the receipt; again
+        after a crash between the two. Offsets fall only after a rewind. Retained checkpoints still need input
+        before `offsets`: :meth:`on_release` says what may be deleted.
 
         Raises
         ------
         OSError
-            It cannot be done now; it is called again until it can.
+            It cannot be done now; the method is called again until it can.
         """
 
-    def released(self, offsets: Mapping[str, Offset]) -> None:
-        """Take note that nothing before `offsets` will be read again: it may be deleted.
+    def on_release(self, offsets: Mapping[str, Offset]) -> None:
+        """Take note that input before `offsets` will not be read again and may be deleted.
 
-        Called behind :meth:`committed`, with where the oldest checkpoint stands that can be gone back
-        to. The same rules hold.
+        Called after :meth:`on_commit`, with the offsets of the oldest checkpoint that a rewind can reach. The
+        same rules hold.
         """
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what must stay the same for the life of the job, as JSON values; empty by default.
+        """Return JSON values that must stay the same for the life of the job; empty by default.
 
-        Compared at every start: offsets mean nothing in another input.
+        They are compared at every start, since the job's offsets have no meaning in another input.
         """
         return {}
 
-    def limited(self, rate: RateLimit) -> Self:
-        """Return this source with a limit. May differ from start to start.
+    def limit_rate(self, rate: RateLimit) -> Self:
+        """Return this source with a rate limit, which may change with each start.
 
         Examples
         --------
-        >>> CollectionSource([(1,)], "n LONG").limited(RateLimit(records_per_batch=10))  # doctest: +SKIP
+        >>> CollectionSource([(1,)], "n LONG").limit_rate(RateLimit(records_per_batch=10))  # doctest: +SKIP
         """
         what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        return self._with("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
+        return self._replace("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
 
     @property
     def job_folder(self) -> Path:
-        """A directory of the source's own in the job directory, for what it must keep; not made yet.
+        """The source's directory in the job directory, for data that it must keep; it may not exist yet.
 
-        The same in every process and at every start. Known from the start of the job on.
+        The same in every process and at every start. Available after the start of the job.
 
         Raises
         ------
@@ -313,11 +313,11 @@ class SplitSource(Source):
         """The same as a store that any process can open: ``self.job_store.open()``."""
         if not self._fs_folder:
             raise ConfigError(
-                "a source has a folder from the start of its job on", what_to_do="use it in a job"
+                "a source has a folder only after the start of its job", what_to_do="use it in a job"
             )
         return StoreSpec.from_text(self._fs_folder)
 
-    def _with(self, name: str, value: object) -> Self:
+    def _replace(self, name: str, value: object) -> Self:
         moved = copy.copy(self)
         # Subclasses may be frozen dataclasses.
         object.__setattr__(moved, name, value)
@@ -329,7 +329,7 @@ class SplitSource(Source):
         return output_schema(self.schema, self._fs_uid or type(self).__name__)
 
     def bound(self, uid: str) -> Self:
-        """Return this source under its uid in a job, after a look at what the user wrote."""
+        """Return this source with its uid in a job, after checking the user's class."""
         if not hasattr(self, "schema"):
             raise ConfigError(
                 f"the source '{uid}' has no schema", what_to_do='write schema = "name TYPE, ..." in its class'
@@ -337,17 +337,17 @@ class SplitSource(Source):
         instance_of(
             "rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave the attribute alone"
         )
-        # Of its class, too: no source of splits has any.
+        # Also an attribute of the class: only Kafka sources have topics.
         if self.topics:
             raise ConfigError(
                 f"the source '{uid}' has an attribute 'topics'",
-                why="that name has a meaning of its own: records would be taken for those of Kafka topics",
-                what_to_do="call the attribute otherwise",
+                why="only Kafka sources have it: the records would be taken for those of Kafka topics",
+                what_to_do="give the attribute another name",
             )
         check_methods(self, SplitSource, f"{type(self).__name__}.")
-        # A name of a format has no dots: Spark would look for a class.
+        # The name of a format must have no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
-        known = self._with("_fs_uid", uid)._with("_fs_format", name)
+        known = self._replace("_fs_uid", uid)._replace("_fs_format", name)
         _ = known.record_type  # Raises if they cannot be read.
         try:
             cloudpickle.dumps(known)  # type: ignore[no-untyped-call]
@@ -361,7 +361,7 @@ class SplitSource(Source):
 
     @property
     def plan_name(self) -> str:
-        """Tell kinds of sources apart: the job directory refuses another kind under a uid."""
+        """The kind of source; a job refuses another kind under the same uid."""
         return self.kind
 
     @property
@@ -369,15 +369,15 @@ class SplitSource(Source):
         return True
 
     def check_alignable(self, uid: str) -> None:
-        """Do nothing: its reader holds back single splits."""
+        """Accept watermark alignment: the reader can hold back single splits."""
 
     def starting_at(self, start: SourceStart) -> Self:
-        return self._with("_fs_start", start)._with("_fs_format", f"{self._fs_format}-{start.label}")
+        return self._replace("_fs_start", start)._replace("_fs_format", f"{self._fs_format}-{start.label}")
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream: fields, the split's number as channel, the place in the split as sequence."""
+        """Return the stream: fields, the split's number as channel, the record's place as sequence."""
         job_dir = place.job_dir
-        own = self._with("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
+        own = self._replace("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
         fields = T.StructType([*self.record_type, *_PLACE])
@@ -406,37 +406,37 @@ class SplitSource(Source):
     def commit_offsets(
         self, position: LoggedOffsets, note: str = ""
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-        """Tell the user's source; it is no consumer group, so the receipt names nothing."""
-        is_told, may_delete = self._overrides("committed"), self._overrides("released")
-        offsets = lowest_offsets(logged_positions(position, self._fs_uid)) if is_told or may_delete else {}
+        """Call the source's `on_commit` and `on_release`; nothing goes into the receipt."""
+        is_told, may_delete = self._overrides("on_commit"), self._overrides("on_release")
+        offsets = lowest_offsets(find_scan_positions(position, self._fs_uid)) if is_told or may_delete else {}
         if not offsets:
             return {}
-        mend = "correct committed() or released(); the checkpoint is finished by the next start"
+        mend = "correct on_commit() or on_release(); the checkpoint is finished by the next start"
         with _failures_on_the_driver(self._fs_uid, "was told of a checkpoint", mend, is_counted=False):
             if is_told:
                 self._tell(offsets, note)
-            if may_delete and (needed := self._needed_offsets()):
-                self.released(needed)
+            if may_delete and (needed := self._find_needed_offsets()):
+                self.on_release(needed)
         return {}
 
     def _tell(self, offsets: Mapping[str, Offset], note: str) -> None:
-        # Where the system keeps a note beside the offsets, the timeline's mark goes with it.
-        self.committed(offsets)
+        # Subclasses whose system stores a note beside the offsets store the timeline's mark there.
+        self.on_commit(offsets)
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self), method) is not getattr(SplitSource, method)
 
-    def _needed_offsets(self) -> dict[str, Offset]:
-        """Return where the oldest checkpoint stands that can be gone back to; {} if there are too few."""
+    def _find_needed_offsets(self) -> dict[str, Offset]:
+        """Return the offsets of the oldest checkpoint that a rewind can reach; {} if there are too few."""
         commits = open_job_dir(self.job_store.above(2)).live_commits()
-        # The newest has no receipt yet: it may have to be replayed, from where the one before it ends.
+        # The newest has no receipt yet: it may be replayed, from the end of the one before it.
         if len(commits) < 2:
             return {}
         logged = [LoggedOffsets.parse(decision.offsets_text) for decision in commits]
-        return lowest_offsets([scan for one in logged for scan in logged_positions(one, self._fs_uid)])
+        return lowest_offsets([scan for one in logged for scan in find_scan_positions(one, self._fs_uid)])
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int]:
-        scans = logged_positions(position, self._fs_uid)
+        scans = find_scan_positions(position, self._fs_uid)
         return frozenset(number for scan in scans for number in scan.open_numbers())
 
     def available(self, split: str, start: Offset) -> Offset:
@@ -475,31 +475,31 @@ class SplitSource(Source):
         )
 
     def has_ended(self, position: LoggedOffsets) -> bool:
-        scans = logged_positions(position, self._fs_uid)
+        scans = find_scan_positions(position, self._fs_uid)
         return bool(scans) and all(scan.is_ended for scan in scans)
 
     def extent(self, position: LoggedOffsets | None) -> Extent | None:
-        """Return how much lies before a position, of a source whose offsets are numbers of records."""
+        """Return how many records are before a position, if the source's offsets are numbers of records."""
         if position is None:
-            # Where splits begin may have to be asked of a system.
+            # `first` may have to ask another system.
             return None if self._overrides("first") else Extent(0, self.record_count())
-        offsets = lowest_offsets(logged_positions(position, self._fs_uid)).values()
+        offsets = lowest_offsets(find_scan_positions(position, self._fs_uid)).values()
         numbers = [offset for offset in offsets if type(offset) is int]
         if not numbers or len(numbers) < len(offsets):
             return None
         return Extent(sum(numbers), self.record_count())
 
     def record_count(self) -> int | None:
-        """Return how many records there are in all; None where that is not known without asking a system."""
+        """Return the total number of records; None if it is not known without asking another system."""
         return None
 
     # For sources made of others:
     def splits_from(self, position: SplitPosition) -> Sequence[str]:
-        """Return the splits that may be read from `position` on, among them all that are in it."""
+        """Return the splits that may be read from `position` on, including all that `position` has."""
         return self.splits()
 
     def is_at_end(self, position: SplitPosition) -> bool:
-        """Whether a bounded source has nothing behind `position`, now and for ever."""
+        """Return if a bounded source has no records after `position`."""
         return self.is_bounded and all(
             reaches(offset, self.end(name)) for name, offset in position.offsets.items()
         )
@@ -507,7 +507,7 @@ class SplitSource(Source):
 
 @contextmanager
 def _failures_on_the_driver(uid: str, when: str, mend: str, *, is_counted: bool) -> Iterator[None]:
-    """Say what a source did when its own code failed; refusals of the system that come again may count."""
+    """Turn exceptions of a source's code into errors that name it; counted OSErrors may end the job."""
     from flinkish_spark.checkpoint.failures import RepeatableUserError
 
     what = f"the source '{uid}' failed when it {when}"
@@ -530,8 +530,8 @@ def reaches(offset: Offset, end: Offset | None) -> bool:
     return end is not None and bool(offset == end)
 
 
-def kept_once(place: StoreSpec, key: str, kind: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what was answered at the first call in the life of a job, whoever asked."""
+def ask_once(place: StoreSpec, key: str, kind: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer that was stored at the first call in the life of a job."""
     store = place.open()
     objects = SealedObjects(store, place.url)
     if objects.optional(key, kind, dict) is None:
@@ -547,8 +547,8 @@ def _fact(uid: str) -> str:
     return f"source-{uid}"
 
 
-def checked_splits(uid: str, found: Any) -> Sequence[str]:
-    """Return the names of splits that a source gave; to go through them is its work, and may fail."""
+def check_splits(uid: str, found: Any) -> Sequence[str]:
+    """Return the split names that a source returned, checked; iterating over them runs its code."""
     is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
     names = tuple(elements_of(found)) if is_many else (None,)
     if not all(isinstance(name, str) and name for name in names):
@@ -564,13 +564,12 @@ def checked_splits(uid: str, found: Any) -> Sequence[str]:
     return names
 
 
-def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column with a field's type."""
+def cast_to_field(column: pa.Array, field: pa.Field) -> pa.Array:
+    """Return a column cast to a field's type."""
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
-    # Arrow casts more than another width of the same: a text becomes a number, a number a time in
-    # microseconds or a text, 2 becomes true. As of the batch itself, the declared fields are taken of
-    # structs.
+    # Only widths may change. Arrow's own cast would also make numbers of texts, times or texts of numbers,
+    # and true of 2. Structs may have more fields than declared, as the batch may.
     if not is_of_kind(column.type, field.type, may_have_more=True):
         there = column.drop_null()
         value = f": {there[0].as_py()!r:.200}" if len(there) else ""
@@ -584,7 +583,7 @@ def as_declared(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _missing_field(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
-    """Return the path of a declared field that the structs of a column do not have."""
+    """Return the path of a declared field that is missing in a column's structs."""
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         names = [field.name for field in given]
         for field in wanted:
@@ -624,15 +623,15 @@ class SplitPiece(InputPartition):
 
 
 class SplitStreamReader(DataSourceStreamReader):
-    # Lives in one Python process per scan that Spark keeps on the driver, and a copy of it in every task.
-    # Spark logs what latestOffset() returns before it runs the micro-batch; a micro-batch that is run again
-    # asks nobody where it begins or ends. Spark does not log where the first one begins: what the source says
-    # is kept in `folder`, the job's or that of a lineage which begins at a savepoint (empty outside of a
-    # job), since after a crash it might say something else.
+    # Spark keeps one Python process per scan on the driver that has this object, and each task has a copy.
+    # Spark logs what latestOffset() returns before it runs the micro-batch, so a micro-batch that runs again
+    # does not ask the source for its offsets. Spark does not log where the first micro-batch begins: the
+    # source's answer, which might change after a crash, is stored in `folder`. That is the job's folder, or
+    # that of a lineage which begins at a savepoint; empty outside of a job.
     def __init__(self, source: SplitSource, folder: str, control_path: str = "") -> None:
         self.source, self._folder, self._control_path = source, folder, control_path
         self._uid = source._fs_uid
-        self._pace = Pace(source.rate, time.monotonic())
+        self._pace = TokenBucket(source.rate, time.monotonic())
         self._turn, self._asked_at = 0, float("-inf")
 
     def initialOffset(self) -> dict[str, Any]:
@@ -650,7 +649,7 @@ class SplitStreamReader(DataSourceStreamReader):
             return start
         time.sleep(max(0.0, self._asked_at + _ASK_EVERY_S - time.monotonic()))
         self._asked_at = time.monotonic()
-        names = self._ask("splits", lambda: checked_splits(self._uid, self.source.splits_from(position)))
+        names = self._ask("splits", lambda: check_splits(self._uid, self.source.splits_from(position)))
         gone = [name for name in position.offsets if name not in set(names)]
         if gone:
             raise InputLostError(
@@ -659,18 +658,18 @@ class SplitStreamReader(DataSourceStreamReader):
                 why="the job cannot know that it has read all of it",
                 what_to_do="let splits() name every split that it has ever named",
             )
-        known = position.moved_to({name: self._first(name) for name in names if name not in position.offsets})
+        known = position.move_to({name: self._first(name) for name in names if name not in position.offsets})
         held = read_held(self._control_path, self._uid)
         free = [name for name, number in known.numbers().items() if not held.holds(number)]
         wanting = [name for name in free if not self._is_at_end(name, known.offsets[name])]
-        end = known.moved_to(self._latest(known, wanting))
+        end = known.move_to(self._latest(known, wanting))
         is_ended = self._ask("end", lambda: self.source.is_at_end(end))
         done = frozenset(name for name, offset in end.offsets.items() if self._is_at_end(name, offset))
         return SplitPosition(self._uid, end.offsets, is_ended, done).to_json()
 
     def _latest(self, position: SplitPosition, wanting: list[str]) -> dict[str, Offset]:
-        """Ask the splits that have not ended how far they can be read, within the limits."""
-        allowed = shares(self._pace.allowance(time.monotonic()), wanting, self._turn)
+        """Return new end offsets of splits that have not ended, within the rate limit."""
+        allowed = divide_allowance(self._pace.allowance(time.monotonic()), wanting, self._turn)
         self._turn += 1
         ends = {}
         for name, limit in allowed.items():
@@ -678,7 +677,7 @@ class SplitStreamReader(DataSourceStreamReader):
                 continue
             start = position.offsets[name]
             found = self._ask("latest", lambda: self.source.latest(name, start, limit))  # noqa: B023
-            end = ends[name] = self._checked_offset(name, start, found, "latest")
+            end = ends[name] = self._check_offset(name, start, found, "latest")
             if limit is not None and end != start:
                 count: Any = self._ask(
                     "records_between",
@@ -688,11 +687,11 @@ class SplitStreamReader(DataSourceStreamReader):
                 if count is not None and not (is_count and 0 <= count < math.inf):
                     to_do = "return how many records lie between the offsets, or None if it is not known"
                     raise self._refusal("records_between", name, count, "it is no number of records", to_do)
-                self._pace.took(limit if count is None else int(count))
+                self._pace.spend(limit if count is None else int(count))
         return ends
 
-    def _checked_offset(self, split: str, start: Offset, found: Any, method: str) -> Offset:
-        why = refuse_no_json(found)
+    def _check_offset(self, split: str, start: Offset, found: Any, method: str) -> Offset:
+        why = why_not_json(found)
         if why:
             what_to_do = "return a number, a text, or a list or dict of such with texts as keys"
             raise self._refusal(method, split, found, why, what_to_do)
@@ -716,7 +715,7 @@ class SplitStreamReader(DataSourceStreamReader):
         return reaches(offset, end)
 
     def _first(self, split: str) -> Offset:
-        """Return where a split begins, asking the source once in the life of the job."""
+        """Return where a split begins; the source is asked once in the life of the job."""
         if type(self.source).first is SplitSource.first:
             return 0
         if not self._folder:
@@ -724,13 +723,13 @@ class SplitStreamReader(DataSourceStreamReader):
 
         def ask() -> dict[str, Any]:
             first = self._ask("first", lambda: self.source.first(split))
-            return {"split": split, "offset": self._checked_offset(split, first, first, "first")}
+            return {"split": split, "offset": self._check_offset(split, first, first, "first")}
 
         key = f"first-splits/{self._uid}/{hashlib.sha256(split.encode()).hexdigest()[:24]}.json"
-        return kept_once(StoreSpec.from_text(self._folder), key, "first-split", ask)["offset"]
+        return ask_once(StoreSpec.from_text(self._folder), key, "first-split", ask)["offset"]
 
     def _ask(self, method: str, question: Callable[[], _T]) -> _T:
-        with named_failures(self._uid, method):
+        with name_failures(self._uid, method):
             return question()
 
     def stop(self) -> None:
@@ -747,21 +746,21 @@ class SplitStreamReader(DataSourceStreamReader):
 
     def _piece_facts(self, split: str, start: Offset, end: Offset) -> Any:
         found = self._ask("piece_facts", lambda: self.source.piece_facts(split, start, end))
-        why = "" if found is None else refuse_no_json(found)
+        why = "" if found is None else why_not_json(found)
         if why:
             what_to_do = "return JSON values: lists, texts, numbers, and dicts with texts as keys"
             raise self._refusal("piece_facts", split, found, why, what_to_do)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
-        """Yield one row, the piece itself: the pass of the task that begins with it reads the records."""
+        """Yield one row with the piece as text: :class:`ReadSplits` reads its records in the same task."""
         assert isinstance(partition, SplitPiece)
         yield (partition.to_text(),)
 
 
 @dataclass(frozen=True)
 class ReadSplits:
-    """Called by mapInArrow: pieces of splits in, their records with channel and sequence out."""
+    """Callable for mapInArrow: from pieces of splits to their records with channel and sequence."""
 
     source: SplitSource
 
@@ -772,15 +771,15 @@ class ReadSplits:
 
 
 def read_piece(source: SplitSource, piece: SplitPiece) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one piece with channel and sequence; in a task, the same at each attempt."""
-    source, uid = source._with("_fs_piece_facts", piece.facts), source._fs_uid
-    with named_failures(uid, "read"):
+    """Yield the records of one piece with channel and sequence; every attempt yields the same."""
+    source, uid = source._replace("_fs_piece_facts", piece.facts), source._fs_uid
+    with name_failures(uid, "read"):
         found = iter(elements_of(source.read(piece.split, piece.start, piece.end)))
     place = piece.start if type(piece.start) is int else 0
     rows = _Rows(source.record_type, piece.number, place)
     while True:
-        # Only the work of the source and its records is named: that of others goes on at the yields.
-        with named_failures(uid, "read"):
+        # Only failures of the source are named; at the yields, other code runs.
+        with name_failures(uid, "read"):
             one = next(found, _NO_MORE)
             made = rows.of(one)
         yield from made
@@ -790,17 +789,17 @@ def read_piece(source: SplitSource, piece: SplitPiece) -> Iterator[pa.RecordBatc
 
 _PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
 
-#: Not None, which a source may have yielded by mistake: it would end the piece, and lose what follows.
+#: Not None: if a source yields None by mistake, the piece must not end there.
 _NO_MORE: Any = object()
-#: Rows that become one batch.
+#: Rows of one batch.
 _HELD_ROWS = 1024
 
 
 class _Rows:
-    """Arrow batches of what a source yields in one piece, with channel and sequence behind the fields."""
+    """Converts a source's rows or batches of one piece to Arrow batches with channel and sequence."""
 
-    # Spark's own way from rows to Arrow cuts 1.5 to 1, makes a text of any value, and says of what it refuses
-    # neither the field nor the source.
+    # Spark's own conversion of rows cuts 1.5 to 1, makes a text of any value, and its errors name neither
+    # field nor source.
     def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
         self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
         self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
@@ -808,20 +807,20 @@ class _Rows:
         self._held: list[Any] = []
 
     def of(self, one: Any) -> list[pa.RecordBatch]:
-        """Take a record, a batch of them, or the end; return what is complete by that."""
+        """Take a record, a batch, or the end marker; return the batches that are complete."""
         if isinstance(one, pa.RecordBatch):
-            before, made = self._written(), self._placed(one)
-            # Of rows their writer sees to it.
+            before, made = self._flush(), self._add_control_columns(one)
+            # For rows the row writer checks this.
             for batch, required in itertools.product(made, self._required):
                 if missing := first_missing(required, batch.column(required.name)):
                     raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
             return [*before, *made]
         if one is _NO_MORE:
-            return self._written()
+            return self._flush()
         self._held.append(one)
-        return self._written() if len(self._held) == _HELD_ROWS else []
+        return self._flush() if len(self._held) == _HELD_ROWS else []
 
-    def _written(self) -> list[pa.RecordBatch]:
+    def _flush(self) -> list[pa.RecordBatch]:
         held, self._held = self._held, []
         if not held:
             return []
@@ -829,31 +828,33 @@ class _Rows:
             columns = self._writer.write(held)
         except OutputError as error:
             raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
-        return self._placed(pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)]))
+        return self._add_control_columns(
+            pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)])
+        )
 
-    def _placed(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Return a batch with the types of the schema, and the control columns behind."""
+    def _add_control_columns(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return a batch cast to the schema's types, followed by the control columns."""
         first, self._place = self._place, self._place + batch.num_rows
         if not batch.num_rows:
             return []
         schema = arrow_schema(self._types)
-        own = [as_declared(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
+        own = [cast_to_field(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
         channel = np.full(batch.num_rows, self._channel, np.int64)
         control = [channel, np.arange(first, self._place, dtype=np.int64)]
         return [pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)]
 
 
 @contextmanager
-def named_failures(uid: str, method: str) -> Iterator[None]:
-    """Say which method of which source failed: Spark passes on only text."""
+def name_failures(uid: str, method: str) -> Iterator[None]:
+    """Raise errors that name the source and the method: Spark passes only their text to the driver."""
     try:
         yield
     except FlinkishError:
         raise
     except OSError as error:
-        # The source cannot be asked now, or is refused what it asks for, which is counted. Only the name of a
-        # class passes through Spark.
-        raise (SourceUnavailable if may_pass(error) else SourceFailed)(
+        # Either the source cannot be reached now, or its request is refused, which is counted. Spark passes
+        # on only the name of the error's class.
+        raise (SourceUnavailable if may_pass(error) else SourceFailure)(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
     except USER_ERRORS as error:
@@ -866,7 +867,7 @@ def named_failures(uid: str, method: str) -> Iterator[None]:
 
 
 class SplitDataSource(DataSource):
-    """Base of the classes that :func:`data_source_of` makes."""
+    """Base of the classes that :func:`data_source_of` creates."""
 
     _format: str
     _source: SplitSource
@@ -885,8 +886,8 @@ class SplitDataSource(DataSource):
 
 
 def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:
-    """Return the class that Spark is given for a source."""
-    # The source travels in it, and not in an option: options are part of plans that people look at.
+    """Return a DataSource class for a source, to register with Spark."""
+    # The class holds the source. An option would show it in query plans.
     own = {"_format": source._fs_format, "_source": source, "_folder": folder, "_control_path": control_path}
-    # Not importable, so that it is sent with what is in it.
+    # Not importable, so that cloudpickle serialises the class by value.
     return type("SplitDataSourceOf", (SplitDataSource,), {**own, "__module__": "__main__"})

@@ -1,4 +1,4 @@
-"""Names of folders that micro-batches are staged in: each says whose it is, so a sweep knows a leftover."""
+"""Names of staging folders; a name tells which attempt owns the folder, so a sweep recognises leftovers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NAME = re.compile(r"(\d{1,18})-(\d{1,18})-([0-9a-f]{8})")
 @dataclass(frozen=True, slots=True)
 class StagedId:
     owner_epoch: OwnerEpoch
-    #: Leased until the receipt.
+    #: The block, leased until the receipt.
     block: int
-    #: Keeps two uses of the same block apart.
+    #: Distinguishes two uses of the same block.
     nonce: str
 
     @classmethod
@@ -33,7 +33,7 @@ class StagedId:
         return None if found is None else cls(OwnerEpoch(int(found[1])), int(found[2]), found[3])
 
     def is_leftover(self, own: OwnerEpoch, running_blocks: Collection[int]) -> bool:
-        """Say if nobody writes into it any more: a newer owner does, and a block of ours that is leased."""
+        """Return if no task can write into it: an older owner's folder, or ours without a leased block."""
         if self.owner_epoch == own:
             return self.block not in running_blocks
         return self.owner_epoch < own

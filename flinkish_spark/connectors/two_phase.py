@@ -1,6 +1,6 @@
-"""A sink of your own that commits exactly once: what to write, and how it is run.
+"""Base class of exactly-once sinks that users write, and how they run.
 
-The lifecycle, who calls what, and a whole example over SQLite are in `docs/two-phase-sinks.md`.
+The lifecycle, the order of calls, and an example over SQLite are in `docs/two-phase-sinks.md`.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.transport.columns import map_in_arrow
 
-#: What a method that ends something may answer; None: it is done.
+#: Result of a method that ends a transaction; None: it is done.
 Answer = CommitAnswer | Outcome | None
 
 
-class RecordRefused(Exception):
+class RefusedRecordError(Exception):
     """Raised by :meth:`TwoPhaseCommitSink.write` for a record that the system will never take.
 
-    Nothing of the record may have been written when it is raised. What becomes of it says
-    :attr:`TwoPhaseCommitSink.on_refused`, or a :class:`WithDeadLetters` around the sink.
+    Nothing of the record may have been written when it is raised. :attr:`TwoPhaseCommitSink.on_refused`, or a
+    :class:`SinkWithDeadLetters` around the sink, decides what happens to the record.
 
     Parameters
     ----------
     reason
-        Why, for people; goes into error messages and dead letters.
+        Shown in error messages and dead letters.
     """
 
     def __init__(self, reason: str) -> None:
@@ -82,18 +82,18 @@ class RecordRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SinkTransaction:
-    """What one task attempt is about to stage; given to :meth:`TwoPhaseCommitSink.begin`.
+    """The transaction of one task attempt, an argument of :meth:`TwoPhaseCommitSink.begin`.
 
     Parameters
     ----------
     name
-        No other attempt of any task, micro-batch, start or job has it. At most 130 lower-case letters,
-        digits and dashes. Name by it whatever is created outside, so that leftovers can be found.
+        Unique among all attempts of all tasks, micro-batches, starts and jobs. At most 130 lower-case
+        letters, digits and dashes. Use it to name whatever is created outside, so that leftovers can be
+        found.
     uid
         The sink's uid.
     batch
-        Lineage and micro-batch as ``"<lineage>/<batch>"``; the rows of a micro-batch that is staged again
-        have the same.
+        Lineage and micro-batch as ``"<lineage>/<batch>"``; the same if the micro-batch is staged again.
     task
         Spark partition index.
     fields
@@ -110,28 +110,29 @@ class SinkTransaction:
 class TwoPhaseCommitSink(Sink):
     """Base class of sinks that stage in Spark tasks and commit with the checkpoint.
 
-    An object holds settings only: it is serialised and sent to the tasks, as functions are. Every task
-    attempt, and the committing side of every start of the job, has a copy of its own; what a method keeps
-    in attributes is seen by nobody else. So make connections in :meth:`begin` and :meth:`commit`.
+    An object holds settings only: it is serialised and sent to the tasks, as functions are. Each task
+    attempt, and the committer of each start of the job, has its own copy; attributes that a method sets are
+    not visible in other copies. So open connections in :meth:`begin` and :meth:`commit`.
 
-    A subclass writes :meth:`begin`, :meth:`write` or :meth:`write_batch`, :meth:`flush`, :meth:`commit`
-    and :meth:`abort`, and :meth:`list_open` unless the system clears unfinished things away by itself.
+    A subclass defines :meth:`begin`, :meth:`write` or :meth:`write_batch`, :meth:`flush`, :meth:`commit` and
+    :meth:`abort`, and :meth:`list_open` unless the system removes unfinished transactions by itself.
     """
 
-    #: What happens to a record that :meth:`write` refuses: the job fails, or it is left out and counted.
+    #: What happens to a record that :meth:`write` refuses: the job fails, or the record is dropped and
+    #: counted.
     on_refused: OnBadRecord = OnBadRecord.FAIL
-    #: Exceptions that say that the system cannot be asked now. Raised by `commit` or `abort` they mean: call
-    #: again; raised in a task: start the micro-batch again, as the restart strategy says. Any other
-    #: exception is taken for an error of the sink's code and ends the job when it comes a second time.
+    #: Exceptions that mean that the system is unavailable now. If `commit` or `abort` raises one, it is
+    #: called again; in a task, the micro-batch starts again, as the restart strategy says. Any other
+    #: exception is treated as an error in the sink's code: the second one ends the job.
     retry_on: tuple[type[Exception], ...] = (OSError,)
 
     # In a task:
     @abstractmethod
     def begin(self, transaction: SinkTransaction) -> Any:
-        """Open something of this attempt's own under ``transaction.name``; return a handle.
+        """Open a transaction of this attempt under ``transaction.name``; return a handle.
 
-        Called in a task, before its first record; not at all by a task without records.
-        The handle stays in this process.
+        Called in a task before its first record; not called if the task has no records. The handle stays in
+        this process.
         """
 
     def write(self, handle: Any, record: Row) -> None:
@@ -145,13 +146,13 @@ class TwoPhaseCommitSink(Sink):
 
         Raises
         ------
-        RecordRefused
+        RefusedRecordError
             The system will never take this record; nothing of it was written.
         """
         raise NotImplementedError
 
     def write_batch(self, handle: Any, batch: pa.RecordBatch) -> Mapping[int, str]:
-        """Write many records; the default calls :meth:`write` for each. For where columns are faster.
+        """Write a batch of records, by default with :meth:`write`; override it if columns are faster.
 
         Parameters
         ----------
@@ -167,37 +168,37 @@ class TwoPhaseCommitSink(Sink):
         for index, record in enumerate(records_of(batch)):
             try:
                 self.write(handle, record)
-            except RecordRefused as refusal:
+            except RefusedRecordError as refusal:
                 refused[index] = refusal.reason
         return refused
 
     @abstractmethod
     def flush(self, handle: Any) -> Any:
-        """Pre-commit: make everything durable, still invisible, and let go of the handle.
+        """Pre-commit: make all written data durable, still invisible, and close the handle.
 
-        Called once, behind the last record.
+        Called once, after the last record.
 
         Returns
         -------
         JSON value
-            The committable: all that any process, on any machine of the job, needs to commit or abort
-            this. No secrets: it is stored in the job directory.
+            The committable: all that a process on any machine of the job needs to commit or abort the
+            transaction. No secrets: it is stored in the job directory.
         """
 
     def discard(self, handle: Any) -> None:
-        """Undo an attempt that failed before it was flushed, as far as that is easy.
+        """Undo an attempt that failed before its flush, as far as that is easy.
 
-        Called in the task, if it can still be called: a task that is killed says nothing, so
-        :meth:`list_open` has to find what is left. The default leaves it to that.
+        Called in the task, but not if the task is killed: :meth:`list_open` must find such leftovers. The
+        default does nothing.
         """
 
     # On the driver:
     @abstractmethod
     def commit(self, committable: Any, checkpoint: CheckpointId) -> Answer:
-        """Make visible what a decided checkpoint names, all at once.
+        """Make the data of a committable visible, all at once; its checkpoint is decided.
 
-        Called any number of times for the same committable, also by another process and behind a
-        success; every call but the first that succeeds must change nothing.
+        Called any number of times for the same committable, also by another process and after a success;
+        after the first successful call, further calls must change nothing.
 
         Parameters
         ----------
@@ -207,79 +208,78 @@ class TwoPhaseCommitSink(Sink):
         Returns
         -------
         CommitAnswer, Outcome or None
-            None: it is committed. ``Outcome.ALREADY_COMMITTED`` for a repetition, if it is known to be
-            one. LOST if the staged data is gone and was not committed before: the job stops; or, with
-            ``is_proven_aborted=True``, stages these rows again. That says that nothing of it ever was or
-            will be visible. FENCED if a newer process of the job has taken over.
+            None: it is committed. ``Outcome.ALREADY_COMMITTED`` if an earlier call has committed it, as far
+            as the sink knows. LOST if the staged data is gone and was never committed: the job stops; or,
+            with ``is_proven_aborted=True``, stages the rows again. The latter asserts that none of the data
+            ever was or will be visible. FENCED if a newer process of the job has taken over.
 
         Raises
         ------
         Exception
-            One of :attr:`retry_on`: it is called again, however long that takes.
+            One of :attr:`retry_on`: the method is called again until it succeeds.
         """
 
     @abstractmethod
     def abort(self, committable: Any) -> Answer:
-        """Remove what was staged and is in no decided checkpoint.
+        """Remove staged data that belongs to no decided checkpoint.
 
-        Called any number of times, also for what is gone already and for what :meth:`list_open` found,
-        never for what was committed. Nothing of it may become visible later.
+        Called any number of times, also for data that is gone already and for transactions that
+        :meth:`list_open` returned; never after a commit. The data must never become visible later.
         """
 
     def recover_and_commit(self, committable: Any, checkpoint: CheckpointId) -> Answer:
-        """Do what :meth:`commit` does, for what an earlier process of the job has staged.
+        """Commit a transaction that an earlier process of the job has staged.
 
-        For systems where a connection has to be taken over first. The default is :meth:`commit`.
+        Override it if the system must first hand the transaction over. The default calls :meth:`commit`.
         """
         return self.commit(committable, checkpoint)
 
     def recover_and_abort(self, committable: Any) -> Answer:
-        """Do what :meth:`abort` does, for what an earlier process of the job has staged."""
+        """Abort a transaction that an earlier process of the job has staged."""
         return self.abort(committable)
 
     def why_lost(self, committable: Any) -> str:
         """Return why a committable cannot be committed any more; empty if it can.
 
-        Asked right before the checkpoint is decided, where giving up costs a repetition of some
-        micro-batches; behind the decision it would cost the job. The default believes that it can.
+        Called right before the checkpoint is decided. If data is lost then, some micro-batches run again;
+        after the decision, the job would fail. The default returns an empty text.
         """
         return ""
 
     def list_open(self, prefix: str) -> Mapping[str, Any]:
-        """Find what was begun and neither committed nor aborted.
+        """Return transactions that were begun and neither committed nor aborted.
 
-        Called at every start and behind every checkpoint, to find what failed, killed and speculative
-        attempts left. Names that are none of ours are passed over; those of attempts that still run or
-        will still be decided too. The default finds nothing: then leftovers stay until the system
-        removes them.
+        Called at every start and after every checkpoint, to find leftovers of failed, killed and speculative
+        attempts. Names of other sinks, of running attempts and of undecided checkpoints may be among them;
+        they are ignored. The default returns nothing: then leftovers stay until the system removes them.
 
         Parameters
         ----------
         prefix
-            The names of this sink's transactions begin with it; so may others.
+            The names of this sink's transactions begin with it; other names may, too.
 
         Returns
         -------
         mapping
-            For each transaction's name what :meth:`abort` takes.
+            From each transaction's name to the argument of :meth:`abort`.
         """
         return {}
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> Answer:
-        """Do what goes by checkpoints and not by transactions.
+        """Do work that is due once per checkpoint, not once per transaction.
 
-        Called when all sinks have committed the checkpoint, also if this one had nothing in it; again
-        after a crash. The default does nothing.
+        Called when all sinks have committed the checkpoint, also if this sink had no data in it; again after
+        a crash. The default does nothing.
         """
         return Outcome.ALREADY_COMMITTED
 
     def close(self) -> None:
-        """Release the connections of the committing side. Nothing is flushed or committed here."""
+        """Close the connections of the committing side. Must not flush or commit."""
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse a sink that writes no records or cannot be sent to the tasks.
 
-        A subclass that checks more calls this too. Nothing may be changed outside.
+        A subclass that overrides it must call this method. It must change nothing outside.
         """
         own = type(self)
         if own.write is TwoPhaseCommitSink.write and own.write_batch is TwoPhaseCommitSink.write_batch:
@@ -293,13 +293,13 @@ class TwoPhaseCommitSink(Sink):
             raise ConfigError(
                 f"on_refused of sink '{context.uid}' is {self.on_refused!r}",
                 why=closest(str(self.on_refused), OnBadRecord.__members__),
-                what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or WithDeadLetters(sink, ...)",
+                what_to_do="use OnBadRecord.FAIL or OnBadRecord.DROP, or SinkWithDeadLetters(sink, ...)",
             )
         given = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
             raise ConfigError(
                 f"retry_on of sink '{context.uid}' is {self.retry_on!r}",
-                why="it names the exceptions that mean: call again",
+                why="it names the exceptions after which a call is repeated",
                 what_to_do="give a tuple of exception classes, such as (OSError,)",
             )
         twice = {name for name in context.schema.names if context.schema.names.count(name) > 1}
@@ -319,9 +319,9 @@ class TwoPhaseCommitSink(Sink):
 
 
 def own_copy(sink: TwoPhaseCommitSink) -> TwoPhaseCommitSink:
-    """Return a copy that shares nothing with `sink` that can be changed."""
-    # What cannot be copied, such as a module, is shared; a connection is not among it, since a sink with one
-    # is refused before the job starts.
+    """Return a copy that shares no mutable value with `sink`."""
+    # Values that cannot be copied, such as modules, are shared. Connections are not among them: a sink with a
+    # connection is refused before the job starts.
     try:
         return copy.deepcopy(sink)
     except Exception:
@@ -360,23 +360,23 @@ def _why_not_serialisable(value: object) -> Exception | None:
     return None
 
 
-#: At most 130 characters: fit for a file, a table's key or the global id of a prepared transaction.
+#: At most 130 characters, so that it can be the name of a file, a table's key or a global transaction id.
 _NAME = re.compile(r"flinkish-([0-9a-f]{32})-([0-9a-f]{8})-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionName:
-    """Name of what one task attempt stages: job, sink, owner epoch, block, task, attempt."""
+    """Name of a task attempt's transaction: job, sink, owner epoch, block, task, attempt."""
 
     job: JobUuid
     #: Eight hex digits made from the sink's uid, see :meth:`mark_of`.
     sink: str
     owner_epoch: OwnerEpoch
-    #: Leased for the micro-batch; used again only behind the receipt of it.
+    #: Leased for the micro-batch; reused only after its receipt.
     block: int
     task: int
-    #: Spark's number of the task attempt, which no other attempt in its application has. The number
-    #: that counts from 0 is not: it begins anew when a stage is run again while old tasks still write.
+    #: Spark's task attempt id, which is unique in its application. The attempt number is not: it starts at 0
+    #: again when a stage runs again while old tasks still write.
     attempt: int
 
     def __str__(self) -> str:
@@ -400,25 +400,25 @@ class TransactionName:
         return cls(JobUuid(job), sink, OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
 
 
-def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose points in time are in UTC instead of the session's time zone."""
+def to_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with timestamps in UTC instead of the session's time zone."""
     columns = []
     for column in batch.columns:
-        wanted = _in_utc(column.type)
+        wanted = _to_utc_type(column.type)
         columns.append(column if wanted == column.type else column.cast(wanted))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _in_utc(kind: pa.DataType) -> pa.DataType:
+def _to_utc_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_struct(kind):
-        return pa.struct([f.with_type(_in_utc(f.type)) for f in kind])
+        return pa.struct([f.with_type(_to_utc_type(f.type)) for f in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_to_utc_type(kind.value_type)))
     if pa.types.is_map(kind):
-        item = kind.item_field.with_type(_in_utc(kind.item_type))
-        return pa.map_(kind.key_field.with_type(_in_utc(kind.key_type)), item)
+        item = kind.item_field.with_type(_to_utc_type(kind.item_type))
+        return pa.map_(kind.key_field.with_type(_to_utc_type(kind.key_type)), item)
     return kind
 
 
@@ -433,9 +433,8 @@ def records_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def record_as_json(record: Row) -> str:
-    """Return a record as a JSON object, for people and for putting it right later."""
-    # Decimals are strings, points in time and dates ISO 8601, binary values base64; NaN and infinities are
-    # texts.
+    """Return a record as a JSON object, so that it can be read and repaired."""
+    # Decimals, NaN and infinities are strings, timestamps and dates ISO 8601, binary values base64.
     fields = zip(record.__fields__, record, strict=True)
     return json.dumps({name: _plain(value) for name, value in fields}, ensure_ascii=False)
 
@@ -465,38 +464,38 @@ def _as_key(value: Any) -> str:
 
 LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
-#: Columns of what a task yields: its report in one row; behind Refusals.KEEP a row per refused record.
+#: Columns of a task's output: one row with its report; with Refusals.KEEP also a row per refused record.
 REPORT, REASON, RECORD = "report", "reason", "record"
-#: Longest reason in a dead letter; it is a user's text, and may quote the record.
+#: Longest reason in a dead letter; the text comes from the user's sink, and may quote the record.
 _MOST_REASON = 1_000
 TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
 
 
 class Refusals(enum.Enum):
-    """Ways of a task with records that the sink refuses."""
+    """Treatment of records that the sink refuses, in a task."""
 
     #: Fail, with the reason.
     FAIL = "fail"
-    #: Count them.
+    #: Drop and count them.
     DROP = "drop"
     #: Count them, and yield them with the reason.
     KEEP = "keep"
 
 
 class SinkUnavailable(EnvironmentFault):
-    """The system of a two-phase sink could not be used; the micro-batch is run again."""
+    """The system of a two-phase sink was unavailable; the micro-batch runs again."""
 
-    usual_advice = "see that the sink's system can be reached; the micro-batch is run again"
+    usual_advice = "check that the sink's system can be reached; the micro-batch runs again"
     restartable = True
 
 
 @dataclass(frozen=True)
 class StageTransaction:
-    """Callable for mapInArrow: stages the rows of one task, see :data:`TASK_SCHEMA`."""
+    """Callable for mapInArrow: stages the rows of one task; its output has :data:`TASK_SCHEMA`."""
 
-    #: The user's; every task attempt gets a copy.
+    #: The user's sink; every task attempt gets a copy.
     sink: TwoPhaseCommitSink
-    #: For the name of the transaction.
+    #: Job, uid, owner epoch and block are parts of the transaction's name.
     job: str
     uid: str
     owner_epoch: int
@@ -513,7 +512,7 @@ class StageTransaction:
                 records = ack.admit(batch)
                 if records.num_rows == 0:
                     continue
-                fields = in_utc(records.select(range(CONTROL_WIDTH, records.num_columns)))
+                fields = to_utc(records.select(range(CONTROL_WIDTH, records.num_columns)))
                 refused = transaction.write(fields)
                 if refused and self.refusals is Refusals.KEEP:
                     chosen = fields.take(pa.array(sorted(refused), pa.int64()))
@@ -521,7 +520,7 @@ class StageTransaction:
                     found = [record_as_json(one) for one in records_of(chosen)]
                     yield _rows([None] * len(reasons), reasons, found)
             committable = transaction.flush()
-        done = ack.done()
+        done = ack.finish()
         if self.refusals is Refusals.KEEP:
             done = replace(done, dead_lettered=transaction.refused)
         else:
@@ -530,7 +529,7 @@ class StageTransaction:
 
 
 class _OpenTransaction:
-    """The user's sink in one task attempt; begun with the first records, discarded on any failure."""
+    """The transaction of one task attempt; begun at its first records, discarded on any failure."""
 
     def __init__(self, stage: StageTransaction, task: int, attempt: int) -> None:
         self._stage, self._sink, self._task = stage, stage.sink, task
@@ -550,26 +549,26 @@ class _OpenTransaction:
         if not self._is_open:
             fields = tuple(records.schema.names)
             transaction = SinkTransaction(self.name, uid, self._stage.batch, self._task, fields)
-            with blaming(self._sink, uid, "begin"):
+            with translate_failures(self._sink, uid, "begin"):
                 self._handle = self._sink.begin(transaction)
             self._is_open = True
-        with blaming(self._sink, uid, self._writing):
+        with translate_failures(self._sink, uid, self._writing):
             refused = dict(pairs_of(self._sink.write_batch(self._handle, records) or {}))
             if not refused.keys() <= set(range(records.num_rows)):
                 raise IndexError(f"it refused rows {sorted(refused)} of {records.num_rows}")
         if refused and self._stage.refusals is Refusals.FAIL:
-            raise refused_record(uid, next(iter(refused.values())))
+            raise to_bad_record_error(uid, next(iter(refused.values())))
         self.refused += len(refused)
         return refused
 
     def flush(self) -> Mapping[str, Any] | None:
-        """Pre-commit; return the committable's payload, None if nothing was begun."""
+        """Pre-commit; return the committable's payload, None if the task had no records."""
         if not self._is_open:
             return None
-        with blaming(self._sink, self._stage.uid, "flush"):
+        with translate_failures(self._sink, self._stage.uid, "flush"):
             committable = self._sink.flush(self._handle)
             self._is_open = False
-            # As it will be read back.
+            # Stored as it will be read back.
             try:
                 stored = json.loads(json.dumps(committable, allow_nan=False))
             except (TypeError, ValueError) as error:
@@ -586,24 +585,24 @@ class _OpenTransaction:
         try:
             self._sink.discard(self._handle)
         except Exception as trouble:
-            # The failure that led here is the one to report; the sweep finds what is left.
+            # The failure that led here is reported instead; the sweep finds the leftover.
             LOG.warning("discard() of the sink '%s' failed: %s", self._stage.uid, trouble)
 
 
 @contextmanager
-def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
-    """Turn what the user's code raises in a task into an error that names it on the driver."""
+def translate_failures(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
+    """Turn exceptions of the user's code in a task into errors that name the sink and the method."""
     try:
         yield
     except FlinkishError:
         raise
-    except RecordRefused as refusal:
-        raise refused_record(uid, refusal.reason) from refusal
+    except RefusedRecordError as refusal:
+        raise to_bad_record_error(uid, refusal.reason) from refusal
     except sink.retry_on as error:
         text = f"{method}() of the sink '{uid}': {type(error).__name__}: {error}"
         raise SinkUnavailable(_one_line(text)) from error
     except USER_ERRORS as error:
-        # Imported here: it brings pandas, which a task that goes well does not need.
+        # Imported here since it imports pandas, which a successful task does not need.
         from flinkish_spark.worker.keyed_operator import OperatorFailed
 
         facts = {"uid": uid, "error": f"{type(error).__name__}: {error}"}
@@ -611,7 +610,7 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
         raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
 
 
-def refused_record(uid: str, reason: str) -> BadRecordError:
+def to_bad_record_error(uid: str, reason: str) -> BadRecordError:
     return BadRecordError(_one_line(f"{BAD_RECORD_MARKER} the sink '{uid}' refuses it: {reason}"))
 
 
@@ -625,10 +624,10 @@ def _rows(*columns: Sequence[str | None]) -> pa.RecordBatch:
 
 
 class TwoPhaseCommitter(Committer):
-    """Ends the transactions of a two-phase sink."""
+    """Commits and aborts the transactions of a two-phase sink."""
 
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
-        # A copy, so that connections which it keeps do not travel to tasks.
+        # A copy, so that connections which the sink keeps are not pickled and sent to tasks.
         self._sink, self._context = own_copy(sink), context
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -639,7 +638,7 @@ class TwoPhaseCommitter(Committer):
             method = "commit" if ours else "recover_and_commit"
             answers.append(self._ask(method, stored, checkpoint))
             if not answers[-1].outcome.is_done:
-                # What is lost must be a suffix: nothing is committed behind it.
+                # Lost committables must be a suffix: nothing is committed after them.
                 break
         return answers
 
@@ -650,7 +649,7 @@ class TwoPhaseCommitter(Committer):
         ours = name.owner_epoch == self._context.owner_epoch
         answer = self._ask("abort" if ours else "recover_and_abort", stored)
         if answer.outcome is Outcome.LOST:
-            # Gone is what was asked for.
+            # Lost data needs no abort.
             return CommitAnswer(Outcome.ALREADY_COMMITTED, answer.detail)
         return answer
 
@@ -662,24 +661,24 @@ class TwoPhaseCommitter(Committer):
         return dead
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Abort what the sink lists and nobody will decide."""
+        """Abort open transactions that no checkpoint will decide."""
         job, mark = self._context.job, TransactionName.mark_of(self._context.uid)
         listed = self._call("list_open", TransactionName.prefix(job, mark))
         if not (isinstance(listed, Mapping) and all(isinstance(name, str) for name in listed)):
             raise RepeatableUserError(
                 f"list_open() of the sink '{self._context.uid}' returned a {type(listed).__name__}",
-                what_to_do="return a dict: for each transaction's name what abort() takes",
+                what_to_do="return a dict from each transaction's name to the argument of abort()",
                 uid=self._context.uid,
             )
         if not listed:
             return 0
-        # This order matters: a block that is leased after the listing has nothing in it.
+        # This order matters: a block that is leased after the listing has no transaction in the list.
         running = running_blocks()
         names = {str(c.payload.get("transaction", "")) for c in kept}
         aborted = 0
         for text, stored in listed.items():
             name = TransactionName.parse(text)
-            # Exactly ours: a prefix may fit what somebody else made.
+            # Names of other jobs and sinks may have the same prefix.
             if name is None or (name.job, name.sink) != (job, mark) or text in names:
                 continue
             if not self._context.is_left_over(name.owner_epoch, name.block, running):
@@ -706,14 +705,14 @@ class TwoPhaseCommitter(Committer):
         name = TransactionName.parse(str(committable.payload.get("transaction", "")))
         if name is None or "committable" not in committable.payload:
             raise CorruptObjectError(
-                f"a committable of sink '{self._context.uid}' is none of a two-phase sink",
+                f"a committable of sink '{self._context.uid}' was not written by a two-phase sink",
                 what_to_do="start the job once with the sink that wrote it, then change it",
                 uid=self._context.uid,
             )
         return name, committable.payload["committable"]
 
     def _ask(self, method: str, *arguments: Any) -> CommitAnswer:
-        """Call a method that ends something; an outage is an answer."""
+        """Call a method that ends a transaction; an outage becomes the answer RETRY."""
         try:
             answer: Answer = self._call(method, *arguments)
         except EnvironmentFault as fault:
@@ -756,14 +755,14 @@ class TwoPhaseWriter(SinkWriter):
 
     def stage(self, request: StageRequest) -> StageResult:
         is_dropped = self._sink.on_refused is OnBadRecord.DROP
-        rows = self._staging(request, Refusals.DROP if is_dropped else Refusals.FAIL)
+        rows = self._stage_rows(request, Refusals.DROP if is_dropped else Refusals.FAIL)
         return _result(rows.collect())
 
     @contextmanager
-    def staging_with_refused(self, request: StageRequest) -> Iterator[tuple[StageResult, DataFrame]]:
-        """Stage; give out also refused records (REASON and RECORD, as JSON), kept while the block lasts."""
-        # Kept, because going over the rows a second time would stage them a second time.
-        rows = self._staging(request, Refusals.KEEP).persist()
+    def stage_with_refused(self, request: StageRequest) -> Iterator[tuple[StageResult, DataFrame]]:
+        """Stage rows; yield the result and the refused records (REASON and RECORD, as JSON)."""
+        # Persisted while the block runs, since computing the rows again would stage them again.
+        rows = self._stage_rows(request, Refusals.KEEP).persist()
         try:
             found = rows.where(F.col(REPORT).isNotNull()).collect()
             refused = rows.where(F.col(REASON).isNotNull()).select(REASON, RECORD)
@@ -771,7 +770,7 @@ class TwoPhaseWriter(SinkWriter):
         finally:
             rows.unpersist()
 
-    def _staging(self, request: StageRequest, refusals: Refusals) -> DataFrame:
+    def _stage_rows(self, request: StageRequest, refusals: Refusals) -> DataFrame:
         context = self._context
         stage = StageTransaction(
             sink=self._sink,

@@ -153,7 +153,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
     def open(self, context: RuntimeContext) -> None:
         element = ElementType(ddl_of(self._fields))
         self._take = element.take
-        self._gather, self._spread = element.gathering(), element.spread
+        self._gather, self._spread = element.gathering(), element.to_tuple
         time = T.StructField("__time_ms", T.LongType())
         self._row = row = T.StructType([*self._fields.fields, time])
         self._waiting = context.get_list_state(ListStateDescriptor("waiting", ddl_of(row)))

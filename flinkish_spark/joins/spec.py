@@ -87,8 +87,8 @@ class Concatenate(ProcessJoinFunction):
         self._no_right = (None,) * len(self._right.fields)
 
     def process_element(self, left: Any, right: Any, ctx: JoinContext) -> Iterable[Any]:
-        row = self._no_left if left is None else self._left.spread(left)
-        return (row + (self._no_right if right is None else self._right.spread(right)),)
+        row = self._no_left if left is None else self._left.to_tuple(left)
+        return (row + (self._no_right if right is None else self._right.to_tuple(right)),)
 
 
 class JoinOfPairs:

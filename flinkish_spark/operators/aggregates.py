@@ -21,7 +21,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import owned
+from flinkish_spark.types.to_python import copy_result
 
 _REDUCED, _AGGREGATED = "reduced", "aggregated"
 
@@ -48,7 +48,7 @@ class ReduceOperator(KeyedStreamOperator):
             before = self._named(before)
             reduced = refuse_not_run(self._reduce(before, value), "reduce()")
             if self._element.take is not None:
-                reduced = owned(reduced, before, value)
+                reduced = copy_result(reduced, before, value)
         self._state.update(reduced)
         return (reduced,)
 

@@ -32,7 +32,7 @@ from flinkish_spark.functions.async_io import (
 )
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.protocol.latency import LatencyHistogram
-from flinkish_spark.types.to_python import taken
+from flinkish_spark.types.to_python import copy_if_mutable
 
 _log = logging.getLogger(__name__)
 
@@ -310,8 +310,8 @@ class AsyncWait:
     def _called(self, method: str, call: Sequence[Asked], *error: Exception) -> Any:
         function = self._spec.function
         if isinstance(function, AsyncBatchFunction):
-            return getattr(function, f"{method}_batch")([taken(one.value) for one in call], *error)
-        return getattr(function, method)(taken(call[0].value), *error)
+            return getattr(function, f"{method}_batch")([copy_if_mutable(one.value) for one in call], *error)
+        return getattr(function, method)(copy_if_mutable(call[0].value), *error)
 
     def _checked(self, call: Sequence[Asked], made: Any) -> list[Rows]:
         function = self._spec.function
@@ -343,7 +343,7 @@ def _rows_of(made: Any, name: str) -> Rows:
 
 
 def _taken(row: Any) -> Any:
-    return ToSide(row.tag, taken(row.row)) if isinstance(row, ToSide) else taken(row)
+    return ToSide(row.tag, copy_if_mutable(row.row)) if isinstance(row, ToSide) else copy_if_mutable(row)
 
 
 async def _finished(method: Callable[..., Any], *given: Any) -> None:

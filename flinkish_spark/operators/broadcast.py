@@ -29,7 +29,7 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array
 from flinkish_spark.state.operator_state import BroadcastState, BroadcastTables, ReadOnlyBroadcastState
 from flinkish_spark.state.timers import Timers
-from flinkish_spark.types.to_python import taken
+from flinkish_spark.types.to_python import copy_if_mutable
 
 #: Takes an element and the context; returns what is emitted.
 ElementProcessor = Callable[[Any, Any], Iterable[Any] | None]
@@ -86,7 +86,7 @@ class ContextFacts:
         return self.processing_time_ms
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        self.emitted.side.setdefault(tag_name(tag), []).append((taken(value), self.timestamp_ms))
+        self.emitted.side.setdefault(tag_name(tag), []).append((copy_if_mutable(value), self.timestamp_ms))
 
     def process_sides(self, process: ElementProcessor, sides: Sides, progress: Progress) -> Emitted:
         """Give elements on both sides of the watermark to a function; return what it emits."""
@@ -109,7 +109,7 @@ class ContextFacts:
         for at, (value, time_ms) in enumerate(zip(elements.values, stamps, strict=True)):
             self.timestamp_ms = time_ms
             try:
-                rows.extend(map(taken, elements_of(process(value, self) or ())))
+                rows.extend(map(copy_if_mutable, elements_of(process(value, self) or ())))
             except USER_ERRORS as error:
                 raise ElementFailed(at, is_before, error) from error
             times.extend([time_ms] * (len(rows) - len(times)))
@@ -181,7 +181,7 @@ class BroadcastSide:
             raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
 
     def _process_one(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
-        rows = list(map(taken, elements_of(self._process(value, context) or ())))
+        rows = list(map(copy_if_mutable, elements_of(self._process(value, context) or ())))
         context.tables.puts.settle()
         return rows
 
@@ -247,7 +247,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         self._states.scope.enter(NO_KEY)
         # As a list: a generator would run when nobody knows any more whose turn it is.
         rows = self._function.process_broadcast_element(value, context)
-        return list(map(taken, elements_of(rows or ())))
+        return list(map(copy_if_mutable, elements_of(rows or ())))
 
     def _is_declared(self, descriptor: StateDescriptor) -> bool:
         return self._states.descriptors.get(descriptor.name) == descriptor

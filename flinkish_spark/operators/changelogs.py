@@ -29,7 +29,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.hints import StateType
-from flinkish_spark.types.to_python import owned, taken
+from flinkish_spark.types.to_python import copy_if_mutable, copy_result
 
 _KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
 
@@ -279,12 +279,12 @@ class ChangelogAggregateOperator(KeyedStreamOperator):
         if not rows:
             if is_retraction:
                 return ()
-            before, accumulator = None, taken(self._aggregate.create_accumulator())
+            before, accumulator = None, copy_if_mutable(self._aggregate.create_accumulator())
         else:
             # A copy: the function may change the accumulator in place, and the result may be a part of it.
-            before = taken(self._aggregate.get_result(accumulator))
+            before = copy_if_mutable(self._aggregate.get_result(accumulator))
         change = self._aggregate.retract if is_retraction else self._aggregate.add
-        accumulator = owned(change(value, accumulator), accumulator, value)
+        accumulator = copy_result(change(value, accumulator), accumulator, value)
         rows += -1 if is_retraction else 1
         if not rows:
             self._accumulator.clear()

@@ -31,11 +31,11 @@ from flinkish_spark.state.tables import owner_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import name_text, type_text
-from flinkish_spark.types.hints import StateType, declared_ddl, maker_of
+from flinkish_spark.types.hints import StateType, maker_of, to_ddl
 from flinkish_spark.types.row_form import RowForm
 from flinkish_spark.types.rows import ElementType, RowWriter
 from flinkish_spark.types.to_arrow import strict_array
-from flinkish_spark.types.to_python import taken, to_values
+from flinkish_spark.types.to_python import copy_if_mutable, to_values
 
 _LIMIT = 1 << 63
 #: Whole numbers below this are exact as doubles.
@@ -428,7 +428,7 @@ class _RowAggregation(ColumnAggregation):
 
     def __init__(self, function: Any, kept: StateType) -> None:
         self._function = function
-        self._kept = ElementType(declared_ddl(kept))
+        self._kept = ElementType(to_ddl(kept))
         self._form = RowForm([field.name for field in self._kept.fields])
         self._class = None if isinstance(kept, str) else kept
         #: Makes what the function has made its key's own.
@@ -510,10 +510,10 @@ class AggregatedRows(_RowAggregation):
 
     def results(self, merged: pa.RecordBatch) -> list[Any]:
         """Return a result per key of what :func:`merge` returned; None where the function gives None."""
-        return [taken(self._function.get_result(made)) for made in self._rows(merged.columns)]
+        return [copy_if_mutable(self._function.get_result(made)) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:
-        return self._add(taken(self._function.create_accumulator()), row)
+        return self._add(copy_if_mutable(self._function.create_accumulator()), row)
 
     def _add(self, made: Any, row: Any) -> Any:
         return self._own(refuse_not_run(self._function.add(row, made), "add()"), made, row)

@@ -30,7 +30,7 @@ from flinkish_spark.state.tables import StateTable
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.rows import ElementType, Named
-from flinkish_spark.types.to_python import Take, as_it_is
+from flinkish_spark.types.to_python import Copier, as_it_is
 from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import ProcessWindow
 
@@ -74,8 +74,8 @@ class TaggedUnion(ElementType):
         tagged, left, right = self._class(), self._left, self._right
         no_left, no_right = (None,) * len(left.fields), (None,) * len(right.fields)
         return (
-            lambda value: tagged((0, *left.spread(value), *no_right)),
-            lambda value: tagged((1, *no_left, *right.spread(value))),
+            lambda value: tagged((0, *left.to_tuple(value), *no_right)),
+            lambda value: tagged((1, *no_left, *right.to_tuple(value))),
         )
 
     def _class(self) -> type[TaggedElement]:
@@ -194,7 +194,7 @@ class TimedBuffer:
         self._descriptor = ListStateDescriptor(name, ", ".join(fields), ttl)
         self._element = element
         #: Makes an element's copy for one more owner.
-        self.own: Take = element.take or as_it_is
+        self.own: Copier = element.take or as_it_is
 
     def open(self, states: KeyedStates) -> None:
         states.get_list_state(self._descriptor)
@@ -211,7 +211,7 @@ class TimedBuffer:
         return self.own(self._gather(entry[: self._width]))
 
     def add(self, value: Any, time_ms: int, facts: Sequence[Any] = ()) -> None:
-        entry = (*self._element.spread(value), *facts, time_ms)
+        entry = (*self._element.to_tuple(value), *facts, time_ms)
         entries = self._table.read(self._scope)
         if entries is None:
             entries = [entry]

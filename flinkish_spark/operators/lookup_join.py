@@ -14,7 +14,7 @@ from flinkish_spark.operators.joins import PairContext
 from flinkish_spark.operators.process import ElementFailed, Emitted
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import as_it_is, taken
+from flinkish_spark.types.to_python import as_it_is, copy_if_mutable
 
 # PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A Python
 # worker goes on, and so does what its modules hold.
@@ -66,7 +66,7 @@ class LookupJoinRun:
         #: An element goes to `key_of` and to each of its pairs; a row to each element of its key, and the
         #: table or the cache may keep it.
         self._take = ElementType(join.left_type).take or as_it_is
-        self._take_row = as_it_is if join.function is None else taken
+        self._take_row = as_it_is if join.function is None else copy_if_mutable
         #: Of which element each row of the last batch is made; of side outputs, by name.
         self.of_row: list[int] = []
         self.of_side_row: dict[str, list[int]] = {}
@@ -126,10 +126,10 @@ class LookupJoinRun:
         take, take_row = self._take, self._take_row
         for row in rows:
             made = join(take(value), take_row(row), context)
-            emitted.rows.extend(map(taken, elements_of(made or ())))
+            emitted.rows.extend(map(copy_if_mutable, elements_of(made or ())))
 
     def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
-        self._emitted.side.setdefault(tag_name(tag), []).append((taken(value), time_ms))
+        self._emitted.side.setdefault(tag_name(tag), []).append((copy_if_mutable(value), time_ms))
 
 
 class _Answers:

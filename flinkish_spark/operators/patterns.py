@@ -138,7 +138,7 @@ class _Search:
         #: Names of the states: events, chains, partial matches.
         self.states = tuple(kinds)
         self._events, self._chains, self._matches = (states.tables[name] for name in kinds)
-        self._scope, self._gather, self._spread = states.scope, element.gathering(), element.spread
+        self._scope, self._gather, self._spread = states.scope, element.gathering(), element.to_tuple
         self.state = self.matcher.initial()
         self._before = self._open()
 

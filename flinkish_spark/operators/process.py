@@ -35,7 +35,7 @@ from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array
 from flinkish_spark.state.timers import Timers
-from flinkish_spark.types.to_python import Take, taken
+from flinkish_spark.types.to_python import Copier, copy_if_mutable
 
 #: Takes an element and the context; returns what is emitted.
 Processor = Callable[[Any, FunctionContext], Iterable[Any] | None]
@@ -180,7 +180,7 @@ class GroupRun:
     """An opened operator; whoever runs it has loaded the entries of all keys that will have their turn."""
 
     def __init__(
-        self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, take: Take = taken
+        self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, take: Copier = copy_if_mutable
     ) -> None:
         self._take = take
         self.states = KeyedStates(uid, max_parallelism)
@@ -267,7 +267,7 @@ class GroupRun:
                 self._settle()
 
     def _to_side(self, tag: OutputTag, value: Any, time_ms: int | None) -> None:
-        self._emitted.side.setdefault(tag_name(tag), []).append((taken(value), time_ms))
+        self._emitted.side.setdefault(tag_name(tag), []).append((copy_if_mutable(value), time_ms))
 
     def _to_main(self, rows: Iterable[Any], time_ms: int | None) -> None:
         emitted = self._emitted
@@ -317,7 +317,7 @@ class FilterRecords(RecordFunction):
     """Emits those records again for which the function says so."""
 
     #: Makes the record that the function sees; None: nothing in records can change.
-    take: Take | None = staticmethod(taken)
+    take: Copier | None = staticmethod(copy_if_mutable)
 
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
         answer = self._call(value if self.take is None else self.take(value))

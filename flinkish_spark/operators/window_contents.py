@@ -16,7 +16,7 @@ from flinkish_spark.state.descriptors import (
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.tables import may_change, owner_of
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.types.to_python import Take, as_it_is, owned, taken
+from flinkish_spark.types.to_python import Copier, as_it_is, copy_if_mutable, copy_result
 from flinkish_spark.windows.evictors import Evictor, EvictorContext, TimestampedValue
 from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowComputation
@@ -55,7 +55,7 @@ class Folding:
     #: From the result to what a window function is given.
     elements: Callable[[Any], Sequence[Any]]
     #: Copies an element for each further window that it is in; None: nothing in elements can change.
-    take: Take | None = None
+    take: Copier | None = None
 
 
 def folding_of(computation: WindowComputation, element_type: ElementType) -> Folding:
@@ -91,13 +91,13 @@ def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Fol
     own = owner_of(state_type(OPEN, computation.accumulator_type))
 
     def begin(value: Any) -> Any:
-        first = taken(create())
+        first = copy_if_mutable(create())
         return own(add(value, first), value, first)
 
     # For windows that do not merge it need not have `merge`.
     return Folding(
         begin=begin,
-        add=add if own is not owned else lambda value, before: own(add(value, before), value, before),
+        add=add if own is not copy_result else lambda value, before: own(add(value, before), value, before),
         merge=lambda first, second: own(aggregate.merge(first, second), first, second),
         result=aggregate.get_result,
         elements=_alone,
@@ -115,7 +115,7 @@ def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
         made = reduce(first, second)
         if type(made) in NOT_RUN:
             refuse_not_run(made, "reduce()")
-        return made if take is None else owned(made, first, second)
+        return made if take is None else copy_result(made, first, second)
 
     return Folding(
         begin=lambda value: value,
@@ -192,7 +192,7 @@ class WindowContents:
         result = self._folding.result(held)
         if result is None:
             return ()
-        return self._folding.elements(taken(result) if self._copies else result)
+        return self._folding.elements(copy_if_mutable(result) if self._copies else result)
 
 
 class EvictedContents(WindowContents):
@@ -248,6 +248,6 @@ class EvictedContents(WindowContents):
             return values
         held = None
         # Copies: the elements stay in the window, and it may fire again.
-        for value in map(taken, values):
+        for value in map(copy_if_mutable, values):
             held = self._folding.begin(value) if held is None else self._folding.add(value, held)
         return () if held is None else self._elements(held)

@@ -25,7 +25,7 @@ from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.rows import ElementType, OutputError, as_row
-from flinkish_spark.types.to_python import taken
+from flinkish_spark.types.to_python import copy_if_mutable
 from flinkish_spark.windows.assigners import MergingWindowAssigner, make_assign
 from flinkish_spark.windows.spec import ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.windows.time_window import TimeWindow
@@ -194,7 +194,7 @@ class RetractedResults:
 
     def replace(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
         # A generator runs here, with the window still the current one.
-        now = [taken(self._row(row)) for row in elements_of(rows)]
+        now = [copy_if_mutable(self._row(row)) for row in elements_of(rows)]
         retracted = self.withdraw(key, window)
         self._last.update(now)
         return [*retracted, *((*row, False) for row in now)]

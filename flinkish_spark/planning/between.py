@@ -50,7 +50,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import ORIGIN, DealRows, DealtRows, SideBySide
 from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
 from flinkish_spark.transport.routes import OwnRows
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import TimeStage
 from flinkish_spark.worker.time import KeepsTimes, OnlyRecords, PassControl, TakeTimes
@@ -74,7 +74,7 @@ class SharedRows:
 
     @property
     def named(self) -> list[Column]:
-        return [F.col(quoted(own)).alias(known) for own, known in self.columns]
+        return [F.col(quote_name(own)).alias(known) for own, known in self.columns]
 
 
 def find_functions_between(uid: str, functions: Sequence[object]) -> tuple[RecordFunction, ...]:
@@ -234,7 +234,7 @@ def _deal_rows(
     if has_expressions:
         # A user's expression names the fields of its own path, so the columns here need other names.
         own = [
-            F.col(quoted(column)).alias(name)
+            F.col(quote_name(column)).alias(name)
             for one in inputs
             for column, name in zip(one.columns, one.names, strict=True)
         ]
@@ -389,7 +389,7 @@ def transform_records(stream: RecordStream, function: Transform) -> RecordStream
         return replace(stream, frame=function(stream.frame))
     # The function sees fields only, so it cannot lose times and places.
     names = stream.schema.names
-    fields = stream.frame.select(*[F.col(quoted(name)) for name in names])
+    fields = stream.frame.select(*[F.col(quote_name(name)) for name in names])
     _, found = read_functions_over(fields, [function], names)
     if isinstance(found, NonRowTransform):
         return _apply_frame_function(stream, function)
@@ -505,7 +505,7 @@ class Branch:
         frames = functions[: len(functions) - len(records)]
         if not frames:
             return cls(None, records, tuple(readers))
-        fields = stream.frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
+        fields = stream.frame.select(*[F.col(quote_name(name)) for name in stream.schema.names])
         _, read = read_functions_over(fields, frames, _name_columns(stream))
         if isinstance(read, NonRowTransform):
             return read
@@ -521,7 +521,9 @@ def compute_branches(
     # else Spark computes the fields of all branches in columns of their own.
     beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _name_columns(stream), strict=True)
-    frame = stream.frame.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
+    frame = stream.frame.select(
+        *beside.names, *[F.col(quote_name(field)).alias(name) for field, name in stem]
+    )
     dealt, keys = list[DealtRows](), list[list[tuple[KeyPart, ...]]]()
     for number, branch in enumerate(branches):
         fields, names, place = stream.schema, _name_columns(stream), C.SEQUENCE

@@ -44,15 +44,15 @@ from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
     NoSuchType,
     StateType,
-    declared_ddl,
-    declared_type,
     fields_of,
     first_required,
+    hint_name,
     is_record,
     maker_of,
-    named,
+    strip_none,
+    to_data_type,
+    to_ddl,
     type_of,
-    without_none,
 )
 from flinkish_spark.types.schemas import PREFIX, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WindowBounds
@@ -79,7 +79,7 @@ def check_max_parallelism(groups: int) -> None:
 
 def check_accumulator_type(given: StateType, uid: str) -> StateType:
     try:
-        declared_ddl(given)
+        to_ddl(given)
         # Stored accumulators must be restorable as instances of the class.
         maker_of(given)
     except NoSuchType as error:
@@ -283,7 +283,7 @@ def infer_output(
     for one in (call, *others):
         try:
             hint = find_return_hint(one)
-            return fields_of(_find_row_type(hint) if is_iterable else without_none(hint))
+            return fields_of(_find_row_type(hint) if is_iterable else strip_none(hint))
         except NoSuchType as error:
             reasons.append(f"{_name_function(one)}: {error}")
     hint_text = "Iterator[Total]" if is_iterable else "Total"
@@ -336,15 +336,15 @@ def _find_nonlocals(routine: Any) -> dict[str, Any]:
 
 
 def _find_row_type(hint: Any) -> Any:
-    plain = without_none(hint)
+    plain = strip_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
         return arguments[0]
     if origin is tuple and arguments[1:] == (Ellipsis,):
         return arguments[0]
     if is_record(plain):
-        raise NoSuchType(f"{named(plain)} is one row, and it returns rows: Iterator[{named(plain)}]")
-    raise NoSuchType(f"{named(hint)} does not say what it holds")
+        raise NoSuchType(f"{hint_name(plain)} is one row, and it returns rows: Iterator[{hint_name(plain)}]")
+    raise NoSuchType(f"{hint_name(hint)} does not say what it holds")
 
 
 def _name_function(call: Callable[..., Any]) -> str:
@@ -453,7 +453,7 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
 
 def _parse_key_type(declared: StateType) -> T.DataType:
     try:
-        kind = declared_type(declared)
+        kind = to_data_type(declared)
         if isinstance(declared, str) and (name := first_required(kind)) is not None:
             raise NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL away")
         return kind
@@ -476,7 +476,7 @@ def _infer_key_type(call: Callable[[Any], Any]) -> T.DataType:
 
 
 def _find_type(hint: Any) -> T.DataType:
-    hint = without_none(hint)
+    hint = strip_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and arguments and Ellipsis not in arguments:
         return T.StructType([T.StructField(f"key{at}", type_of(one)) for at, one in enumerate(arguments)])

@@ -61,7 +61,7 @@ from flinkish_spark.transport.blocks import (
 from flinkish_spark.transport.branches import INPUT, DealBlocks, DealtBlocks, Takes
 from flinkish_spark.transport.routes import ControlRoutes, OwnRows, RecordRoutes, RouteRows
 from flinkish_spark.transport.routing import Distribution, Routing
-from flinkish_spark.types.ddl import ddl_of, quoted
+from flinkish_spark.types.ddl import ddl_of, quote_name
 from flinkish_spark.types.rows import ElementType, arrow_schema
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.broadcast_runner import Checkpointed
@@ -253,7 +253,7 @@ class _InputShare:
         chosen, shared = self.sent.chosen, self.given.shared
         if not chosen.expressions:
             return frame
-        names = [F.col(quoted(name)) for name in frame.columns]
+        names = [F.col(quote_name(name)) for name in frame.columns]
         if shared is None:
             return frame.select(
                 *names, *(key.alias(self._expressions[name]) for name, key in chosen.expressions)

@@ -90,7 +90,7 @@ from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import check_field_names
 
 #     sources -> stateless transforms -> union with the barriers -> keyed operators
@@ -315,7 +315,7 @@ class Planner:
         by_workers = streams[0].frame
         streams = [stream.keep_records() for stream in streams]
         first = streams[0]
-        fields = [F.col(quoted(name)) for name in first.schema.names]
+        fields = [F.col(quote_name(name)) for name in first.schema.names]
         if first.is_marked:
             marked = first.frame.select(*C.CONTROL, *fields)
             named = named_scan(marked, ScanRole.RECORDS, first.source)
@@ -656,7 +656,7 @@ def plan_records(spark: SparkSession, graph: StreamGraph, node: StreamNode) -> D
 
 def _select_records(stream: PlannedStream) -> DataFrame:
     if isinstance(stream, RecordStream):
-        return stream.keep_records().frame.select(*[F.col(quoted(name)) for name in stream.schema.names])
+        return stream.keep_records().frame.select(*[F.col(quote_name(name)) for name in stream.schema.names])
     frame = stream.select_own_rows().where(F.col(C.KIND) == int(C.Kind.RECORD)).drop(*C.CONTROL, C.TIME)
     for function in stream.transforms:
         frame = apply_transform(frame, function)

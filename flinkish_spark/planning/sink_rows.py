@@ -45,7 +45,7 @@ from flinkish_spark.transport.sink_rows import (
     ToSinkRows,
     UnpackBatches,
 )
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 
@@ -175,7 +175,7 @@ class SinkPart:
         return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._select_own_fields()])
 
     def _select_own_fields(self) -> list[Column]:
-        return [F.col(quoted(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
+        return [F.col(quote_name(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class JoinedRows:
             names = self.columns[planned.uid] = {}
             for name, one in found.items():
                 if isinstance(one, str):
-                    names[name], made[one] = one, F.col(quoted(one))
+                    names[name], made[one] = one, F.col(quote_name(one))
                 else:
                     names[name] = f"{C.SINK}_{at}_{name}"
                     made[names[name]] = F.when(F.col(C.SINK) == at, one)
@@ -312,7 +312,7 @@ def _select_part_rows(frame: DataFrame, planned: PlannedSink, part: SinkPart, st
             f"the transform before sink '{planned.uid}' changed its columns while running",
             what_to_do="let transform() return the same columns whenever it is called",
         )
-    names = [F.col(quoted(n)) for n in records.columns]
+    names = [F.col(quote_name(n)) for n in records.columns]
     hashed = F.xxhash64(*[hashable(c, f.dataType) for c, f in zip(names, records.schema, strict=True)])
     tagged = records.select(
         F.lit(int(C.Kind.RECORD)).alias(C.KIND),
@@ -358,7 +358,7 @@ class TaggedStream:
         if not self.outputs:
             return self.frame
         columns = [
-            F.col(quoted(column)).alias(name)
+            F.col(quote_name(column)).alias(name)
             for column, name in zip(self.outputs[self.side], self.schema.names, strict=True)
         ]
         is_own = (F.col(C.KIND) != int(C.Kind.RECORD)) | (F.col(C.SIDE) == self.side)
@@ -555,7 +555,7 @@ def tag(
 ) -> DataFrame:
     """Give a stream's columns names of their own in the union, and each record its hash."""
     names = find_fields(stream)
-    columns = [F.col(quoted(name)) for name in names]
+    columns = [F.col(quote_name(name)) for name in names]
     types = stream.frame.schema
     hashed = F.xxhash64(*[hashable(c, types[n].dataType) for c, n in zip(columns, names, strict=True)])
     is_record = F.col(C.KIND) == int(C.Kind.RECORD)

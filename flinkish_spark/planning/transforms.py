@@ -37,7 +37,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import DealRows, DealtRows
 from flinkish_spark.transport.columns import InTurn, Origins, Worker, map_in_arrow
 from flinkish_spark.transport.select import SelectColumns
-from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
+from flinkish_spark.types.ddl import ddl_of, parse_ddl, quote_name
 from flinkish_spark.types.expressions import Expression
 from flinkish_spark.types.hints import unfit_for_rows
 from flinkish_spark.types.schemas import PREFIX, nullable, output_schema
@@ -383,7 +383,7 @@ class ReadRows:
     def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
         """Pairs of an output column, without the field's name, and the field."""
         return tuple(
-            (F.col(quoted(own)), field) for own, field in zip(self.outputs, self.schema, strict=True)
+            (F.col(quote_name(own)), field) for own, field in zip(self.outputs, self.schema, strict=True)
         )
 
     @cached_property
@@ -538,7 +538,7 @@ class WorkerPass(ReadRows):
 
     def apply(self, frame: DataFrame) -> DataFrame:
         """Return control columns, and for records the output :attr:`fields`."""
-        own = [F.col(quoted(column)).alias(name) for column, name in self._input_names]
+        own = [F.col(quote_name(column)).alias(name) for column, name in self._input_names]
         given = frame.select(*self.deal.control.names, *own)
         return C.map_in_arrow(given, self.deal, self.deal.columns)
 

@@ -45,7 +45,7 @@ from flinkish_spark.savepoints.written_files import REPORT, DueTimers, WrittenFi
 from flinkish_spark.state.codec import HASH
 from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, map_in_arrow
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.rows import arrow_schema
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
 
 
 def key_columns(keys: Sequence[str | Column]) -> list[Column]:
-    return [F.col(quoted(key)) if isinstance(key, str) else key for key in keys]
+    return [F.col(quote_name(key)) if isinstance(key, str) else key for key in keys]
 
 
 def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
@@ -125,10 +125,10 @@ def _fill(
     columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
     fields = [T.StructField(HASH, T.LongType())]
     if rows.timestamp is not None:
-        columns.append(F.col(quoted(rows.timestamp)).alias(ROW_TIME))
+        columns.append(F.col(quote_name(rows.timestamp)).alias(ROW_TIME))
         fields.append(T.StructField(ROW_TIME, T.LongType()))
     for number, one in enumerate(frame.schema):
-        columns.append(F.col(quoted(one.name)).alias(f"c{number}"))
+        columns.append(F.col(quote_name(one.name)).alias(f"c{number}"))
         fields.append(T.StructField(f"c{number}", one.dataType))
     for number, (key, kind) in enumerate(zip(keys, key_types, strict=True)):
         columns.append(key.alias(f"k{number}"))

@@ -38,7 +38,7 @@ from flinkish_spark.state.evolution import spread_types, stored_values
 from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, stored_tables
 from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.rows import arrow_schema
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def state_rows(
     _check_same_slots(layout.schema, stored, uid, name)
     if len(layout.values) == 1:
         # A null is what a state has that has nothing.
-        frame = frame.where(F.col(quoted(columns[-1].name)).isNotNull())
+        frame = frame.where(F.col(quote_name(columns[-1].name)).isNotNull())
     selected, schema = _hashed(frame, columns, len(key_types))
     return EditRows(selected, EditedState(STATE_SECTION + name, schema, layout.schema))
 
@@ -269,7 +269,7 @@ def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> li
 
 def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
     """Return columns, the first of which are keys, behind their hash, and what they are in a block."""
-    named = [F.col(quoted(one.name)) for one in columns]
+    named = [F.col(quote_name(one.name)) for one in columns]
     selected = frame.select(
         F.xxhash64(*named[:keys]).alias(HASH), *(one.alias(f"c{number}") for number, one in enumerate(named))
     )

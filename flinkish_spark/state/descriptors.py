@@ -20,7 +20,7 @@ from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.hints import Made, NoSuchType, StateType, declared_ddl, maker_of, refuse_as_key
+from flinkish_spark.types.hints import Made, NoSuchType, StateType, maker_of, refuse_as_key, to_ddl
 
 #: A time of today and this much more is far from what 64 bits cannot hold.
 _MOST_MS = 1 << 53
@@ -304,7 +304,7 @@ class TypeText(str):
 def state_type(name: str, given: StateType) -> str:
     """Return the DDL of a declared type; a :class:`TypeText` if values are to be instances of classes."""
     try:
-        ddl = declared_ddl(given)
+        ddl = to_ddl(given)
         if isinstance(given, str | T.DataType) or maker_of(given) is None:
             return ddl
         return TypeText(ddl, given)

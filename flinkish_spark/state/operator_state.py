@@ -33,7 +33,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import is_field_list, parse_ddl
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import taken, to_values
+from flinkish_spark.types.to_python import copy_if_mutable, to_values
 
 
 class OperatorValueMismatch(ValueError):
@@ -185,7 +185,7 @@ class OperatorListState:
         named = replaced if self._naming is None else list(map(self._naming, replaced))
         if self._lends:
             own = set(map(id, self._items))
-            named = [one if id(one) in own else taken(one) for one in named]
+            named = [one if id(one) in own else copy_if_mutable(one) for one in named]
         self._items, self.is_changed = named, True
 
     def clear(self) -> None:
@@ -339,7 +339,7 @@ class ReadOnlyBroadcastState(_Entries[K, V], Generic[K, V]):
     def __init__(self, name: str, entries: dict[K, V], value_type: str, keys: MapKeys) -> None:
         super().__init__(entries, keys)
         self._name = name
-        self._take = taken if may_change(value_type) else None
+        self._take = copy_if_mutable if may_change(value_type) else None
 
     def __getitem__(self, key: K) -> V:
         value = self._entries[self._keys.sought(key)]

@@ -16,7 +16,7 @@ from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, 
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import as_it_is, owned, taken, to_values
+from flinkish_spark.types.to_python import as_it_is, copy_if_mutable, copy_result, to_values
 
 if TYPE_CHECKING:
     from flinkish_spark.state.descriptors import Aggregate, Reducer
@@ -42,7 +42,7 @@ class ValueState(Generic[V]):
         """Return the current key's value; the descriptor's default, or None, if there is none."""
         value: V | None = self._entries.get(self._scope.slot)
         # A list that one key changes must not be what another one begins with.
-        return taken(self._default) if value is None else value
+        return copy_if_mutable(self._default) if value is None else value
 
     def update(self, value: V | None) -> None:
         """Set the current key's value; None clears it."""
@@ -81,7 +81,7 @@ class TabledValueState(ValueState[V]):
         """Return the current key's value unless it is expired."""
         value: V | None = self._read(self._scope)
         if value is None:
-            default: V | None = taken(self._default)
+            default: V | None = copy_if_mutable(self._default)
             return default
         naming = self._naming
         if naming is not None and type(value) is not naming.kind:
@@ -140,7 +140,7 @@ class _FoldedState:
         if before is not None:
             first, second = named(before), named(table.entries[into])
             made = self._combine(first, second)
-            table.entries[into] = owned(made, first, second) if self._lends else made
+            table.entries[into] = copy_result(made, first, second) if self._lends else made
 
 
 class ReducingState(_FoldedState, Generic[V]):
@@ -165,11 +165,11 @@ class ReducingState(_FoldedState, Generic[V]):
         added = named(value)
         if self._table.puts is not None:
             # The caller goes on with it.
-            added = taken(added)
+            added = copy_if_mutable(added)
         if before is not None:
             before = named(before)
             reduced = refuse_not_run(self._combine(before, added), "reduce()")
-            added = owned(reduced, before, added) if self._lends else reduced
+            added = copy_result(reduced, before, added) if self._lends else reduced
         self._table.write(self._scope, added)
 
     def get(self) -> V | None:
@@ -200,13 +200,13 @@ class AggregatingState(_FoldedState):
         before = self._table.read(self._scope)
         if before is None:
             # Each key begins with its own, whatever the function returns.
-            before = taken(self._aggregate.create_accumulator())
+            before = copy_if_mutable(self._aggregate.create_accumulator())
         before = self._named(before)
         if self._table.puts is not None:
             # The caller goes on with it.
-            value = taken(value)
+            value = copy_if_mutable(value)
         made = refuse_not_run(self._aggregate.add(value, before), "add()")
-        self._table.write(self._scope, owned(made, before, value) if self._lends else made)
+        self._table.write(self._scope, copy_result(made, before, value) if self._lends else made)
 
     def get(self) -> Any:
         """Return the result of the current key's accumulator; None if nothing was added."""

@@ -20,10 +20,10 @@ from pyspark.sql import types as T
 from flinkish_spark.state.descriptors import StateTtl, TtlUpdate
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
-from flinkish_spark.types.hints import hints_of, is_record, without_none
+from flinkish_spark.types.hints import hints_of, is_record, strip_none
 from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
-from flinkish_spark.types.to_python import owned, taken, to_values
+from flinkish_spark.types.to_python import copy_if_mutable, copy_result, to_values
 
 #: What is stored of an entry's time: when it was touched last, 0 where entries do not expire; and when each
 #: of its elements was, in their order, None where that is the same for all.
@@ -79,7 +79,7 @@ class PutValues:
         if self._put:
             for (_, at), (entries, before) in self._put.items():
                 if (value := entries.get(at)) is not None:
-                    entries[at] = owned(value, before)
+                    entries[at] = copy_result(value, before)
             self._put.clear()
         if self._added:
             for (_, slot), (entries, elements) in self._added.items():
@@ -90,12 +90,12 @@ class PutValues:
 def _own_elements(values: list[Any], elements: list[Any]) -> None:
     """Put copies of elements in their places in a list; most often they are its last ones."""
     if len(elements) == 1 and values and values[-1] is elements[0]:
-        values[-1] = taken(values[-1])
+        values[-1] = copy_if_mutable(values[-1])
         return
     own, left = set(map(id, elements)), len(elements)
     for at in range(len(values) - 1, -1, -1):
         if id(values[at]) in own:
-            values[at], left = taken(values[at]), left - 1
+            values[at], left = copy_if_mutable(values[at]), left - 1
             if not left:
                 return
 
@@ -510,7 +510,7 @@ def may_change(ddl: str) -> bool:
 
 
 def owner_of(ddl: str) -> Callable[..., Any]:
-    return owned if may_change(ddl) else _as_it_is
+    return copy_result if may_change(ddl) else _as_it_is
 
 
 def _as_it_is(made: Any, *given: Any) -> Any:
@@ -518,7 +518,7 @@ def _as_it_is(made: Any, *given: Any) -> Any:
 
 
 def _instance_may_change(hint: Any) -> bool:
-    hint = without_none(hint)
+    hint = strip_none(hint)
     if is_record(hint):
         if dataclasses.is_dataclass(hint) and not hint.__dataclass_params__.frozen:  # type: ignore[union-attr]
             return True

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, FIRST_OPERATOR_REPORTER
 from flinkish_spark.transport.routing import topic_of
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def behind_select(
     # front of the worker.
     made = getattr(frame, _PASS, None)
     if not isinstance(made, _Pass) or frame.is_cached:
-        return name_it(frame.select(*(F.col(quoted(name)) for name in names)))
+        return name_it(frame.select(*(F.col(quote_name(name)) for name in names)))
     given = name_it(made.given)
     return frame if given is made.given else map_in_arrow(given, InTurn(made.workers), made.columns)
 
@@ -240,7 +240,7 @@ def is_made_by_workers(frame: DataFrame) -> bool:
 def with_position(records: DataFrame) -> DataFrame:
     """Add channel and sequence from Spark's input partition and the row's place in it."""
     place = F.monotonically_increasing_id()
-    kept = [F.col(quoted(name)) for name in records.columns if name not in (CHANNEL, SEQUENCE)]
+    kept = [F.col(quote_name(name)) for name in records.columns if name not in (CHANNEL, SEQUENCE)]
     placed = records.select(*kept, place.alias(SEQUENCE))
     return placed.select(
         *kept,

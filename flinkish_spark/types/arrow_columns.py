@@ -1,4 +1,4 @@
-"""Arrow columns: functions of them for Spark, values at any depth, and years that Spark lacks."""
+"""Functions on Arrow columns: values at any depth, out-of-range years, reading in slices, Arrow UDFs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pyspark.sql import Column
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
-#: The days since 1970 of the years 1 to 9999; Arrow takes others, of which Python makes no date.
+#: Days since 1970 of the years 1 to 9999; Arrow has other years, but Python's date does not.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _PER_DAY = {unit: 86_400 * 10**digits for unit, digits in (("s", 0), ("ms", 3), ("us", 6), ("ns", 9))}
 
 
-def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
-    """Return which dates and times are in no year from 1 to 9999, by UTC; nothing for another type."""
+def find_beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return a mask of dates and times outside the years 1 to 9999 in UTC; empty for other types."""
     kind = column.type
     if pa.types.is_date32(kind):
         per_day, whole = 1, column.cast(pa.int32())
@@ -33,18 +33,18 @@ def beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def find_gaps(column: pa.Array) -> pa.Array | None:
-    """Return where a column is null, as a mask; None if it is nowhere."""
+    """Return a mask of a column's nulls; None if it has none."""
     return column.is_null() if column.null_count else None
 
 
 @functools.lru_cache(maxsize=512)
 def has_type(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
-    """Say if a type is one, or has one within it at any depth."""
+    """Return if a type or a part of it, at any depth, satisfies `is_one`."""
     return bool(is_one(kind)) or any(has_type(kind.field(at).type, is_one) for at in range(kind.num_fields))
 
 
 def leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield a column, or of one with parts their values, at any depth."""
+    """Yield the scalar columns that a column consists of, at any depth."""
     if pa.types.is_map(column.type):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
         for part in (column.keys, column.items):
@@ -58,7 +58,8 @@ def leaves(column: pa.Array) -> Iterator[pa.Array]:
         yield column
 
 
-#: A part of a slice that cannot be read at once is tried before its records are.
+#: Number of parts into which a slice is divided if it cannot be read at once, and the least records of a
+#: part.
 _PARTS, SMALLEST_PART = 16, 64
 
 
@@ -67,14 +68,14 @@ def read_in_parts(
     at_once: Callable[[pa.Array], pa.Array | None] | None,
     each: Callable[[pa.Array], pa.Array],
 ) -> Iterator[pa.Array]:
-    """Yield what values are read as: a slice at once, or its parts, or at last by `each`, one by one."""
+    """Yield the results for values: of the slice at once, else of its parts, else one by one by `each`."""
     found = None if at_once is None or not len(values) else at_once(values)
     if found is not None:
         yield found
     elif at_once is None or len(values) <= SMALLEST_PART:
         yield each(values)
     else:
-        # One that is bad is enough for None: what is around it may be good.
+        # One bad record makes the whole slice fail, so its parts are tried.
         size = max(-(-len(values) // _PARTS), SMALLEST_PART)
         for at in range(0, len(values), size):
             yield from read_in_parts(values.slice(at, size), at_once, each)
@@ -83,9 +84,9 @@ def read_in_parts(
 def to_column_function(
     function: Callable[[pa.Array], pa.Array], kind: T.DataType
 ) -> Callable[[Column], Column]:
-    """Return a function from a column to what Python makes of it, once for each row."""
-    # By its hints: a type in so many words makes PySpark warn. What Spark takes for repeatable it would put
-    # in front of a filter as well.
+    """Return an Arrow UDF that Spark evaluates once for each row."""
+    # The kind of UDF is inferred from type hints, since PySpark warns if it is given. Non-deterministic,
+    # since Spark would also evaluate a deterministic UDF before a filter.
     made: Any = arrow_udf(function, kind)  # type: ignore[call-overload]
     column: Callable[[Column], Column] = made.asNondeterministic()
     return column

@@ -1,7 +1,7 @@
-"""Arrow's types for Spark's and Spark's for Arrow's, the same under each version of Spark.
+"""Conversion between Arrow's and Spark's types, the same in all versions of PySpark.
 
-A time with a zone is one in UTC, a time without one stays without. Versions of PySpark differ in how they
-are told so, and in what they take if nobody says anything.
+TIMESTAMP becomes an Arrow timestamp in UTC, TIMESTAMP_NTZ one without a zone. Versions of PySpark differ in
+their arguments and defaults for this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 
-# Up to 4.1 there is no such argument: times with a zone are in UTC.
+# Up to 4.1 there is no such argument, and TIMESTAMP is always in UTC.
 _IN_UTC: dict[str, Any] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_type).parameters else {}
 )
@@ -32,7 +32,7 @@ def spark_type(kind: pa.DataType) -> T.DataType:
 
 
 def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows with a schema's types: Spark's have the session's zone, and maybe large strings."""
+    """Cast rows to a schema's types: rows from Spark have the session's zone, and maybe large strings."""
     if rows.schema.equals(schema):
         return rows
     arrays = [

@@ -1,7 +1,7 @@
-"""Spark type names parsed without a JVM, which pyspark's own parser needs: for `open` in a Python worker.
+"""A parser of Spark's DDL types that needs no JVM, unlike pyspark's own: for `open` in a Python worker.
 
-What Spark reads is read here, with the same result, but for what holds nothing (no text, ``STRUCT<>``,
-DECIMAL(0)) and GEOMETRY and GEOGRAPHY. :mod:`.hints` says which types states and rows of functions can have.
+It gives the same results as Spark's parser, except for empty types (no text, ``STRUCT<>``, DECIMAL(0)),
+GEOMETRY and GEOGRAPHY. :mod:`.hints` says which types states and rows of functions may have.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DAY_TIME = ("day", "hour", "minute", "second")
 
 
 class DdlError(ValueError):
-    """The text is not a type or a list of fields."""
+    """The text is neither a type nor a list of fields."""
 
 
 class _Parser:
@@ -63,7 +63,7 @@ class _Parser:
                 raise DdlError(f"cannot read {text[at:].rstrip()!r} in the type {text!r}")
             self._tokens.append(match.group())
             at = match.end()
-        #: How many tokens are read.
+        #: Number of tokens read.
         self.at = 0
 
     @property
@@ -75,7 +75,7 @@ class _Parser:
         return self._tokens[index].lower() if index < len(self._tokens) else ""
 
     def take(self, *wanted: str) -> str:
-        """Return the next token as it is written, which is one of `wanted`, or any."""
+        """Return the next token as it is written; raise DdlError unless it is one of `wanted`, if given."""
         token = self.peek()
         if not token or (wanted and token not in wanted):
             found = f", not {self._tokens[self.at]!r}," if token else ""
@@ -84,7 +84,7 @@ class _Parser:
         return self._tokens[self.at - 1]
 
     def takes(self, *words: str) -> bool:
-        """Take these tokens if they come next."""
+        """Skip these tokens if they come next; return if they did."""
         if all(self.peek(ahead) == word for ahead, word in enumerate(words)):
             self.at += len(words)
             return True
@@ -105,17 +105,17 @@ class _Parser:
         self.takes(":")
         kind = self.type()
         is_required = self.takes("not", "null")
-        metadata = {"comment": self._quoted()} if self.takes("comment") else None
+        metadata = {"comment": self._string()} if self.takes("comment") else None
         return T.StructField(name, kind, not is_required, metadata)
 
-    def _quoted(self) -> str:
-        """Return a text in quotes; several in a row are one."""
+    def _string(self) -> str:
+        """Return a quoted text; adjacent texts are concatenated."""
         parts = []
         while self.peek()[-1:] in ("'", '"'):
             token = self.take()
-            parts.append(token[2:-1] if token[0] in "rR" else _unescaped(token[1:-1], token[0]))
+            parts.append(token[2:-1] if token[0] in "rR" else _unescape(token[1:-1], token[0]))
         if not parts:
-            raise DdlError(f"expected a text in quotes behind COMMENT in the type {self._text!r}")
+            raise DdlError(f"expected a text in quotes after COMMENT in the type {self._text!r}")
         return "".join(parts)
 
     def type(self) -> T.DataType:
@@ -128,8 +128,8 @@ class _Parser:
             raise DdlError(f"unknown type {name!r} in {self._text!r}" + (f". {near}" if near else ""))
         return read(self)
 
-    def _within(self, brackets: str, *parts: Callable[[_Parser], Any]) -> list[Any]:
-        """Read parts with commas between them, in brackets."""
+    def _read_brackets(self, brackets: str, *parts: Callable[[_Parser], Any]) -> list[Any]:
+        """Parse comma-separated parts in brackets."""
         self.take(brackets[0])
         found = [parts[0](self)]
         for part in parts[1:]:
@@ -139,7 +139,7 @@ class _Parser:
         return found
 
     def _length(self) -> int:
-        (length,) = self._within("()", _Parser._number)
+        (length,) = self._read_brackets("()", _Parser._number)
         return int(length)
 
     def _number(self) -> int:
@@ -157,8 +157,8 @@ class _Parser:
             self.take(")")
         if not 1 <= precision <= 38 or scale > precision:
             raise DdlError(
-                f"DECIMAL({precision}, {scale}) has not 1 to 38 digits, or more behind the point than "
-                f"there are, in the type {self._text!r}"
+                f"DECIMAL({precision}, {scale}) must have 1 to 38 digits, and no more of them after the "
+                f"point, in the type {self._text!r}"
             )
         return T.DecimalType(precision, scale)
 
@@ -198,13 +198,13 @@ _READ: dict[str, Callable[[_Parser], T.DataType]] = {
     "timestamp": _Parser._timestamp,
     "time": _Parser._time,
     "interval": _Parser._interval,
-    "array": lambda parser: T.ArrayType(*parser._within("<>", _Parser.type)),
-    "map": lambda parser: T.MapType(*parser._within("<>", _Parser.type, _Parser.type)),
-    "struct": lambda parser: parser._within("<>", _Parser.fields)[0],
+    "array": lambda parser: T.ArrayType(*parser._read_brackets("<>", _Parser.type)),
+    "map": lambda parser: T.MapType(*parser._read_brackets("<>", _Parser.type, _Parser.type)),
+    "struct": lambda parser: parser._read_brackets("<>", _Parser.fields)[0],
 }
 
 
-def _unescaped(text: str, quote: str) -> str:
+def _unescape(text: str, quote: str) -> str:
     def one(match: re.Match[str]) -> str:
         what = match.group(1)
         return chr(int(what[1:], 16)) if len(what) > 1 else _ESCAPES.get(what, what)
@@ -213,14 +213,14 @@ def _unescaped(text: str, quote: str) -> str:
 
 
 def ddl_of(kind: T.DataType) -> str:
-    """Return a type as text that :func:`parse_ddl` reads, a StructType as a list of nullable fields."""
+    """Return a type as text for :func:`parse_ddl`, a StructType as a list of nullable fields."""
     if isinstance(kind, T.StructType):
         return ", ".join(f"{name_text(field.name)} {type_text(field.dataType)}" for field in kind)
     return type_text(kind)
 
 
 def type_text(kind: T.DataType) -> str:
-    """Return the same of one type that may be a field's: fields of a STRUCT are within `struct<>`."""
+    """Return a type as text that may be the type of a field: a StructType as `struct<...>`."""
     if isinstance(kind, T.StructType):
         return f"struct<{','.join(f'{name_text(f.name)}:{type_text(f.dataType)}' for f in kind)}>"
     if isinstance(kind, T.ArrayType):
@@ -231,23 +231,23 @@ def type_text(kind: T.DataType) -> str:
 
 
 def name_text(text: str) -> str:
-    return text if _PLAIN_NAME.fullmatch(text) else quoted(text)
+    return text if _PLAIN_NAME.fullmatch(text) else quote_name(text)
 
 
 def parse_ddl(text: str) -> T.DataType:
-    """Return the type, a StructType for a list of fields."""
-    kind = _parsed(text)[0]
-    # A StructType can be added to: what is remembered stays as it was read.
+    """Return the type, or a StructType for a list of fields."""
+    kind = _parse(text)[0]
+    # A copy, since callers may add fields and the parsed type is cached.
     return T.StructType(list(kind)) if isinstance(kind, T.StructType) else kind
 
 
 def is_field_list(text: str) -> bool:
-    return _parsed(text)[1]
+    return _parse(text)[1]
 
 
-# The same few texts are asked for by each key group of each micro-batch.
+# Each key group of each micro-batch parses the same few texts.
 @lru_cache(maxsize=1024)
-def _parsed(text: str) -> tuple[T.DataType, bool]:
+def _parse(text: str) -> tuple[T.DataType, bool]:
     one = _Parser(text)
     try:
         kind = one.type()
@@ -260,12 +260,12 @@ def _parsed(text: str) -> tuple[T.DataType, bool]:
     try:
         fields = several.fields()
     except DdlError as error:
-        # The reading that came farther is what was meant.
+        # Report the error of the attempt that read further.
         raise (error if several.at > read else wrong) from None
     if not several.is_at_end:
         raise DdlError(f"unexpected {several.peek()!r} in the type {text!r}")
     return fields, True
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

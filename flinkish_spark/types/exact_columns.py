@@ -1,4 +1,4 @@
-"""Arrow columns as columns of declared types, by casts only that keep each value or refuse it."""
+"""Casts of Arrow columns to declared types that keep each value or refuse it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _is_text = _any_of("string", "large_string", "string_view")
 _is_bytes = _any_of("binary", "large_binary", "binary_view", "fixed_size_binary")
 _is_list = _any_of("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
 
-#: Declared types, and the types whose values each of them holds as they are. Arrow casts far more: it rounds
-#: floats for a DECIMAL and decimals for a DOUBLE, and makes texts of numbers and numbers of times.
+#: Declared types, and the types that may be cast to them. Arrow casts far more: it rounds floats to DECIMAL
+#: and decimals to DOUBLE, and casts numbers to texts and times to numbers.
 _EXACT: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
-    # Whole numbers with gaps are floats in pandas.
+    # In pandas, integers with nulls are floats.
     (_is_integer, (_is_integer, _is_float, _is_decimal)),
     (_is_float, (_is_integer, _is_float)),
     (_is_decimal, (_is_integer, _is_decimal)),
     (_any_of("boolean"), (_any_of("boolean"),)),
-    # Arrow looks whether bytes are UTF-8.
+    # Arrow checks that bytes are UTF-8.
     (_is_text, (_is_text, _is_bytes)),
     (_is_bytes, (_is_bytes,)),
     (_any_of("date"), (_any_of("date"),)),
@@ -46,7 +46,7 @@ _EXACT: tuple[tuple[_IsKind, tuple[_IsKind, ...]], ...] = (
 def is_of_kind(
     given: pa.DataType, wanted: pa.DataType, *, may_have_more: bool = False, may_lack: bool = False
 ) -> bool:
-    """Return whether a declared type is known to hold the values of a column, or to refuse them."""
+    """Return if a cast to a declared type is known to keep each value or to refuse it."""
     within = functools.partial(is_of_kind, may_have_more=may_have_more, may_lack=may_lack)
     if pa.types.is_dictionary(given):
         given = given.value_type
@@ -66,14 +66,14 @@ def is_of_kind(
     if _is_list(given) and _is_list(wanted):
         return within(given.value_type, wanted.value_type)
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
-        # A time without a zone is one in UTC; of one with a zone a local time would be another one.
+        # A time without a zone may become one in UTC, but a time with a zone would lose it.
         return given.tz is None or wanted.tz is not None
     known = next((sources for is_one, sources in _EXACT if is_one(wanted)), ())
     return any(is_source(given) for is_source in known)
 
 
 def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column as another type of its kind; see :func:`is_of_kind`."""
+    """Cast a column to another type of its kind; see :func:`is_of_kind`."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if column.type == kind and not has_type(kind, pa.types.is_time64):
@@ -99,7 +99,7 @@ def exact_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _flat(column: pa.Array, parts: Callable[[Any], Sequence[pa.Array]]) -> tuple[pa.Array, list[pa.Array]]:
-    """Return the offsets of lists or maps, and what is in them, without anything below a null."""
+    """Return the offsets and values of lists or maps, without values below a null."""
     there = column.drop_null()
     bounds = there.offsets.to_numpy()
     counts = np.zeros(len(column), np.int64)
@@ -109,7 +109,7 @@ def _flat(column: pa.Array, parts: Callable[[Any], Sequence[pa.Array]]) -> tuple
     return offsets, [part.slice(first, length) for part in parts(there)]
 
 
-#: Whole numbers up to which a float of so many bits has each one: beyond, it may stand for a neighbour.
+#: By bits of a float: all whole numbers below this are exact.
 _WHOLE_UP_TO = {16: 1 << 11, 32: 1 << 24, 64: 1 << 53}
 #: Digits of the greatest whole number of 64 bits.
 _MOST_DIGITS = 20
@@ -124,10 +124,10 @@ def _cast_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if (numbers >= _WHOLE_UP_TO[given.bit_width]).any():
             raise pa.ArrowInvalid("it is a float so great that it may stand for several whole numbers")
     if _is_integer(given) and _is_decimal(kind):
-        # Of whole numbers Arrow asks whether the greatest of their type would fit.
+        # Arrow casts integers only if the greatest value of their type fits.
         column = column.cast(pa.decimal256(_MOST_DIGITS + kind.scale, kind.scale))
     made = column.cast(kind)
-    # A cast refuses what is cut or does not fit, but not these.
+    # Arrow's cast refuses values that are cut or do not fit, except in these cases.
     if given == pa.float64() and kind == pa.float32() and _infinite(made) > _infinite(column):
         raise pa.ArrowInvalid(BEYOND_FLOAT)
     if pa.types.is_time64(kind) and (np.asarray(made.drop_null().cast(pa.int64())) % _NANOS_PER_MICRO).any():

@@ -1,7 +1,7 @@
-"""Values as texts that say all of them, the same in every session: in JSON, in keys, in lines of files.
+"""Conversion of columns to exact texts, the same in every session: for JSON, keys, and lines of files.
 
-Columns are written at once, by the forms that Spark's `to_json` and casts have, with two changes: times are
-in UTC with their microseconds, and what has no such text is refused by name.
+The texts are those of Spark's `to_json` and casts, with two changes: times are in UTC with microseconds, and
+types without an exact text are refused by name.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.types.arrow_columns import beyond_years
+from flinkish_spark.types.arrow_columns import find_beyond_years
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import MICROS_OF, UNITS, write_day
 
-#: Types that JSON has a value for, in whatever they are.
+#: Types that have an exact JSON form.
 _IN_JSON: tuple[type[T.DataType], ...] = (
     *(T.StructType, T.ArrayType, T.MapType, T.StringType, T.BooleanType, T.BinaryType, T.NullType),
     *(T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType),
     *(T.DateType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType),
 )
-#: Returns the texts of a column's values; null for a null.
+#: Converts a column to texts; a null stays null.
 Write = Callable[[pa.Array], pa.Array]
 
 
 def unfit_for_json(kind: T.DataType) -> str | None:
-    """Return why values of a type have no JSON that says exactly what they are; None if they have."""
+    """Return why values of a type have no exact JSON form; None if they have."""
     for part in parts_of(kind):
         if isinstance(part, T.MapType) and type(part.keyType) is not T.StringType:
             return f"{part.simpleString()}: names in JSON are texts, so the keys of a map must be STRING"
         if type(part) not in _IN_JSON:
-            return f"{part.simpleString()}: JSON has no value that says exactly what it is"
+            return f"{part.simpleString()}: its values have no exact JSON form"
     return None
 
 
@@ -48,10 +48,10 @@ def unfit_for_text(kind: T.DataType) -> str | None:
 
 
 class JsonWriter:
-    """Writes rows of these fields as JSON objects.
+    """Writes rows of the given fields as JSON objects.
 
-    Intervals of months come as their number, since PySpark has no Arrow type for them. Fields that are null
-    are written as null, or left out.
+    Year-month intervals are passed as numbers of months, since PySpark has no Arrow type for them. Null
+    fields are written as null, or left out.
     """
 
     def __init__(self, fields: T.StructType, *, null_fields: bool = True) -> None:
@@ -59,34 +59,34 @@ class JsonWriter:
         self._null_fields = null_fields
 
     def write(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
-        """Return an object for each of so many rows of the columns, which are in the order of the fields."""
+        """Return an object for each of `count` rows; the columns are in the order of the fields."""
         if not columns:
             return pa.repeat("{}", count)
-        # Row by row one behind the other; what stands between two columns is one text.
+        # Columns are concatenated row by row, with one text between each two.
         between, parts = "{", list[Any]()
-        # Of a first field that may be left out the comma behind it cannot be known: each field has one in
-        # front then, and the first of a row goes at the end.
+        # If the first field may be left out, each field begins with a comma, and the first comma of each row
+        # is removed at the end.
         may_begin_with_comma = not self._null_fields and bool(columns[0].null_count)
         for at, ((label, form), column) in enumerate(zip(self._forms, columns, strict=True)):
             label = f",{label}" if at or may_begin_with_comma else label
             if not column.null_count and form.is_quoted and form.json is None:
-                before, texts, behind = f'{label}"', form.text(column), '"'
+                before, texts, after = f'{label}"', form.text(column), '"'
             else:
-                before, texts, behind = label, form.values(column), ""
+                before, texts, after = label, form.values(column), ""
                 if column.null_count and self._null_fields:
                     texts = texts.fill_null("null")
                 elif column.null_count:
-                    before, texts = "", _joined(label, texts).fill_null("")
+                    before, texts = "", _join(label, texts).fill_null("")
             parts += [between + before, texts]
-            between = behind
-        made = _joined(*parts, between + "}")
+            between = after
+        made = _join(*parts, between + "}")
         return pc.replace_substring(made, "{,", "{", max_replacements=1) if may_begin_with_comma else made
 
 
 def exact_text(kind: T.DataType) -> Write:
-    """Return what writes values as texts: JSON of what is nested, times in UTC, others as Spark casts.
+    """Return a function from a column to texts: nested values as JSON, times in UTC, others as Spark casts.
 
-    In a text fields that are null are left out.
+    Null fields of nested values are left out.
     """
     return _form(kind, False).text
 
@@ -94,19 +94,19 @@ def exact_text(kind: T.DataType) -> Write:
 @dataclass(frozen=True)
 class _Form:
     text: Write
-    #: If the text stands in quotes in JSON.
+    #: If the text is in quotes in JSON.
     is_quoted: bool = False
-    #: Returns values in JSON, where the text alone is not what JSON has.
+    #: Converts values to JSON, if JSON differs from the text.
     json: Write | None = None
 
     def values(self, column: pa.Array) -> pa.Array:
         if self.json is not None:
             return self.json(column)
         text = self.text(column)
-        return _joined('"', text, '"') if self.is_quoted else text
+        return _join('"', text, '"') if self.is_quoted else text
 
 
-def _joined(*parts: Any) -> pa.Array:
+def _join(*parts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
@@ -148,56 +148,56 @@ def _form(kind: T.DataType, null_fields: bool) -> _Form:
 def _struct_writer(kind: T.StructType, null_fields: bool) -> Write:
     write = JsonWriter(kind, null_fields=null_fields).write
 
-    def written(column: pa.Array) -> pa.Array:
+    def write_structs(column: pa.Array) -> pa.Array:
         return _where(column, write([column.field(at) for at in range(column.type.num_fields)], len(column)))
 
-    return written
+    return write_structs
 
 
 def _list_writer(form: _Form) -> Write:
-    def written(column: pa.Array) -> pa.Array:
+    def write_lists(column: pa.Array) -> pa.Array:
         first, offsets = _offsets(column)
         values = form.values(column.values.slice(first, offsets[-1])).fill_null("null")
-        return _where(column, _joined("[", _of_lists(offsets, values), "]"))
+        return _where(column, _join("[", _join_lists(offsets, values), "]"))
 
-    return written
+    return write_lists
 
 
 def _map_writer(keys: _Form, values: _Form) -> Write:
-    def written(column: pa.Array) -> pa.Array:
+    def write_maps(column: pa.Array) -> pa.Array:
         first, offsets = _offsets(column)
         names, items = (part.slice(first, offsets[-1]) for part in (column.keys, column.items))
-        # A name in JSON is a text, whatever type it has.
-        named = _joined('"', _escaped(keys.text(names)), '":')
-        entries = _joined(named, values.values(items).fill_null("null"))
-        return _where(column, _joined("{", _of_lists(offsets, entries), "}"))
+        # Names in JSON are always texts.
+        named = _join('"', _escape(keys.text(names)), '":')
+        entries = _join(named, values.values(items).fill_null("null"))
+        return _where(column, _join("{", _join_lists(offsets, entries), "}"))
 
-    return written
+    return write_maps
 
 
 def _offsets(column: pa.Array) -> tuple[int, np.ndarray[Any, Any]]:
-    """Return where the values of a list or map begin, and where each row's end, counted from there."""
+    """Return the start of a list or map column's values, and the offsets of its rows from there."""
     offsets = column.offsets.to_numpy()
     return int(offsets[0]), offsets - offsets[0]
 
 
-def _of_lists(offsets: np.ndarray[Any, Any], texts: pa.Array) -> pa.Array:
+def _join_lists(offsets: np.ndarray[Any, Any], texts: pa.Array) -> pa.Array:
     lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), texts)
     return pc.binary_join(lists, ",")
 
 
 def _where(column: pa.Array, texts: pa.Array) -> pa.Array:
-    """Return texts with a null where the column has one."""
+    """Return texts with nulls where the column has nulls."""
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, texts.type)) if column.null_count else texts
 
 
-#: As Jackson writes them.
+#: Escapes as Jackson writes them.
 _ESCAPES = {letter: f"\\u{letter:04X}" for letter in range(0x20)} | {
     ord('"'): '\\"',
     ord("\\"): "\\\\",
     **{ord(letter): f"\\{name}" for letter, name in zip("\b\t\n\f\r", "btnfr", strict=True)},
 }
-#: The one that the others are written with comes first.
+#: The backslash comes first, since the other escapes contain it.
 _IN_ORDER = sorted(_ESCAPES, key=lambda letter: letter != ord("\\"))
 
 
@@ -206,11 +206,11 @@ def quote_json(text: str) -> str:
 
 
 def _json_of_strings(column: pa.Array) -> pa.Array:
-    return _joined('"', _escaped(column), '"')
+    return _join('"', _escape(column), '"')
 
 
-def _escaped(column: pa.Array) -> pa.Array:
-    """Return texts as they stand between the quotes of JSON; what is no UTF-8 becomes U+FFFD."""
+def _escape(column: pa.Array) -> pa.Array:
+    """Escape texts for JSON; invalid UTF-8 becomes U+FFFD."""
     column = _as_utf8(column)
     found = np.bincount(_bytes_of(column), minlength=256) > 0
     letters = [letter for letter in _IN_ORDER if found[letter]]
@@ -227,7 +227,7 @@ def _as_utf8(column: pa.Array) -> pa.Array:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
-        # Spark keeps strings as bytes, and looks at them where it must.
+        # Spark stores strings as bytes, and does not check that they are UTF-8.
         values = column.cast(pa.binary()).to_pylist()
         return pa.array(
             [None if one is None else one.decode(errors="replace") for one in values], pa.string()
@@ -256,14 +256,14 @@ def _variant(value: Any) -> str:
 
 
 def _floating(column: pa.Array) -> pa.Array:
-    """Return numbers as Java writes them: with an exponent below a thousandth and from ten million on."""
+    """Return floats as Java writes them: with an exponent below 0.001 and from ten million on."""
     texts = column.cast(pa.string())
     values = column.fill_null(0).to_numpy(zero_copy_only=False)
     size = np.abs(values)
     is_plain = (size >= 1e-3) & (size < 1e7) | (size == 0)
     is_whole = is_plain & (np.trunc(values) == values)
     if is_whole.any():
-        texts = pc.if_else(pa.array(is_whole), _joined(texts, ".0"), texts)
+        texts = pc.if_else(pa.array(is_whole), _join(texts, ".0"), texts)
     if is_plain.all():
         return texts
     others = pa.array([_java_number(str(one)) for one in values[~is_plain]], pa.string())
@@ -271,7 +271,7 @@ def _floating(column: pa.Array) -> pa.Array:
 
 
 def _plain_decimals(column: pa.Array) -> pa.Array:
-    """Return numbers without an exponent; JSON has them with one, where they begin with many zeros."""
+    """Return decimals without an exponent, which Arrow writes for numbers with many leading zeros."""
     texts = column.cast(pa.string())
     is_scientific = pc.match_substring(texts, "E").fill_null(False)
     others = [f"{one:f}" for one in column.filter(is_scientific).to_pylist()]
@@ -296,14 +296,14 @@ def _json_of_floating(column: pa.Array) -> pa.Array:
     return (
         texts
         if pc.all(is_number).as_py() in (True, None)
-        else pc.if_else(is_number, texts, _joined('"', texts, '"'))
+        else pc.if_else(is_number, texts, _join('"', texts, '"'))
     )
 
 
 def _write_times(
     numbers: pa.Array, beyond: np.ndarray[Any, Any], plain: Write, text: Callable[[int], str]
 ) -> pa.Array:
-    """Return the texts of times by Arrow, and of those that are in none of its years by `text`."""
+    """Return the texts of times: by Arrow, or by `text` for those outside the years 1 to 9999."""
     if not beyond.any():
         return plain(numbers)
     mask = pa.array(beyond)
@@ -312,7 +312,7 @@ def _write_times(
 
 
 def _dates(column: pa.Array) -> pa.Array:
-    days, beyond = column.cast(pa.int32()), beyond_years(column)
+    days, beyond = column.cast(pa.int32()), find_beyond_years(column)
     return _write_times(days, beyond, lambda one: one.cast(pa.date32()).cast(pa.string()), write_day)
 
 
@@ -321,8 +321,8 @@ def _times(column: pa.Array, zone: str) -> pa.Array:
         texts = micros.view(pa.timestamp("us")).cast(pa.string())
         return pc.replace_substring(texts, " ", "T", max_replacements=1)
 
-    texts = _write_times(column.view(pa.int64()), beyond_years(column), plain, _time_text)
-    return _joined(texts, zone) if zone else texts
+    texts = _write_times(column.view(pa.int64()), find_beyond_years(column), plain, _time_text)
+    return _join(texts, zone) if zone else texts
 
 
 def _time_text(micros: int) -> str:
@@ -333,12 +333,12 @@ def _time_text(micros: int) -> str:
 
 
 def _times_of_day(column: pa.Array) -> pa.Array:
-    """Return clock times without the zeros at the end of a fraction."""
+    """Return times of day without trailing zeros of the fraction."""
     texts = pc.replace_substring_regex(column.cast(pa.string()), r"(\.[0-9]*?)0+$", r"\1")
     return pc.replace_substring_regex(texts, r"\.$", "")
 
 
-def _named_interval(sign: bool, value: str, units: Sequence[str]) -> str:
+def _interval_text(sign: bool, value: str, units: Sequence[str]) -> str:
     return f"INTERVAL '{'-' if sign else ''}{value}' {' TO '.join(dict.fromkeys((units[0], units[-1])))}"
 
 
@@ -354,7 +354,7 @@ def _day_time_text(kind: T.DayTimeIntervalType) -> Callable[[int], str]:
             between = "" if unit == units[0] else " " if unit == "HOUR" else ":"
             made += f"{between}{number:0{1 if unit == 'DAY' else 2}d}"
         decimals = f".{rest:06d}".rstrip("0") if rest and units[-1] == "SECOND" else ""
-        return _named_interval(micros < 0, made + decimals, units)
+        return _interval_text(micros < 0, made + decimals, units)
 
     return text
 
@@ -366,7 +366,7 @@ def _year_month_text(kind: T.YearMonthIntervalType) -> Callable[[int], str]:
     def text(months: int) -> str:
         size = abs(months)
         parts = (str(size // 12), str(size % 12 if first == 0 else size))
-        return _named_interval(
+        return _interval_text(
             months < 0, "-".join(parts[first : last + 1]), ("YEAR", "MONTH")[first : last + 1]
         )
 

@@ -1,8 +1,8 @@
-"""Expressions over Arrow columns that have the value which Spark gives them, at every input.
+"""Expressions over Arrow columns that give the same values as Spark for every input.
 
-What may raise an error in Spark, depends on a setting of the session or compares by rules of Spark's own is
-none of them. Of an error Spark may never know: it computes neither what nobody reads nor rows that a filter
-behind drops, and no barrier.
+Expressions that may raise an error in Spark, depend on a setting of the session or compare by Spark's own
+rules are not supported. Spark might not raise such an error: it does not evaluate unused columns, rows that a
+later filter drops, and control rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.text_values import MICROS_OF, find_date, write_number
 
-#: Types of which Arrow and Spark compare two values alike.
+#: Types that Arrow and Spark compare in the same way.
 COMPARED: tuple[type[T.DataType], ...] = (
     T.BooleanType,
     T.ByteType,
@@ -38,10 +38,10 @@ class Expression(ABC):
 
     @abstractmethod
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
-        """Return an array, or the scalar that it would repeat."""
+        """Return an array, or a scalar that stands for an array of equal values."""
 
     def names(self) -> frozenset[str]:
-        """Return the columns that it needs: those of all expressions that it is made of."""
+        """Return the names of all columns that the expression reads."""
         return frozenset[str]().union(*(one.names() for one in _find_expressions(tuple(vars(self).values()))))
 
 
@@ -54,7 +54,7 @@ def _find_expressions(part: Any) -> Iterator[Expression]:
 
 
 @dataclass(frozen=True)
-class Named(Expression):
+class ColumnReference(Expression):
     name: str
 
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
@@ -110,10 +110,10 @@ class Choice(Expression):
 
 @dataclass(frozen=True)
 class Remainder(Expression):
-    """What is left of a whole number divided by a constant, with the number's sign."""
+    """The remainder of a whole number divided by a constant, with the number's sign."""
 
     number: Expression
-    #: Neither 0 nor -1, of which Spark makes errors and Arrow overflows.
+    #: Neither 0, which is an error in Spark, nor -1, which overflows in Arrow.
     divisor: Constant
 
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
@@ -121,7 +121,7 @@ class Remainder(Expression):
         return pc.subtract(number, pc.multiply(pc.divide(number, divisor), divisor))
 
 
-#: Letters of a day's format that mean the same in all locales, and how many digits each is at least.
+#: Pattern letters of dates that are the same in all locales, each with its least number of digits.
 DATE_LETTERS = {"yyyy": 4, "MM": 2, "dd": 2}
 
 
@@ -130,7 +130,7 @@ class FormattedDay(Expression):
     """The text of a time's day in UTC."""
 
     time: Expression
-    #: Some of `DATE_LETTERS`, and texts without letters between them.
+    #: Keys of `DATE_LETTERS`, and texts without letters between them.
     parts: tuple[str, ...]
 
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
@@ -142,7 +142,7 @@ class FormattedDay(Expression):
 
     def _texts(self, times: pa.Array) -> pa.Array:
         days = np.floor_divide(times.cast(pa.int64()).fill_null(0).to_numpy(), MICROS_OF["DAY"])
-        # A stream has few days, and a text costs more than to find out which they are.
+        # A stream has few distinct days, and formatting costs more than finding them.
         found = pa.array(days, mask=times.is_null().to_numpy(zero_copy_only=False)).dictionary_encode()
         texts = pa.array([self._text(day) for day in found.dictionary.to_pylist()], pa.string())
         return texts.take(found.indices)

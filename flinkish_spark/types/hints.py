@@ -1,4 +1,4 @@
-"""Types as a user says them: DDL, a type of Spark's, a type of Python's, a dataclass, a NamedTuple."""
+"""Types as users declare them: DDL, Spark types, Python type hints, dataclasses, NamedTuples."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pyspark.sql import types as T
 
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl
 
-#: Why rows of functions, and so states, have none of a type.
+#: Types that rows of functions, and so states, cannot have, with the reason.
 _NOT_IN_ROWS: tuple[tuple[type[T.DataType], str], ...] = (
-    (T.VarcharType, "no DataFrame has it, and nobody would look at the length: declare STRING"),
-    (T.CharType, "no DataFrame has it, and nobody would look at the length: declare STRING"),
+    (T.VarcharType, "no DataFrame has it, and its length would not be checked: declare STRING"),
+    (T.CharType, "no DataFrame has it, and its length would not be checked: declare STRING"),
     (T.YearMonthIntervalType, "it has no form in Arrow: declare a number of months as INT"),
     (T.CalendarIntervalType, "it has no form in Arrow: declare INTERVAL DAY TO SECOND, or a number as LONG"),
     (T.VariantType, "Spark does not hash it, and Python sees bytes: declare STRING with JSON, or the fields"),
     (T.GeometryType, "Python sees its bytes only: declare BINARY"),
     (T.GeographyType, "Python sees its bytes only: declare BINARY"),
 )
-#: Why states have none of a type that rows may have.
+#: Types that rows may have but states cannot, with the reason.
 _NOT_IN_STATES: tuple[tuple[type[T.DataType], str], ...] = (
     (T.NullType, "it holds nothing: declare the type that a value will have"),
 )
 
 
 def unfit_for_rows(kind: T.DataType) -> str | None:
-    """Return why rows of functions cannot have a type, at any depth; None if they can."""
+    """Return why rows of functions cannot have a type or a part of it; None if they can."""
     return _unfit(kind, _NOT_IN_ROWS)
 
 
@@ -54,8 +54,8 @@ def _unfit(kind: T.DataType, refused: tuple[tuple[type[T.DataType], str], ...]) 
 
 
 def same_names(kind: T.DataType) -> str | None:
-    """Return that there are fields of one name side by side, at any depth; None if there are none."""
-    # A state would be stored and never read again, and no function in Python can read such a row.
+    """Return an error text if a struct, at any depth, has two fields of one name; else None."""
+    # A state of this type could be stored but not read again, and no Python function can read such a row.
     for part in parts_of(kind):
         for name, times in Counter(part.names if isinstance(part, T.StructType) else ()).items():
             if times > 1:
@@ -76,12 +76,12 @@ def parts_of(kind: T.DataType) -> Iterator[T.DataType]:
             yield from parts_of(kind.valueType)
 
 
-# Fields stand for a tuple, one type for a scalar. What is stored and what travels is DDL.
+# A list of fields is the type of a tuple, a single type that of a scalar. Types are stored and sent as DDL.
 
-#: What says the type of a state: what says fields, and any single type.
+#: Declarations of a state's type: a list of fields, or any single type.
 StateType = str | T.DataType | type[Any] | types.GenericAlias | types.UnionType
 
-#: From what Arrow makes of a value to an instance of what was declared.
+#: Converts Arrow's Python value to an instance of the declared type.
 Made = Callable[[Any], Any]
 
 _PLAIN: dict[Any, T.DataType] = {
@@ -100,7 +100,7 @@ _MAPS = (dict, collections.abc.Mapping)
 
 
 class NoSuchType(TypeError):
-    """A hint stands for no Spark type; says which."""
+    """A type hint has no Spark type; the message names the hint."""
 
 
 def is_record(hint: Any) -> bool:
@@ -110,21 +110,21 @@ def is_record(hint: Any) -> bool:
 
 
 def fields_of(hint: Any) -> T.StructType:
-    """Return the fields that a dataclass, or a tuple with hints, stands for."""
+    """Return the fields of a dataclass, a NamedTuple, or a tuple hint."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and arguments and Ellipsis not in arguments:
-        # Without names they get those that Spark gives them.
+        # Fields without names get Spark's default names.
         return T.StructType([T.StructField(f"_{n}", type_of(one)) for n, one in enumerate(arguments, 1)])
     if not is_record(hint):
-        raise NoSuchType(f"{named(hint)} is no dataclass and no NamedTuple")
+        raise NoSuchType(f"{hint_name(hint)} is no dataclass and no NamedTuple")
     hints, names = hints_of(hint), field_names(hint)
     missing = [name for name in names if name not in hints]
     if missing:
-        raise NoSuchType(f"the field {missing[0]!r} of {named(hint)} has no type hint")
+        raise NoSuchType(f"the field {missing[0]!r} of {hint_name(hint)} has no type hint")
     try:
         return T.StructType([T.StructField(name, type_of(hints[name])) for name in names])
     except RecursionError:
-        raise NoSuchType(f"{named(hint)} is a part of itself, and a type of Spark has an end") from None
+        raise NoSuchType(f"{hint_name(hint)} contains itself, and Spark has no recursive types") from None
 
 
 def field_names(record: Any) -> tuple[str, ...]:
@@ -140,14 +140,14 @@ def hints_of(record: type[Any]) -> dict[str, Any]:
         raise
     except Exception as error:
         says = f"{type(error).__name__}: {error}"
-        raise NoSuchType(f"the hints of {named(record)} cannot be read: {says}") from None
+        raise NoSuchType(f"the hints of {hint_name(record)} cannot be read: {says}") from None
 
 
 def type_of(hint: Any) -> T.DataType:
-    """Return the Spark type that a hint stands for; every value may be null."""
+    """Return the Spark type of a hint; every value may be null."""
     if isinstance(hint, collections.abc.Hashable) and hint in _PLAIN:
         return _PLAIN[hint]
-    plain = without_none(hint)
+    plain = strip_none(hint)
     if plain is not hint:
         return type_of(plain)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -157,10 +157,10 @@ def type_of(hint: Any) -> T.DataType:
         return T.MapType(type_of(arguments[0]), type_of(arguments[1]))
     if is_record(hint) or origin is tuple:
         return fields_of(hint)
-    raise NoSuchType(f"{named(hint)} stands for no type of Spark")
+    raise NoSuchType(f"{hint_name(hint)} has no Spark type")
 
 
-def declared_type(given: Any) -> T.DataType:
+def to_data_type(given: Any) -> T.DataType:
     if isinstance(given, type) and issubclass(given, T.DataType):
         raise NoSuchType(f"{given.__name__} is a class; write {given.__name__}()")
     if not isinstance(given, str | T.DataType):
@@ -174,17 +174,17 @@ def declared_type(given: Any) -> T.DataType:
     return kind
 
 
-def declared_ddl(given: Any) -> str:
-    """Return a declared type as DDL; DDL stays as it is."""
-    kind = declared_type(given)
+def to_ddl(given: Any) -> str:
+    """Return a declared type as DDL; DDL is returned unchanged."""
+    kind = to_data_type(given)
     if (why := _unfit(kind, _NOT_IN_ROWS + _NOT_IN_STATES) or same_names(kind)) is not None:
         raise NoSuchType(why)
     for part in parts_of(kind):
         if isinstance(part, T.MapType):
-            # What Arrow makes of a key with parts can be no key of a dict.
+            # Arrow converts nested keys to values that cannot be keys of a dict.
             refuse_as_key(part.keyType)
     if isinstance(given, str):
-        # A type of Spark's says it mostly because a frame had it; it is left out of the text then.
+        # A Spark type mostly has NOT NULL because a DataFrame had it, so there it is ignored.
         if (name := first_required(kind)) is not None:
             raise NoSuchType(
                 f"{name!r} is NOT NULL, and a field that is declared later is null in what is stored: "
@@ -202,8 +202,8 @@ def refuse_as_key(kind: T.DataType) -> None:
 
 
 def maker_of(hint: Any) -> Made | None:
-    """Return what makes instances of declared classes of tuples or dicts; None for no classes."""
-    hint = without_none(hint)
+    """Return a function from tuples or dicts to instances of the declared classes; None if there are none."""
+    hint = strip_none(hint)
     if is_record(hint):
         return _record_maker(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -244,21 +244,21 @@ def _record_maker(record: Any) -> Made:
 
 
 def _refuse_unmakeable(record: Any, names: Sequence[str]) -> None:
-    """Raise NoSuchType for a class of which nobody can make an instance by its fields alone."""
+    """Raise NoSuchType for a class that cannot be instantiated from its fields alone."""
     try:
         taken = inspect.signature(record)
         taken.bind(**dict.fromkeys(names))
     except ValueError:
-        # It does not say what it takes.
+        # The class has no readable signature.
         return
     except TypeError as error:
         fields = ", ".join(names)
-        raise NoSuchType(f"{named(record)} cannot be made of what is stored, {fields}: {error}") from None
-    # What else a dataclass lists and is made with: an InitVar, which no instance has.
+        raise NoSuchType(f"{hint_name(record)} cannot be made of what is stored, {fields}: {error}") from None
+    # A constructor argument that is no field: an InitVar, which instances do not have.
     others = getattr(record, "__dataclass_fields__", {}).keys() - set(names)
     lost = [name for name in taken.parameters if name in others]
     if lost:
-        raise NoSuchType(f"{named(record)} is made with {lost[0]!r}, an InitVar, which is not stored")
+        raise NoSuchType(f"{hint_name(record)} is made with {lost[0]!r}, an InitVar, which is not stored")
 
 
 def each_of_list(made: Made | None) -> Made | None:
@@ -273,7 +273,7 @@ def each_of_map(made: Made | None) -> Made | None:
     return lambda values: None if values is None else {key: made(value) for key, value in values.items()}
 
 
-def without_none(hint: Any) -> Any:
+def strip_none(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [one for one in typing.get_args(hint) if one is not type(None)]
         if len(others) == 1:
@@ -281,5 +281,5 @@ def without_none(hint: Any) -> Any:
     return hint
 
 
-def named(hint: Any) -> str:
+def hint_name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -1,7 +1,7 @@
-"""JSON objects as Arrow columns of declared types: each value is what stands there, or its record is bad.
+"""Exact parsing of JSON objects into Arrow columns: a value that does not fit its type makes its record bad.
 
-Arrow reads a whole slice at once. What it would take, and must not, is looked for over the whole slice; only
-a slice in which something is found is read again, record by record, by rules that are exact for all types.
+Arrow parses a whole slice at once. Before that, the slice is searched for input that Arrow accepts and must
+not; if there may be such input, the slice is parsed record by record with rules that are exact for all types.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types import text_values as texts
-from flinkish_spark.types.arrow_columns import beyond_years, read_in_parts
+from flinkish_spark.types.arrow_columns import find_beyond_years, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import quote_json
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.text_values import NoValue
@@ -35,32 +35,32 @@ _DEEPEST = 1_000
 _MOST_SHOWN = 60
 _OPEN, _CLOSE, _NEW_LINE, _RETURN, _BACKSLASH, _BY_NUMBER = b"{}\n\r\\u"
 _BLANKS = [*b" \t"]
-#: By letter, if it may follow an object in a record, or between two.
+#: By byte, if it may follow an object in a record, or between two records.
 _GOES_ON = np.isin(np.arange(256), [*b",]}\n", *_BLANKS])
 _IS_LETTER = np.isin(np.arange(256) | 0x20, [*b"abcdefghijklmnopqrstuvwxyz"])
 _IS_DIGIT = np.isin(np.arange(256), [*b"0123456789"])
 _OF_NUMBERS = np.isin(np.arange(256), [*b"0123456789.+-"])
 _BEFORE_NUMBERS = frozenset(b':,[" \t')
-#: Arrow takes up to a day.
+#: Zone offsets that Spark accepts; Arrow accepts up to a day.
 _SMALL_OFFSET = "[+-](0[0-9]|1[0-7])(:?[0-5][0-9])?$"
 _NOT_FOR_ARROW = (T.MapType, T.BinaryType, T.DayTimeIntervalType, T.YearMonthIntervalType, T.NullType)
-#: Digits of a decimal in Arrow; with fewer in front of the point than this a number goes by its slow way.
+#: Most digits of a decimal in Arrow; with fewer than 12 before the point, records are parsed one by one.
 _ARROWS_DIGITS, _FEWEST_DIGITS = 38, 12
 _Convert = Callable[[Any], Any]
 
 
 class _Whole(str):
-    """A number without point and exponent, as it was written."""
+    """A JSON number without point and exponent, as it was written."""
 
 
 class _Fraction(str):
-    """Any other number, or NaN, or an infinity."""
+    """Any other JSON number, NaN, or an infinity, as it was written."""
 
 
 class JsonReader:
-    """Reads JSON objects with the fields of `kind`; other fields are passed over, missing ones are null.
+    """Parses JSON objects with the fields of `kind`; other fields are skipped, missing ones are null.
 
-    Times without an offset or a zone are of `time_zone`.
+    Times without an offset or a zone are in `time_zone`.
     """
 
     def __init__(self, kind: T.StructType, time_zone: str = "UTC") -> None:
@@ -69,36 +69,36 @@ class JsonReader:
         except NoValue:
             raise ConfigError(
                 f"Python does not know the session's time zone '{time_zone}'",
-                why="times without a zone are of this one",
+                why="times without a zone are read in the session's time zone",
                 what_to_do="set spark.sql.session.timeZone to a name of the IANA's database, such as "
                 "Europe/Berlin, and install the package tzdata",
             ) from None
-        #: An interval of months is their number: PySpark has no Arrow type for it.
+        #: With INT for year-month intervals, for which PySpark has no Arrow type.
         self.spark_type = replace_months(kind, T.IntegerType())
         self.type = arrow_type(self.spark_type)
         self._fields = [(field.name, _converter(field.dataType, time_zone)) for field in kind]
-        self._kinds = [_shortened(field.dataType.simpleString()) for field in kind]
+        self._kinds = [_shorten(field.dataType.simpleString()) for field in kind]
         self._convert = partial(_object_of, self._fields)
         self._columns = _Columns(kind) if all(map(_is_for_arrow, parts_of(kind))) else None
 
     def read(self, values: pa.Array) -> pa.Array:
-        """Return a struct for each value; null for a null and for what is not exactly one object."""
+        """Return a struct for each value; null for a null and for a value that is not exactly one object."""
         at_once = None if self._columns is None else self._columns.read
         return pa.concat_arrays([*read_in_parts(values.cast(pa.binary()), at_once, self._each)])
 
     def record(self, value: bytes) -> dict[str, Any] | None:
         """Return the fields of one value; None if it is bad."""
         try:
-            made: dict[str, Any] = self._convert(_parsed(value))
+            made: dict[str, Any] = self._convert(_parse(value))
         except (ValueError, RecursionError):
             return None
         return made
 
     def why_bad(self, value: bytes) -> str:
-        """Return why a value is bad, as the end of a sentence; empty if it is not."""
+        """Return why a value is bad, as a predicate that follows its name; empty if it is not."""
         is_object = value.lstrip()[:1] == b"{"
         try:
-            found = _parsed(value)
+            found = _parse(value)
         except UnicodeDecodeError as error:
             return f"is no UTF-8: {error.reason}"
         except (ValueError, RecursionError) as error:
@@ -113,7 +113,7 @@ class JsonReader:
             try:
                 _ = found.get(name) is None or convert(found[name])
             except (ValueError, RecursionError) as error:
-                shown = _shortened(_written(found[name], is_whole=False))
+                shown = _shorten(_to_text(found[name], is_whole=False))
                 return f"cannot be read: its field '{name}' is {shown}, which is no {kind}: {error}"
         return ""
 
@@ -122,27 +122,27 @@ class JsonReader:
         return pa.array(found, self.type)
 
 
-def with_intervals(column: Column, kind: T.DataType) -> Column:
-    """Return a column whose numbers of months are the intervals that `kind` has, at any depth."""
+def restore_intervals(column: Column, kind: T.DataType) -> Column:
+    """Return a column with numbers of months replaced by the year-month intervals of `kind`, at any depth."""
     return _cast_months(column, kind, None)
 
 
-def without_intervals(column: Column, kind: T.DataType) -> Column:
-    """Return a column with numbers of months in the place of intervals of months, at any depth."""
+def replace_intervals(column: Column, kind: T.DataType) -> Column:
+    """Return a column with year-month intervals replaced by numbers of months, at any depth."""
     return _cast_months(column, kind, T.IntegerType())
 
 
 def _cast_months(column: Column, kind: T.DataType, by: T.DataType | None) -> Column:
-    # A number becomes an interval of one unit only.
+    # Spark casts numbers only to intervals of a single unit.
     months = replace_months(kind, T.YearMonthIntervalType(1, 1))
     return column.cast(months).cast(replace_months(kind, by)) if has_intervals(kind) else column
 
 
-def with_intervals_of(frame: DataFrame, fields: T.StructType) -> DataFrame:
-    """Return a frame whose numbers of months are the intervals that `fields` have."""
+def restore_frame_intervals(frame: DataFrame, fields: T.StructType) -> DataFrame:
+    """Return a frame with numbers of months replaced by the year-month intervals of `fields`."""
     for one in fields:
         if has_intervals(one.dataType):
-            frame = frame.withColumn(one.name, with_intervals(F.col(quoted(one.name)), one.dataType))
+            frame = frame.withColumn(one.name, restore_intervals(F.col(quote_name(one.name)), one.dataType))
     return frame
 
 
@@ -151,7 +151,7 @@ def has_intervals(kind: T.DataType) -> bool:
 
 
 def replace_months(kind: Any, by: T.DataType | None) -> Any:
-    """Return a type, nullable at any depth, with `by` in the place of intervals of months."""
+    """Return a type, nullable at any depth, with year-month intervals replaced by `by`."""
     match kind:
         case T.StructType():
             return T.StructType([T.StructField(one.name, replace_months(one.dataType, by)) for one in kind])
@@ -167,23 +167,23 @@ def replace_months(kind: Any, by: T.DataType | None) -> Any:
 def _is_for_arrow(kind: T.DataType) -> bool:
     if isinstance(kind, T.DecimalType):
         return _ARROWS_DIGITS - kind.scale >= _FEWEST_DIGITS
-    # Arrow makes no column of a field without a name.
+    # Arrow's JSON reader skips fields without a name.
     has_names = not isinstance(kind, T.StructType) or all(kind.names)
     return has_names and not isinstance(kind, _NOT_FOR_ARROW)
 
 
 class _Columns:
-    """Reads a slice by Arrow, unless something in it needs a look at each record."""
+    """Parses a slice by Arrow, unless its records must be parsed one by one."""
 
     def __init__(self, kind: T.StructType) -> None:
         self._schema = pa.schema([pa.field(field.name, _read_as(field.dataType)) for field in kind])
         self._type = arrow_type(kind)
-        #: How many digits may stand beside each other where there is a DECIMAL.
+        #: If there is a DECIMAL, the most digits in a row that Arrow parses exactly.
         decimals = [one for one in parts_of(kind) if isinstance(one, T.DecimalType)]
         self._most_digits = min((_ARROWS_DIGITS - one.scale for one in decimals), default=None)
 
     def read(self, values: pa.Array) -> pa.Array | None:
-        """Return the records; None if they are to be looked at one by one."""
+        """Return the records; None if they must be parsed one by one."""
         lines = _lines(values)
         if lines is None:
             return None
@@ -201,7 +201,7 @@ class _Columns:
             if table.num_rows != len(values):
                 return None
             columns = [
-                _converted(table.column(field.name).combine_chunks(), field.type) for field in self._type
+                _convert_column(table.column(field.name).combine_chunks(), field.type) for field in self._type
             ]
             table.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, NoValue):
@@ -210,7 +210,7 @@ class _Columns:
 
 
 def _lines(values: pa.Array) -> pa.Buffer | None:
-    """Return the records behind each other, a line each; None if they cannot be read so."""
+    """Return the records joined as lines; None if they cannot be parsed that way."""
     if values.null_count:
         return None
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
@@ -234,9 +234,9 @@ def _lines(values: pa.Array) -> pa.Buffer | None:
 
 
 def _is_plain(lines: np.ndarray[Any, Any], count: int) -> bool:
-    """Say whether no line has a line break of its own, an escape by number, or a value behind an object.
+    """Return if no record has a line break, an escape by number, or a value after its object.
 
-    A value behind an object, `{}[]`, would take the process with it.
+    Arrow crashes the process at a value after an object, such as `{}[]`.
     """
     if np.count_nonzero(lines == _NEW_LINE) != count - 1 or (lines == _RETURN).any():
         return False
@@ -245,18 +245,18 @@ def _is_plain(lines: np.ndarray[Any, Any], count: int) -> bool:
     escapes = np.flatnonzero(lines == _BACKSLASH)
     if (lines[escapes + 1] == _BY_NUMBER).any():
         return False
-    behind = np.flatnonzero(lines[:-1] == _CLOSE) + 1
-    while len(blank := behind[np.isin(lines[behind], _BLANKS)]):
-        if not _GOES_ON[lines[behind]].all():
+    after = np.flatnonzero(lines[:-1] == _CLOSE) + 1
+    while len(blank := after[np.isin(lines[after], _BLANKS)]):
+        if not _GOES_ON[lines[after]].all():
             return False
-        # The last letter of all closes an object, so there is one behind each blank.
-        behind = blank + 1
-    return bool(_GOES_ON[lines[behind]].all())
+        # The last byte closes an object, so a byte follows each blank.
+        after = blank + 1
+    return bool(_GOES_ON[lines[after]].all())
 
 
 def _has_numbers_of_arrow(lines: np.ndarray[Any, Any]) -> bool:
-    """Say whether there may be `Inf` or `-NaN`, which are numbers to Arrow and to nobody else."""
-    # The last letter of all closes an object, the first one opens one.
+    """Return if there may be `Inf` or `-NaN`, which only Arrow accepts as numbers."""
+    # The first byte opens an object and the last one closes one, so indices beside a match are valid.
     at = np.flatnonzero(lines[:-3] == ord("I"))
     if ((lines[at + 1] == ord("n")) & (lines[at + 2] == ord("f")) & ~_IS_LETTER[lines[at + 3]]).any():
         return True
@@ -265,9 +265,9 @@ def _has_numbers_of_arrow(lines: np.ndarray[Any, Any]) -> bool:
 
 
 def _may_overflow(lines: np.ndarray[Any, Any], most_digits: int) -> bool:
-    """Say whether a number may have an exponent or too many digits, of which Arrow makes another DECIMAL.
+    """Return if a number may have an exponent or too many digits for a DECIMAL.
 
-    It multiplies by a power of ten without a look at the result; a large exponent ends the process.
+    Arrow multiplies by a power of ten without an overflow check; a large exponent crashes the process.
     """
     others = np.flatnonzero(~_IS_DIGIT[lines])
     if (np.diff(others) > most_digits + 1).any():
@@ -282,7 +282,7 @@ def _may_overflow(lines: np.ndarray[Any, Any], most_digits: int) -> bool:
 
 
 def _read_as(kind: T.DataType) -> pa.DataType:
-    """Return what Arrow is told to read: texts of times, and DOUBLE for FLOAT, as Jackson does."""
+    """Return the type that Arrow parses: strings for times, and DOUBLE for FLOAT, as in Jackson."""
     match kind:
         case T.StructType():
             return pa.struct([pa.field(field.name, _read_as(field.dataType)) for field in kind])
@@ -295,14 +295,14 @@ def _read_as(kind: T.DataType) -> pa.DataType:
     return arrow_type(kind)
 
 
-def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column with dates, times and FLOATs in their places; raise where a record needs a look."""
+def _convert_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert a column to its final type; raise NoValue if records must be parsed one by one."""
     if pa.types.is_struct(kind):
-        # Those of a null are null after this.
-        inner = [_converted(one, field.type) for one, field in zip(column.flatten(), kind, strict=True)]
+        # `flatten` sets fields of null structs to null.
+        inner = [_convert_column(one, field.type) for one, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(inner, fields=[*kind], mask=column.is_null())
     if pa.types.is_list(kind):
-        inner_column = _converted(column.flatten(), kind.value_type)
+        inner_column = _convert_column(column.flatten(), kind.value_type)
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(offsets, inner_column, type=kind, mask=column.is_null())
@@ -315,14 +315,14 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if pa.types.is_timestamp(kind) and kind.tz is not None and not _are_spark_s_times(column):
             raise NoValue("it may be of another zone, or no time for Spark")
         made = column.cast(kind)
-        if beyond_years(made).any():
+        if find_beyond_years(made).any():
             raise NoValue("it is in no year from 1 to 9999")
         return made
     return column
 
 
 def _are_spark_s_times(times: pa.Array) -> bool:
-    """Say whether Spark takes the texts, too: with seconds, and with offsets that somebody may have."""
+    """Return if Spark accepts these texts as times, too: with seconds, and with small offsets."""
     there = times.drop_null()
     if not len(there):
         return True
@@ -338,7 +338,7 @@ def _are_spark_s_times(times: pa.Array) -> bool:
 
 
 class _Repeating(dict[str, Any]):
-    """An object in which names stand twice."""
+    """A parsed object with repeated names."""
 
     names: frozenset[str] = frozenset()
 
@@ -352,7 +352,7 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(fields)
     if len(found) == len(fields):
         return found
-    # Nothing is lost that anybody reads, unless one of the names is declared.
+    # Repeated names are an error only if one of them is declared.
     repeating = _Repeating(found)
     repeating.names = frozenset(name for name, times in Counter(n for n, _ in fields).items() if times > 1)
     return repeating
@@ -363,19 +363,19 @@ _DECODER = json.JSONDecoder(
 )
 
 
-def _parsed(value: bytes) -> dict[str, Any]:
+def _parse(value: bytes) -> dict[str, Any]:
     text = value.decode()
     found = _DECODER.decode(text)
     if not isinstance(found, dict) or _is_too_deep(text, found):
         raise NoValue("it is no object, or too deep")
     if "\\u" in text:
-        # An escape may be half a letter, which is no text.
+        # An escape may be a lone surrogate, which is no valid text.
         json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
 def _is_too_deep(text: str, found: Any) -> bool:
-    """Say whether Spark's own parser refuses the depth; Python before 3.12 has done so already."""
+    """Return if Spark's own parser would refuse the nesting depth; Python before 3.12 refuses it too."""
     if text.count("[") + text.count("{") <= _DEEPEST:
         return False
     level, depth = [found], 0
@@ -385,10 +385,11 @@ def _is_too_deep(text: str, found: Any) -> bool:
     return depth > _DEEPEST
 
 
-def _written(value: Any, *, is_whole: bool = True) -> str:
-    """Return a value as text without blanks, with every number as it was."""
+def _to_text(value: Any, *, is_whole: bool = True) -> str:
+    """Return a value as JSON text without blanks, with numbers as they were written."""
     written: list[str] = []
-    # Python's own stack ends at half the levels that Jackson takes. Values are in tuples, all else is text.
+    # Not recursive: Python's stack allows half of Jackson's depth. Values are in tuples, finished text is
+    # not.
     left: list[Any] = [(value,)]
     while left:
         one = left.pop()
@@ -413,12 +414,12 @@ def _written(value: Any, *, is_whole: bool = True) -> str:
     return "".join(written)
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _converter(kind: T.DataType, time_zone: str) -> _Convert:
-    """Return what makes a value of a type of parsed JSON that is not null."""
+    """Return a function from parsed JSON, not null, to a value of a type."""
     match kind:
         case T.StructType():
             return partial(_object_of, [(one.name, _converter(one.dataType, time_zone)) for one in kind])
@@ -429,7 +430,7 @@ def _converter(kind: T.DataType, time_zone: str) -> _Convert:
         case T.BooleanType():
             return partial(_parse_checked, (bool,), "it is no boolean", bool)
         case T.StringType():
-            return lambda value: value if type(value) is str else _written(value)
+            return lambda value: value if type(value) is str else _to_text(value)
     parse = texts.parser_of(kind, time_zone)
     match kind:
         case T.DecimalType():

@@ -1,4 +1,4 @@
-"""Which timestamps of Kafka's records are times, and which a topic allows: any 64 bits can stand there."""
+"""Checks of the timestamps of Kafka's records: valid times, and times that a topic allows."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from flinkish_spark.core.errors import bad_time
 Int64s = npt.NDArray[np.int64]
 
 
-#: Of the years 1 to 9999, which are those that a TIMESTAMP holds.
+#: The years 1 to 9999, which a TIMESTAMP can hold.
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-#: Kafka's own word for a record that has none.
+#: Kafka's value for a record without a timestamp.
 NO_TIME_MS = -1
 _ANY_MS = (1 << 63) - 1
-#: What clocks may differ by, and a record wait before a broker looks at it: where it says no, all is lost.
+#: Margin for differences of clocks and for the time that a record waits: a refused record fails its
+#: transaction.
 _SLACK_MS = 10_000
 _TYPE, _BEFORE, _AFTER = (f"message.timestamp.{name}" for name in ("type", "before.max.ms", "after.max.ms"))
-#: Of both, before Kafka 3.6.
+#: The limit for both directions, before Kafka 3.6.
 _DIFFERENCE = "message.timestamp.difference.max.ms"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """How far from now the times of records may be: brokers refuse others, and with them a transaction."""
+    """How far from now a topic's record timestamps may be; a refused record fails its transaction."""
 
-    #: Behind now, and ahead of it.
+    #: Most milliseconds before and after now.
     before_ms: int = _ANY_MS
     after_ms: int = _ANY_MS
 
-    #: Settings of a topic that it is made of.
+    #: Names of the topic's settings.
     SETTINGS = (_TYPE, _BEFORE, _AFTER, _DIFFERENCE)
 
     @classmethod
-    def of_topic(cls, settings: Mapping[str, str]) -> TimeLimits:
-        """Return what a topic's settings say; any time where they are hidden, or brokers write their own."""
+    def from_settings(cls, settings: Mapping[str, str]) -> TimeLimits:
+        """Return the limits of a topic's settings; none if they are hidden, or brokers set the timestamps."""
         if settings.get(_TYPE) == "LogAppendTime":
             return cls()
         of_both = int(settings.get(_DIFFERENCE, _ANY_MS))
@@ -47,7 +48,7 @@ class TimeLimits:
         return cls(*(one if one == _ANY_MS else one - min(_SLACK_MS, one // 2) for one in limits))
 
     @classmethod
-    def of_all(cls, limits: Iterable[TimeLimits]) -> TimeLimits:
+    def merge(cls, limits: Iterable[TimeLimits]) -> TimeLimits:
         known = (cls(), *limits)
         return cls(min(one.before_ms for one in known), min(one.after_ms for one in known))
 
@@ -56,7 +57,7 @@ class TimeLimits:
 
     @staticmethod
     def why_outside(time_ms: int, now_ms: int) -> str:
-        """Say of a time that is out of range what is wrong with it."""
+        """Return what is wrong with a time that is out of range."""
         if time_ms < 0:
             return "before 1970"
         if time_ms > LAST_MS:
@@ -65,7 +66,7 @@ class TimeLimits:
 
 
 def check_times(topic: str, partition: int, offsets: Int64s, timestamps_ms: Int64s) -> None:
-    """Refuse a time that no TIMESTAMP holds: in microseconds it would be another one, without a word."""
+    """Refuse a time that a TIMESTAMP cannot hold: converted to microseconds it would silently change."""
     outside = (timestamps_ms < FIRST_MS) | (timestamps_ms > LAST_MS)
     if outside.any():
         at = int(outside.argmax())

@@ -1,4 +1,4 @@
-"""Rows of an Arrow batch as Python objects and back, exact in both directions."""
+"""Exact conversion between rows of Arrow batches and Python objects."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, first_missing, has_required, strict_array
-from flinkish_spark.types.to_python import Take, as_it_is, is_flat, taken, to_values
+from flinkish_spark.types.to_python import Copier, as_it_is, copy_if_mutable, is_flat, to_values
 
-#: Most often somebody has returned a row instead of yielding it, or a value instead of a row.
+#: Advice for the most common errors: a row was returned instead of yielded, or a value instead of a row.
 _ROWS = " (of one field `(value,)`); what makes several rows yields each, or returns a list of them"
 
 
@@ -29,7 +29,7 @@ class RowReader:
         self, fields: Sequence[str], field_columns: Sequence[str], key_columns: Sequence[str]
     ) -> None:
         self._fields, self._keys = list(field_columns), list(key_columns)
-        # What `_make` does, without a call of Python for each.
+        # Like `_make`, but without a Python call per record.
         self._make = functools.partial(tuple.__new__, element_class(fields))
 
     def read(self, rows: pa.RecordBatch) -> tuple[list[Any], Iterator[Any]]:
@@ -40,13 +40,13 @@ class RowReader:
         return keys[0] if len(keys) == 1 else list(zip(*keys, strict=True)), records
 
     def records(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Return the records, in row order; for whoever does without the keys of each."""
+        """Return the records in row order, without keys."""
         columns = [to_values(rows.column(name)) for name in self._fields]
         return map(self._make, zip(*columns, strict=True))
 
 
 class OutputError(ValueError):
-    """A function emitted a row that does not fit its declared output type."""
+    """A function emitted a row that does not fit the declared output type."""
 
     def __init__(self, says: str, row: int | None = None) -> None:
         super().__init__(says)
@@ -64,7 +64,7 @@ _form_of = functools.lru_cache(maxsize=64)(RowForm)
 
 
 class RowWriter:
-    """Turns what a function emitted into columns, checking every value's type."""
+    """Converts emitted rows to columns, and checks the type of every value."""
 
     def __init__(self, schema: pa.Schema, required: Collection[T.StructField] = ()) -> None:
         self._schema, self._names = schema, schema.names
@@ -90,7 +90,7 @@ class RowWriter:
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
     def write_columns(self, columns: Sequence[Sequence[Any] | pa.Array]) -> list[pa.Array]:
-        """Return the columns of rows that come as columns: of values, or as arrays."""
+        """Return Arrow columns for columns of Python values or arrays."""
         if len(columns) != len(self._names):
             raise OutputError(f"emitted {len(columns)} fields, declared are {len(self._names)}")
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
@@ -115,7 +115,7 @@ class RowWriter:
             says = f"emitted a wrong value: field {field.name!r} of {error}"
             says += _why_not_run(error.value, column)
             if isinstance(error.value, OutputTag):
-                # As PyFlink does it.
+                # PyFlink's way of emitting to a side output.
                 says += "; a side output is emitted to by ctx.output(tag, row)"
             raise OutputError(says, at) from error
         required = self._required.get(field.name)
@@ -126,7 +126,7 @@ class RowWriter:
 
 
 def _why_not_run(value: Any, beside: Iterable[Any]) -> str:
-    """Return what is told of a value that is yet to be run, empty of others; close all such beside it."""
+    """Return an error text for a coroutine or generator that never ran; close all in the column."""
     said = ""
     for one in (*beside, value):
         try:
@@ -141,7 +141,7 @@ Named = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ElementType:
-    #: Fields, for elements that are tuples, or one type.
+    #: A list of fields for elements that are tuples, or a single type.
     ddl: str
 
     @cached_property
@@ -150,7 +150,7 @@ class ElementType:
 
     @cached_property
     def fields(self) -> tuple[T.StructField, ...]:
-        """The fields; one, named `value`, for elements that are none."""
+        """The fields; a single field `value` for elements that are no tuples."""
         parsed = parse_ddl(self.ddl)
         if self.has_fields and isinstance(parsed, T.StructType):
             return tuple(parsed.fields)
@@ -161,24 +161,24 @@ class ElementType:
         return ddl_of(T.StructType(list(self.fields)))
 
     @cached_property
-    def take(self) -> Take | None:
-        return None if is_flat(T.StructType(list(self.fields))) else taken
+    def take(self) -> Copier | None:
+        return None if is_flat(T.StructType(list(self.fields))) else copy_if_mutable
 
-    def spread(self, value: Any) -> tuple[Any, ...]:
+    def to_tuple(self, value: Any) -> tuple[Any, ...]:
         return tuple(value) if self.has_fields else (value,)
 
     def naming(self) -> Named:
-        """Return what gives a plain tuple the names of its fields, and leaves anything else as it is."""
+        """Return a function that converts plain tuples to named tuples and keeps other values."""
         if not self.has_fields:
             return as_it_is
         make: Named = element_class([field.name for field in self.fields])._make
         return lambda value: make(value) if type(value) is tuple else value
 
     def gathering(self) -> Named:
-        """Return what makes an element of the tuple that :meth:`spread` made."""
+        """Return a function from the tuple of :meth:`to_tuple` to an element."""
         if not self.has_fields:
             return itemgetter(0)
-        # What `_make` does, without a call of Python for each.
+        # Like `_make`, but without a Python call per element.
         return functools.partial(tuple.__new__, element_class([field.name for field in self.fields]))
 
 

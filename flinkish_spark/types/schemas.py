@@ -8,13 +8,13 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.types.hints import NoSuchType, declared_type, same_names
+from flinkish_spark.types.hints import NoSuchType, same_names, to_data_type
 
 
 def output_schema(output: OutputType, uid: str) -> T.StructType:
     what_to_do = 'write it like "user STRING, total LONG", or give a StructType, a dataclass or a NamedTuple'
     try:
-        schema = declared_type(output)
+        schema = to_data_type(output)
     except NoSuchType as error:
         raise SchemaError(
             f"the output of '{uid}' cannot be read", why=str(error), what_to_do=what_to_do
@@ -28,7 +28,7 @@ def output_schema(output: OutputType, uid: str) -> T.StructType:
 
 
 def nullable(fields: Iterable[T.StructField]) -> T.StructType:
-    """Return fields that may be null, as they are in rows that are not for who reads them."""
+    """Return the fields as nullable: rows that belong to another input have nulls in them."""
     return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
@@ -48,7 +48,7 @@ def check_field_names(schema: T.StructType, what: str, what_to_do: str = "rename
                 why=f"names that start with {PREFIX} are control columns",
                 what_to_do="rename the field",
             )
-        # As Java compares without case, which is what Spark does.
+        # Java's case-insensitive comparison, which Spark uses.
         folded = name.upper().lower()
         if folded in seen:
             raise SchemaError(

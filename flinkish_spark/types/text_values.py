@@ -1,8 +1,8 @@
-"""Texts as values of Spark's types: exactly what stands there, or no value at all.
+"""Exact parsing of texts into values of Spark's types.
 
-The forms of dates, times, zones and intervals are those that Spark takes in a cast. Spark itself rounds
-decimals, makes an infinity of 1e400, cuts what is finer than a microsecond, and makes a time of day one of
-today; here such a text is refused.
+Dates, times, zones and intervals have the forms that Spark accepts in a cast. Spark rounds decimals, parses
+1e400 as infinity, cuts fractions finer than a microsecond, and takes a time of day for one of today; here
+such texts are refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 _MICROS = 1_000_000
 _LAST_YEAR = 9999
-#: The Gregorian calendar repeats after so many years and days.
+#: The period of the Gregorian calendar in years and days.
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
-#: Blanks and control characters, which Spark takes away at both ends of a date or time.
+#: Blanks and control characters, which Spark strips from both ends of a date or time.
 _EDGE = "".join(map(chr, (*range(0x21), 0x7F)))
 _DATE = re.compile(r"([+-]?)([0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2}))?)?")
 _TIME = re.compile(
@@ -35,13 +35,13 @@ _TIME = re.compile(
     r"([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^0-9.].*)?)?)?)?)?)?",
     re.DOTALL,
 )
-#: With colons or without; then each part has two digits.
+#: With colons, or without them and two digits for each part.
 _OFFSET = re.compile(
     r"([+-])(?:([0-9]{1,2})(?::([0-9]{2})(?::([0-9]{2}))?)?|([0-9]{2})([0-9]{2})([0-9]{2})?)"
 )
 _OFFSET_WITH_SHORT_MINUTE = re.compile(r"([+-][0-9]{1,2}):([0-9])")
 _LARGEST_OFFSET = 18 * 3600
-#: Names of zones that Java knows and the IANA's database does not.
+#: Zone names that Java knows and the IANA database does not.
 _SHORT_NAMES = {
     **{"ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires"},
     **{"ART": "Africa/Cairo", "AST": "America/Anchorage", "BET": "America/Sao_Paulo", "BST": "Asia/Dhaka"},
@@ -58,12 +58,12 @@ MICROS_OF = {"DAY": 86_400 * _MICROS, "HOUR": 3_600 * _MICROS, "MINUTE": 60 * _M
 _MOST_OF = {"HOUR": 23, "MINUTE": 59, "SECOND": 59}
 _PART = {unit: r"([0-9]+)" for unit in UNITS[:-1]} | {"SECOND": r"([0-9]+(?:\.[0-9]{1,9})?)"}
 _MOST_MICROS, _MOST_MONTHS = 2**63 - 1, 2**31 - 1
-#: Of decimals with any number of digits.
+#: A context for decimals with any number of digits.
 _EXACTLY = decimal.Context(prec=100, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)
 
 
 _BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64}
-#: From here on the nearest FLOAT, or DOUBLE, is an infinity.
+#: Numbers from here on are rounded to infinity as FLOAT or DOUBLE.
 FLOAT_OVERFLOWS, DOUBLE_OVERFLOWS = float(2**128 - 2**103), float("inf")
 NAMED_NUMBERS = {name: float(name) for name in ("NaN", "Infinity", "-Infinity", "+Infinity")} | {
     "+INF": float("inf"),
@@ -72,11 +72,11 @@ NAMED_NUMBERS = {name: float(name) for name in ("NaN", "Infinity", "-Infinity", 
 
 
 class NoValue(ValueError):
-    """A text does not say exactly what a type can hold."""
+    """A text is no exact value of a type; the message is the reason."""
 
 
 def parser_of(kind: T.DataType, time_zone: str) -> Callable[[str], Any]:
-    """Return what makes a value of a type without parts, as Arrow takes it, of its text."""
+    """Return a parser of a scalar type, which returns values as Arrow takes them."""
     match kind:
         case T.StringType():
             return str
@@ -110,7 +110,7 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_whole(text: str, bits: int) -> int:
-    """Return a number of so many bits, its sign among them."""
+    """Parse a signed integer of `bits` bits."""
     if not _WHOLE.fullmatch(text):
         raise NoValue("it is no whole number")
     number = int(text)
@@ -120,7 +120,7 @@ def parse_whole(text: str, bits: int) -> int:
 
 
 def parse_floating(text: str, overflows: float) -> float:
-    """Return the nearest number, or an infinity only where one is named."""
+    """Parse a floating-point number, rounded to the nearest; infinity only if it is named."""
     if text in NAMED_NUMBERS:
         return NAMED_NUMBERS[text]
     if not _NUMBER.fullmatch(text):
@@ -139,7 +139,7 @@ def parse_base64(text: str) -> bytes:
 
 
 def parse_decimal(text: str, precision: int, scale: int) -> decimal.Decimal:
-    """Return the number; zeros at its end are no digits."""
+    """Parse a decimal; trailing zeros do not count as digits."""
     if not _NUMBER.fullmatch(text):
         raise NoValue("it is no number")
     sign, digits, exponent = decimal.Decimal(text).as_tuple()
@@ -148,18 +148,18 @@ def parse_decimal(text: str, precision: int, scale: int) -> decimal.Decimal:
     if not bare:
         return decimal.Decimal(0).scaleb(-scale)
     assert isinstance(exponent, int)
-    # Counted, and never scaled: of 1e999999999 that would take all memory.
+    # Digits are counted and the number is not scaled: scaling 1e999999999 would take all memory.
     exponent += len(all_digits) - len(all_digits.rstrip("0"))
     if len(bare) + exponent > precision - scale:
         raise NoValue("it has too many digits")
     if exponent < -scale:
-        raise NoValue("it has more digits behind the point")
+        raise NoValue("it has more digits after the point")
     number = decimal.Decimal((sign, tuple(map(int, bare)), exponent))
     return number.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACTLY)
 
 
 def parse_date(text: str) -> int:
-    """Return the days since 1970 of a year, a month or a day."""
+    """Parse a date, also a year or a month alone, as days since 1970."""
     parts = _DATE.fullmatch(text.strip(_EDGE))
     if parts is None:
         raise NoValue("it is more than a date, or none")
@@ -167,7 +167,7 @@ def parse_date(text: str) -> int:
 
 
 def parse_timestamp(text: str, time_zone: str) -> int:
-    """Return the microseconds since 1970 of a time; one without an offset or a zone is of `time_zone`."""
+    """Parse a time as microseconds since 1970; without an offset or zone it is in `time_zone`."""
     local, zone = _local_time(text)
     seconds, micros = divmod(local, _MICROS)
     offset = _offset_of(zone.strip() if zone else time_zone)
@@ -177,7 +177,7 @@ def parse_timestamp(text: str, time_zone: str) -> int:
 
 
 def parse_local_time(text: str) -> int:
-    """Return the microseconds since 1970 of a time without a zone."""
+    """Parse a time without a zone as microseconds since 1970."""
     local, zone = _local_time(text)
     if zone:
         raise NoValue("it has a zone")
@@ -191,13 +191,13 @@ def check_years(seconds: int) -> None:
 
 
 def check_time_zone(name: str) -> None:
-    """Raise NoValue unless times of this zone can be read."""
+    """Raise NoValue if the zone is unknown."""
     if _offset_of(name) is None:
         _rules_of(name)
 
 
 def parse_day_time(text: str, first: int, last: int) -> int:
-    """Return the microseconds of an interval with the units `first` to `last` of DAY to SECOND."""
+    """Parse an interval with the units `first` to `last` of DAY to SECOND as microseconds."""
     units = UNITS[first : last + 1]
     sign, body = _interval(text, units)
     form = r"([+-])?" + _PART[units[0]]
@@ -220,7 +220,7 @@ def parse_day_time(text: str, first: int, last: int) -> int:
 
 
 def parse_year_month(text: str, first: int, last: int) -> int:
-    """Return the months of an interval whose units are `first` to `last` of YEAR and MONTH."""
+    """Parse an interval with the units `first` to `last` of YEAR and MONTH as months."""
     units = ("YEAR", "MONTH")[first : last + 1]
     sign, body = _interval(text, units)
     parts = re.fullmatch(r"([+-])?([0-9]+)" + (r"-([0-9]+)" if len(units) == 2 else ""), body)
@@ -253,14 +253,14 @@ def _day(sign: str, year: str, month: str | None, day: str | None) -> int:
 
 
 def find_date(days: int) -> tuple[int, int, int]:
-    """Return the date so many days after 1970, in the calendar that is extended to all years."""
+    """Return year, month and day of a day since 1970, in the proleptic Gregorian calendar."""
     cycles, rest = divmod(days, _CYCLE_DAYS)
     day = dt.date.fromordinal(_EPOCH_DAY + rest)
     return day.year + cycles * _CYCLE_YEARS, day.month, day.day
 
 
 def write_number(number: int, least: int) -> str:
-    """Return a number as Java's formatter writes it: with its sign where it has more digits than letters."""
+    """Return a number as Java's formatter writes it: padded to `least` digits, with a plus if longer."""
     digits = str(abs(number)).rjust(least, "0")
     if number < 0:
         return f"-{digits}"
@@ -268,20 +268,20 @@ def write_number(number: int, least: int) -> str:
 
 
 def write_day(days: int) -> str:
-    """Return a day as Java writes it, also one of a year that Python has not."""
+    """Return a day as Java writes it, also in years that Python's date lacks."""
     year, month, day = find_date(days)
     return f"{write_number(year, 4)}-{month:02d}-{day:02d}"
 
 
 def _local_time(text: str) -> tuple[int, str | None]:
-    """Return the microseconds since 1970 by a clock, and the name of its zone if there is one."""
+    """Return the local time as microseconds since 1970, and the text of the zone if there is one."""
     parts = _TIME.fullmatch(text.strip(_EDGE))
     if parts is None:
         raise NoValue("it is no time with a date")
     days = _day(parts[1], parts[2], parts[3], parts[4])
     hour, minute, second = (int(parts[at] or 0) for at in (5, 6, 7))
     if hour > 23 or minute > 59 or second > 59:
-        raise NoValue("no clock shows it")
+        raise NoValue("it has no such hour, minute or second")
     fraction = parts[8] or ""
     if fraction[6:].strip("0"):
         raise NoValue("it is finer than a microsecond")
@@ -291,7 +291,7 @@ def _local_time(text: str) -> tuple[int, str | None]:
 
 @lru_cache(maxsize=256)
 def _offset_of(zone: str) -> int | None:
-    """Return the seconds by which a zone is always ahead of UTC; None if its clocks are set."""
+    """Return the offset of a fixed-offset zone in seconds; None if the zone has rules."""
     name = _SHORT_NAMES.get(zone, zone)
     if name == "Z":
         return 0
@@ -322,7 +322,7 @@ def _rules_of(zone: str) -> zoneinfo.ZoneInfo:
 
 
 def _offset_at(local_seconds: int, zone: str) -> int:
-    """Return by how many seconds a zone is ahead of UTC; of an hour that comes twice it is the first."""
+    """Return a zone's offset at a local time in seconds; the earlier one of an ambiguous time."""
     rules = _rules_of(zone.strip())
     local = dt.datetime(1970, 1, 1) + dt.timedelta(seconds=local_seconds)
     offset = local.replace(tzinfo=rules).utcoffset()
@@ -332,6 +332,6 @@ def _offset_at(local_seconds: int, zone: str) -> int:
     except OverflowError:
         raise NoValue("it is in no year from 1 to 9999") from None
     if shown != local:
-        # Spark would read one that is an hour later.
-        raise NoValue("no clock of its time zone has shown it")
+        # Spark would shift it by the length of the gap.
+        raise NoValue("its time zone skips this time")
     return int(offset.total_seconds())

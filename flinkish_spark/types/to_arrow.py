@@ -1,4 +1,4 @@
-"""Python values to Arrow columns, strictly: nothing is rounded, cut or converted silently."""
+"""Strict conversion of Python values to Arrow columns: nothing is silently rounded, cut or converted."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from flinkish_spark.types.row_form import RowForm
 REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
-class Nested(ABC):
-    """A type with structs somewhere in it; Arrow reads tuples for them by position, and no names."""
+class NestedType(ABC):
+    """A type that contains structs; Arrow reads structs from tuples by position, not by name."""
 
     @abstractmethod
     def is_plain(self, values: Iterable[Any]) -> bool:
-        """Return whether values can be left as they are; they may be, too, where the answer is no."""
+        """Return if values need no conversion; may return false for such values."""
 
     @abstractmethod
     def plain(self, value: Any) -> Any:
-        """Return a value, which is not None, with tuples for structs."""
+        """Return a value that is not None with structs as tuples."""
 
     def plain_all(self, values: Sequence[Any]) -> list[Any]:
         return [None if value is None else self.plain(value) for value in values]
 
 
 @functools.lru_cache(maxsize=256)
-def nested_of(kind: pa.DataType) -> Nested | None:
+def find_nested_type(kind: pa.DataType) -> NestedType | None:
     if pa.types.is_struct(kind):
         return _Struct(kind)
     if pa.types.is_map(kind):
-        key, item = nested_of(kind.key_type), nested_of(kind.item_type)
+        key, item = find_nested_type(kind.key_type), find_nested_type(kind.item_type)
         return None if key is None and item is None else _Map(key, item)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        each = nested_of(kind.value_type)
+        each = find_nested_type(kind.value_type)
         return None if each is None else _List(each)
     return None
 
 
-class _Struct(Nested):
+class _Struct(NestedType):
     def __init__(self, kind: pa.DataType) -> None:
         fields = list(kind)
         required = [field.name for field in fields if not field.nullable]
         self._form, self._width = RowForm([field.name for field in fields], required), len(fields)
-        inner = ((at, nested_of(field.type)) for at, field in enumerate(fields))
+        inner = ((at, find_nested_type(field.type)) for at, field in enumerate(fields))
         self._inner = [(at, one) for at, one in inner if one is not None]
 
     def is_plain(self, values: Iterable[Any]) -> bool:
@@ -90,8 +90,8 @@ class _Struct(Nested):
         return tuple(made)
 
 
-class _List(Nested):
-    def __init__(self, each: Nested) -> None:
+class _List(NestedType):
+    def __init__(self, each: NestedType) -> None:
         self._each = each
 
     def is_plain(self, values: Iterable[Any]) -> bool:
@@ -102,8 +102,8 @@ class _List(Nested):
         return [_plain_or_none(self._each, one) for one in value]
 
 
-class _Map(Nested):
-    def __init__(self, key: Nested | None, item: Nested | None) -> None:
+class _Map(NestedType):
+    def __init__(self, key: NestedType | None, item: NestedType | None) -> None:
         self._key, self._item = key, item
 
     def is_plain(self, values: Iterable[Any]) -> bool:
@@ -120,7 +120,7 @@ class _Map(Nested):
         return [(_plain_or_none(self._key, key), _plain_or_none(self._item, item)) for key, item in pairs]
 
 
-def _plain_or_none(nested: Nested | None, value: Any) -> Any:
+def _plain_or_none(nested: NestedType | None, value: Any) -> Any:
     return value if nested is None or value is None else nested.plain(value)
 
 
@@ -128,8 +128,8 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    #: The way to it: names of fields, `element` of a list, `value` of a map.
+class MissingValue:
+    #: The path to the null: names of fields, `element` of a list, `value` of a map.
     path: str
     row: int
 
@@ -137,8 +137,8 @@ class Missing:
         return f"field {self.path!r} is None and must not be null"
 
 
-def first_missing(field: T.StructField, column: pa.Array) -> Missing | None:
-    """Return a null of a field that must have none, or of a part of it; None if there is none."""
+def first_missing(field: T.StructField, column: pa.Array) -> MissingValue | None:
+    """Return the first null in a field or a part of it that must not be null; None if there is none."""
     if field.nullable and not has_required(field.dataType):
         return None
     return _missing(field.dataType, column, np.arange(len(column)), field.name, field.nullable)
@@ -153,15 +153,17 @@ def has_required(kind: T.DataType) -> bool:
     )
 
 
-def _missing(kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool) -> Missing | None:
-    """Return the first null; `rows` says which row of the whole each value is in."""
+def _missing(
+    kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_null: bool
+) -> MissingValue | None:
+    """Return the first forbidden null; `rows` are the values' rows in the whole column."""
     there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     if not may_be_null and len(there) < len(column):
         gap = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        return Missing(path, int(rows[gap]))
+        return MissingValue(path, int(rows[gap]))
     if not has_required(kind) or pa.types.is_null(column.type):
         return None
-    # What is taken begins at 0, and has none of the values below a null.
+    # `take` returns offsets from 0, and drops values below a null.
     column, rows = column.take(pa.array(there)), rows[there]
     match kind:
         case T.StructType():
@@ -181,26 +183,26 @@ def _missing(kind: T.DataType, column: pa.Array, rows: Array, path: str, may_be_
 
 def first_repeated(array: pa.Array) -> tuple[int, Any] | None:
     """Return the first row in which a map has a key twice, and that key; None if there is none."""
-    if repeated_key(array) is None:
+    if find_repeated_key(array) is None:
         return None
-    rows = ((at, repeated_key(array.slice(at, 1))) for at in range(len(array)))
+    rows = ((at, find_repeated_key(array.slice(at, 1))) for at in range(len(array)))
     return next((at, found[0]) for at, found in rows if found is not None)
 
 
-def repeated_key(array: pa.Array) -> tuple[Any] | None:
+def find_repeated_key(array: pa.Array) -> tuple[Any] | None:
     """Return a key that a map has twice, at any depth of an array; None if there is none."""
-    # Two keys of a dict may be one in the declared type: times of a day for a DATE, 0.1 and what a FLOAT
-    # makes of it. NaN is not looked at: whoever reads a map makes one key of it.
+    # Different keys of a dict may be equal in the declared type: times of one day as a DATE, or 0.1 and its
+    # rounded value as a FLOAT. Repeated NaN is allowed: readers of maps make one key of it.
     if not has_type(array.type, pa.types.is_map):
         return None
     kind = array.type
     if pa.types.is_struct(kind):
-        return next((found for one in array.flatten() if (found := repeated_key(one)) is not None), None)
+        return next((found for one in array.flatten() if (found := find_repeated_key(one)) is not None), None)
     if pa.types.is_map(kind):
         first, last = (int(array.offsets[at].as_py()) for at in (0, -1))
         keys, items = (part.slice(first, last - first) for part in (array.keys, array.items))
-        return _twice(keys, np.diff(array.offsets.to_numpy())) or repeated_key(items)
-    return repeated_key(array.flatten())
+        return _twice(keys, np.diff(array.offsets.to_numpy())) or find_repeated_key(items)
+    return find_repeated_key(array.flatten())
 
 
 def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
@@ -217,65 +219,71 @@ def _twice(keys: pa.Array, counts: np.ndarray[Any, Any]) -> tuple[Any] | None:
     return (keys[int(order[found[0]])].as_py(),) if len(found) else None
 
 
-# Arrow stores without a word: 1 for 1.5 within a list, a cut Decimal, a text as a list of its characters, a
-# number as microseconds, numpy's times as numbers, pandas' NaT as the first day of all, infinity for what no
-# float of four bytes holds; it leaves out pandas' nanoseconds and the zone of a time of day. So only classes
-# that are known to stay what they are go through.
+# Arrow silently stores 1 for 1.5 in a list, a cut Decimal, a text as a list of its characters, a number as
+# microseconds, numpy's times as numbers, pandas' NaT as the first day, and infinity for a number beyond
+# FLOAT; it drops pandas' nanoseconds and the zone of a time of day. So only classes that are known to be
+# stored unchanged are accepted.
 _FIRST_AND_LAST_YEAR = (datetime.MINYEAR, datetime.MAXYEAR)
-#: The greatest number of FLOAT; what is rounded down to it stays.
+#: The greatest FLOAT.
 _GREATEST_FLOAT = float(np.finfo(np.float32).max)
 BEYOND_FLOAT = "it is beyond what a FLOAT can be: declare DOUBLE"
 _WHOLE, _FLOATS = (int, np.integer), (float, np.floating)
-#: From here on a float may stand for several whole numbers.
+#: Below this, all whole numbers are exact as a float.
 _WHOLE_UP_TO = 1 << 53
-#: Numbers that may have a fraction without being floats, which Arrow cuts off at any depth.
+#: Classes of numbers, besides floats, whose fraction Arrow cuts off.
 _EXACT = (decimal.Decimal, fractions.Fraction)
-#: By its class it is a date.
+#: The class of pandas' NaT, which is a subclass of datetime.
 _NAT = type(pd.NaT)
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """A value that would be another one, and why."""
+class ValueChange:
+    """A value that Arrow would change, and how."""
 
     value: Any
     reason: str
 
 
-Check = Callable[[Sequence[Any]], Changed | None]
+Check = Callable[[Sequence[Any]], ValueChange | None]
 
 
 @functools.lru_cache(maxsize=256)
 def check_of(kind: pa.DataType) -> Check | None:
-    """Return what finds the first value of a column that a type would change; None if it changes none."""
+    """Return a function that finds the first value that a type would change; None if it changes none."""
     kinds = pa.types
     if kinds.is_list(kind) or kinds.is_large_list(kind):
-        return functools.partial(_in_lists, _within(kind.value_type))
+        return functools.partial(_check_lists, _find_inner_check(kind.value_type))
     if kinds.is_map(kind):
-        return functools.partial(_in_maps, _within(kind.key_type), _within(kind.item_type))
+        return functools.partial(
+            _check_maps, _find_inner_check(kind.key_type), _find_inner_check(kind.item_type)
+        )
     if kinds.is_struct(kind):
-        own = tuple((at, check) for at, one in enumerate(kind) if (check := _within(one.type)) is not None)
-        return functools.partial(_in_structs, kind.num_fields, own) if own else None
+        own = tuple(
+            (at, check) for at, one in enumerate(kind) if (check := _find_inner_check(one.type)) is not None
+        )
+        return functools.partial(_check_structs, kind.num_fields, own) if own else None
     if kinds.is_integer(kind):
         return _float_for_integer
     if kinds.is_floating(kind):
         return functools.partial(_no_float, kinds.is_float32(kind))
     if kinds.is_timestamp(kind):
-        local = functools.partial(_with_zone, "take it away with replace(tzinfo=None), or declare TIMESTAMP")
+        local = functools.partial(_check_zone, "take it away with replace(tzinfo=None), or declare TIMESTAMP")
         zone: Check = _find_beyond_utc if kind.tz is not None else local
         return _chain(_no_time(datetime.datetime), functools.partial(_too_fine, "nanosecond"), zone)
     if kinds.is_date(kind):
-        # Of a time it keeps the day, as Spark does.
+        # A datetime becomes its day, as in Spark.
         return _no_time(datetime.date)
     if kinds.is_duration(kind):
         return _chain(_no_time(datetime.timedelta), functools.partial(_too_fine, "nanoseconds"))
     if kinds.is_time(kind):
-        return _chain(_no_time(datetime.time), functools.partial(_with_zone, "a TIME has none: take it away"))
-    # Of the others Arrow refuses whatever it would change.
+        return _chain(
+            _no_time(datetime.time), functools.partial(_check_zone, "a TIME has none: take it away")
+        )
+    # For other types Arrow itself refuses values that it would change.
     return None
 
 
-def _within(kind: pa.DataType) -> Check | None:
+def _find_inner_check(kind: pa.DataType) -> Check | None:
     return _cut_for_integer if pa.types.is_integer(kind) else check_of(kind)
 
 
@@ -283,17 +291,17 @@ def _chain(*checks: Check) -> Check:
     return lambda values: next((found for check in checks if (found := check(values)) is not None), None)
 
 
-def _in_lists(check: Check | None, values: Sequence[Any]) -> Changed | None:
+def _check_lists(check: Check | None, values: Sequence[Any]) -> ValueChange | None:
     if (text := _first(values, (str, bytes, bytearray))) is not None:
-        return Changed(text, "a text is no list; each of its letters would be an element")
-    # Whatever else Arrow takes or refuses can be looked at once only.
-    return None if check is None else check(list(chain.from_iterable(_sized(values))))
+        return ValueChange(text, "a text is no list; each of its letters would be an element")
+    # Other values, such as iterators, can be iterated only once, so they are left to Arrow.
+    return None if check is None else check(list(chain.from_iterable(_keep_sized(values))))
 
 
-def _in_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> Changed | None:
+def _check_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> ValueChange | None:
     if keys is items is None:
         return None
-    pairs = [(one.items() if isinstance(one, dict) else one) for one in _sized(values)]
+    pairs = [(one.items() if isinstance(one, dict) else one) for one in _keep_sized(values)]
     found = [pair for pair in chain.from_iterable(pairs) if isinstance(pair, tuple) and len(pair) == 2]
     for at, check in enumerate((keys, items)):
         if check is not None and (changed := check([pair[at] for pair in found])) is not None:
@@ -301,8 +309,10 @@ def _in_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> 
     return None
 
 
-def _in_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Sequence[Any]) -> Changed | None:
-    # Rows of another width are refused with a reason of their own.
+def _check_structs(
+    width: int, checks: tuple[tuple[int, Check], ...], values: Sequence[Any]
+) -> ValueChange | None:
+    # Arrow refuses rows of another width.
     rows = [row for row in values if isinstance(row, tuple) and len(row) == width]
     for at, check in checks:
         if (changed := check([row[at] for row in rows])) is not None:
@@ -310,96 +320,100 @@ def _in_structs(width: int, checks: tuple[tuple[int, Check], ...], values: Seque
     return None
 
 
-def _float_for_integer(values: Sequence[Any]) -> Changed | None:
+def _float_for_integer(values: Sequence[Any]) -> ValueChange | None:
     wrong = _first(values, _FLOATS)
-    return _cut_for_integer(values) if wrong is None else Changed(wrong, "it is a float")
+    return _cut_for_integer(values) if wrong is None else ValueChange(wrong, "it is a float")
 
 
-def _cut_for_integer(values: Sequence[Any]) -> Changed | None:
+def _cut_for_integer(values: Sequence[Any]) -> ValueChange | None:
     if (strange := _first_strange(values, (*_WHOLE, *_FLOATS, *_EXACT))) is not None:
         return strange
     if _first(values, _FLOATS + _EXACT) is None:
         return None
     for value in values:
         if isinstance(value, _FLOATS) and not (value.is_integer() and abs(float(value)) < _WHOLE_UP_TO):
-            return Changed(value, "it is a float")
+            return ValueChange(value, "it is a float")
         is_fraction = isinstance(value, fractions.Fraction) and value.denominator != 1
-        # A decimal that is not finite is refused by Arrow.
+        # Arrow refuses a decimal that is not finite.
         is_decimal = isinstance(value, decimal.Decimal) and value.is_finite()
         if is_fraction or (is_decimal and value != value.to_integral_value()):
-            return Changed(value, "it is no whole number")
+            return ValueChange(value, "it is no whole number")
     return None
 
 
-def _no_float(is_single: bool, values: Sequence[Any]) -> Changed | None:
+def _no_float(is_single: bool, values: Sequence[Any]) -> ValueChange | None:
     if (strange := _first_strange(values, (*_WHOLE, *_FLOATS))) is not None:
         return strange
     if _first(values, (np.longdouble,)) is not None:
         for value in values:
             if isinstance(value, np.longdouble) and float(value) != value and value == value:
-                return Changed(value, "it has more digits than a DOUBLE")
+                return ValueChange(value, "it has more digits than a DOUBLE")
     for value in values if is_single else ():
         if isinstance(value, int | float) and _GREATEST_FLOAT < abs(value) < float("inf"):
-            return Changed(value, BEYOND_FLOAT)
+            return ValueChange(value, BEYOND_FLOAT)
     return None
 
 
 def _no_time(kind: type) -> Check:
-    def check(values: Sequence[Any]) -> Changed | None:
-        # It would be microseconds, or days; what people have at hand is seconds or milliseconds.
+    def check(values: Sequence[Any]) -> ValueChange | None:
+        # Arrow would take a number for microseconds or days; users mostly mean seconds or milliseconds.
         wrong = _first(values, (numbers.Number, _NAT))
         if wrong is None:
             return _first_strange(values, (kind,))
-        return Changed(wrong, f"it is {'no time: give None' if wrong is pd.NaT else 'a number, and no time'}")
+        return ValueChange(
+            wrong, f"it is {'no time: give None' if wrong is pd.NaT else 'a number, and no time'}"
+        )
 
     return check
 
 
-def _find_beyond_utc(values: Sequence[Any]) -> Changed | None:
+def _find_beyond_utc(values: Sequence[Any]) -> ValueChange | None:
     for value in values:
-        # The end of time in one zone, as in `datetime.max.replace(tzinfo=...)`, may be past it in UTC.
+        # The greatest local time, as in `datetime.max.replace(tzinfo=...)`, may be out of range in UTC.
         is_at_end = getattr(value, "year", None) in _FIRST_AND_LAST_YEAR
         if is_at_end and getattr(value, "tzinfo", None) is not None:
             try:
                 value.astimezone(datetime.UTC)
             except (OverflowError, ValueError):
-                return Changed(value, "in UTC it is beyond the years from 1 to 9999")
+                return ValueChange(value, "in UTC it is beyond the years from 1 to 9999")
     return None
 
 
-def _with_zone(what_to_do: str, values: Sequence[Any]) -> Changed | None:
+def _check_zone(what_to_do: str, values: Sequence[Any]) -> ValueChange | None:
     wrong = next((value for value in values if getattr(value, "tzinfo", None) is not None), None)
-    return None if wrong is None else Changed(wrong, f"it has a time zone: {what_to_do}")
+    return None if wrong is None else ValueChange(wrong, f"it has a time zone: {what_to_do}")
 
 
-def _too_fine(nanos: str, values: Sequence[Any]) -> Changed | None:
-    """Return the first value of pandas' that Arrow would cut to microseconds; `nanos` names what it has."""
+def _too_fine(nanos: str, values: Sequence[Any]) -> ValueChange | None:
+    """Return the first pandas value that Arrow would cut to microseconds; `nanos` is its attribute."""
     if any(hasattr(one, nanos) for one in set(map(type, values))):
         for value in values:
             if getattr(value, nanos, 0):
-                return Changed(value, "it has nanoseconds: cut them off with floor('us')")
+                return ValueChange(value, "it has nanoseconds: cut them off with floor('us')")
     return None
 
 
-def _first_strange(values: Sequence[Any], classes: tuple[type, ...]) -> Changed | None:
-    """Return the first value that is of none of the classes which are known to stay what they are."""
+def _first_strange(values: Sequence[Any], classes: tuple[type, ...]) -> ValueChange | None:
+    """Return the first value whose class is not known to be stored unchanged."""
     known = (*classes, type(None), pa.Scalar)
     for kind in set(map(type, values)):
-        # Among numpy's whole numbers there are its spans of time.
+        # numpy's timedelta64 is a subclass of its signed integers.
         if not issubclass(kind, known) or issubclass(kind, np.timedelta64):
             wrong = next(value for value in values if type(value) is kind)
-            return Changed(wrong, f"a {kind.__module__}.{kind.__qualname__} is not known to stay what it is")
+            return ValueChange(
+                wrong, f"a {kind.__module__}.{kind.__qualname__} is not known to be stored unchanged"
+            )
     return None
 
 
 def _first(values: Sequence[Any], classes: tuple[type, ...]) -> Any:
-    # Mostly there is one class in a column: its classes are looked at before its values.
+    # A column mostly has one class, so its classes are checked before its values.
     if not any(issubclass(one, classes) for one in set(map(type, values))):
         return None
     return next(value for value in values if isinstance(value, classes))
 
 
-def _sized(values: Sequence[Any]) -> list[Any]:
+def _keep_sized(values: Sequence[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, Sized)]
 
 
@@ -407,31 +421,31 @@ class ValueMismatch(ValueError):
     """A value does not fit the declared type; `value` is the first that does not."""
 
     def __init__(self, value: Any, kind: pa.DataType, reason: str) -> None:
-        # Arrow says the value, too.
-        super().__init__(f"type {kind} cannot hold {shown(value)}: {reason:.{_MOST_SHOWN}}")
+        # Arrow's reason repeats the value, so it is shortened.
+        super().__init__(f"type {kind} cannot hold {show_value(value)}: {reason:.{_MOST_SHOWN}}")
         self.value = value
 
 
 class ColumnTooLarge(ValueMismatch):
-    """The values of a column take more together than a column of Arrow's holds; none of them is wrong."""
+    """The values of a column are together larger than an Arrow column can be; none of them is wrong."""
 
     def __init__(self, kind: pa.DataType) -> None:
         ValueError.__init__(
             self, f"values of the type {kind} that take more than 2 GiB together, Arrow's limit for a column"
         )
-        #: No value that anybody has.
+        #: Equal to no value of the column.
         self.value = object()
 
 
-def shown(value: Any) -> str:
-    """Return a value as errors show it: of a long text, or of many bytes, the beginning."""
+def show_value(value: Any) -> str:
+    """Return a value for an error message; long texts and bytes are shortened."""
     if isinstance(value, str | bytes | bytearray) and len(value) > _MOST_SHOWN:
         unit = "characters" if isinstance(value, str) else "bytes"
         return f"{value[:_MOST_SHOWN]!r}... ({len(value):,} {unit})"
     return f"{value!r}"
 
 
-#: Of offsets in a column.
+#: Greatest offset in a column.
 _MOST_BYTES = 2**31 - 2
 _MOST_SHOWN = 200
 
@@ -440,9 +454,9 @@ def strict_array(column: Sequence[Any], kind: pa.DataType) -> pa.Array:
     plain = _plain(column, kind) if pa.types.is_nested(kind) else column
     check = check_of(kind)
     if check is not None and (changed := check(plain)) is not None:
-        raise _changed(column, plain, kind, check, changed)
+        raise _to_mismatch(column, plain, kind, check, changed)
     if pa.types.is_map(kind) and _bytes_in_maps(plain, kind) > _MOST_BYTES:
-        # Arrow ends the process over these.
+        # Arrow would crash the process.
         raise ColumnTooLarge(kind)
     try:
         array = pa.array(plain, type=kind)
@@ -468,18 +482,18 @@ def _bytes_in_maps(maps: Sequence[Any], kind: pa.MapType) -> int:
     return sum(len(item) for own in values for item in own if isinstance(item, Sized))
 
 
-def _changed(
-    column: Sequence[Any], plain: Sequence[Any], kind: pa.DataType, check: Check, changed: Changed
+def _to_mismatch(
+    column: Sequence[Any], plain: Sequence[Any], kind: pa.DataType, check: Check, changed: ValueChange
 ) -> ValueMismatch:
     if not pa.types.is_nested(kind):
         return ValueMismatch(changed.value, kind, changed.reason)
-    # As it was given, so that whoever has the column finds its row.
+    # The value as it was given, so that the caller can find its row.
     whole = next(given for given, one in zip(column, plain, strict=True) if check([one]) is not None)
-    return ValueMismatch(whole, kind, f"{shown(changed.value)} in it: {changed.reason}")
+    return ValueMismatch(whole, kind, f"{show_value(changed.value)} in it: {changed.reason}")
 
 
 def _plain(column: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
-    nested = nested_of(kind)
+    nested = find_nested_type(kind)
     if nested is None or nested.is_plain(column):
         return column
     try:
@@ -502,7 +516,7 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def first_refused(count: int, make: Callable[[int], object]) -> int | None:
-    """Return the first row that is refused when the rows up to it are converted; None if none is."""
+    """Return the first row at which the conversion of rows fails; None if it does not."""
     fits, fails = 0, count + 1
     while fails - fits > 1:
         middle = (fits + fails) // 2
@@ -520,6 +534,6 @@ def first_valid(column: pa.Array) -> int | None:
 
 
 def first_of(column: pa.Array) -> str:
-    """Return how the first value that is not null is shown behind an error; nothing if all are."""
+    """Return the first value that is not null as a suffix for an error message; empty if all are null."""
     at = first_valid(column)
     return "" if at is None else f": {column[at].as_py()!r:.200}"

@@ -1,4 +1,4 @@
-"""Arrow columns to Python values, which are as they were whatever becomes of them later."""
+"""Conversion of Arrow columns to Python values, and copying of values that functions may change."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def to_values(column: pa.Array) -> list[Any]:
         listed: list[Any] = column.to_pylist()
         return listed
     make = next(make for is_of, make in _NESTED if is_of(kind))
-    return _with_nulls(make(column), column) if nulls else make(column)
+    return _set_nulls(make(column), column) if nulls else make(column)
 
 
-def _with_nulls(values: list[Any], column: pa.Array) -> list[Any]:
+def _set_nulls(values: list[Any], column: pa.Array) -> list[Any]:
     for at in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
         values[at] = None
     return values
@@ -52,12 +52,12 @@ def _timestamps(column: pa.Array) -> list[Any]:
     micros = column.cast(pa.timestamp("us")) if column.type.unit != "us" else column
     numbers = micros.cast(pa.int64()).fill_null(0).to_numpy()
     if len(numbers) and not _FIRST_MICROS <= numbers.min() <= numbers.max() <= _LAST_MICROS:
-        # Numpy would give a number in the place of a datetime.
+        # numpy would return a number instead of a datetime.
         wrong = numbers[(numbers < _FIRST_MICROS) | (numbers > _LAST_MICROS)][0]
         raise OverflowError(f"{wrong} microseconds from 1970 on are beyond the years from 1 to 9999")
     plain = numbers.astype("datetime64[us]").tolist()
     values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
-    return _with_nulls(values, column) if column.null_count else values
+    return _set_nulls(values, column) if column.null_count else values
 
 
 def _lists(column: pa.ListArray) -> list[Any]:
@@ -70,16 +70,16 @@ def _maps(column: pa.MapArray) -> list[Any]:
     first, bounds = _bounds(column)
     keys, items = (to_values(part.slice(first, bounds[-1])) for part in (column.keys, column.items))
     if pa.types.is_floating(column.type.key_type):
-        keys = _with_one_nan(keys, bounds)
+        keys = _unify_nans(keys, bounds)
     found = [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in pairwise(bounds)]
     if sum(map(len, found)) < len(keys):
-        # Some key is there twice: let Arrow say so.
+        # A map has a key twice: Arrow raises the error.
         column.to_pylist(maps_as_pydicts="strict")
     return found
 
 
-def _with_one_nan(keys: list[Any], bounds: list[int]) -> list[Any]:
-    """Return keys of which a NaN can be looked for, by `math.nan`; of several in a map the last one."""
+def _unify_nans(keys: list[Any], bounds: list[int]) -> list[Any]:
+    """Replace the last NaN key of each map by `math.nan`, so that it can be looked up."""
     places = [at for at, key in enumerate(keys) if key != key]
     for at, after in pairwise([*places, len(keys)]):
         if bisect_right(bounds, at) != bisect_right(bounds, after):
@@ -99,8 +99,8 @@ def _bounds(column: Any) -> tuple[int, list[int]]:
     return first, (offsets - first).tolist()
 
 
-# `to_pylist(maps_as_pydicts="strict")` makes the same, but in PyArrow 26 an Arrow scalar of each value on the
-# way, which takes up to twenty times as long: so types with maps are taken apart here.
+# `to_pylist(maps_as_pydicts="strict")` gives the same, but PyArrow 26 creates an Arrow scalar for each value,
+# which takes up to twenty times as long. So types with maps are converted here.
 _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]], ...] = (
     (pa.types.is_list, _lists),
     (pa.types.is_large_list, _lists),
@@ -109,12 +109,12 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], list[Any]]],
 )
 
 
-# A function may change what it is given, and go on with what it has emitted or put. So what has an owner goes
-# to a second one as a copy: an element to each of its windows, a row to each of its pairs, an event to each
-# condition and match. Values that cannot change are the objects they were.
-Take = Callable[[Any], Any]
+# A function may change its arguments, and values that it has emitted or stored. So a value that goes to a
+# second owner is copied: an element for each of its windows, a row for each of its pairs, an event for each
+# condition and match. Immutable values are not copied.
+Copier = Callable[[Any], Any]
 
-#: Of their values some can change; of BINARY those that functions make, as bytearrays.
+#: Types with mutable values; a function may return a bytearray for BINARY.
 _CHANGEABLE = (T.ArrayType, T.MapType, T.StructType, T.BinaryType)
 
 _PLAIN: frozenset[type] = frozenset(
@@ -125,58 +125,59 @@ _PLAIN: frozenset[type] = frozenset(
 )  # fmt: skip
 
 
-def taken(value: Any) -> Any:
-    """Return a value that does not change with this one: itself if nothing in it can change."""
-    how = _HOW.get(type(value))
+def copy_if_mutable(value: Any) -> Any:
+    """Return a deep copy of a value; the value itself if nothing in it is mutable."""
+    how = _COPIERS.get(type(value))
     if how is None:
-        how = _HOW[type(value)] = _how_to_take(type(value))
+        how = _COPIERS[type(value)] = _find_copier(type(value))
     return how(value)
 
 
-def taking(fields: T.StructType) -> Take:
-    return _flat_taken if is_flat(fields) else taken
+def copier_of(fields: T.StructType) -> Copier:
+    return _copy_unless_tuple if is_flat(fields) else copy_if_mutable
 
 
 def is_flat(fields: T.StructType) -> bool:
     return not any(isinstance(one.dataType, _CHANGEABLE) for one in fields)
 
 
-def owned(made: Any, *given: Any) -> Any:
-    """Return what a function has made of what it was given, as a value that nobody else has."""
-    # What it was given is its own: that, and parts of it, are not copied.
+def copy_result(made: Any, *given: Any) -> Any:
+    """Return a function's result, copied unless the result or its parts are those that it was given."""
+    # What the function was given belongs to the result alone, so it is not copied.
     for one in given:
         if made is one:
             return made
     if not isinstance(made, tuple):
-        return taken(made)
+        return copy_if_mutable(made)
     own = {id(part) for one in given if isinstance(one, tuple) for part in one}
-    return _with_parts(made, [part if id(part) in own else taken(part) for part in made])
+    return _replace_parts(made, [part if id(part) in own else copy_if_mutable(part) for part in made])
 
 
-def _flat_taken(row: Any) -> Any:
-    # Nothing in it can change, if it is as it was declared.
-    return row if isinstance(row, tuple) else taken(row)
+def _copy_unless_tuple(row: Any) -> Any:
+    # A tuple of the declared types has only immutable values.
+    return row if isinstance(row, tuple) else copy_if_mutable(row)
 
 
-def _how_to_take(kind: type) -> Take:
+def _find_copier(kind: type) -> Copier:
     if kind in _PLAIN or issubclass(kind, (int, str, float, bytes, enum.Enum)):
         return as_it_is
     if issubclass(kind, tuple):
         return _tuple
     if kind is list:
-        return lambda value: list(map(taken, value))
+        return lambda value: list(map(copy_if_mutable, value))
     if kind is dict:
-        return lambda value: {key: taken(one) for key, one in value.items()}
+        return lambda value: {key: copy_if_mutable(one) for key, one in value.items()}
     if not dataclasses.is_dataclass(kind):
         return _copy
     if _is_all_in_dict(kind):
         return _plain_instance
-    # Copied by code of the user's, where the class has it; what takes rows goes through many at once.
+    # Runs the user's code if the class defines how it is copied, so a StopIteration must not end the caller's
+    # loop.
     return called(_instance)
 
 
 def _is_all_in_dict(kind: type) -> bool:
-    """Return whether a class leaves to Python what an instance has and how it is copied."""
+    """Return if a class has only `__dict__` and Python's default way of copying."""
     own = ("__copy__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__slots__")
     names = {name for base in kind.__mro__[:-1] for name in vars(base)}
     of_object = ("__reduce__", "__reduce_ex__", "__new__")
@@ -189,7 +190,7 @@ def _plain_instance(value: Any) -> Any:
     parts.update(value.__dict__)
     if not _PLAIN.issuperset(map(type, parts.values())):
         for name, part in value.__dict__.items():
-            parts[name] = taken(part)
+            parts[name] = copy_if_mutable(part)
     return made
 
 
@@ -200,10 +201,10 @@ def as_it_is(value: Any) -> Any:
 def _tuple(value: Any) -> Any:
     if _PLAIN.issuperset(map(type, value)):
         return value
-    return _with_parts(value, list(map(taken, value)))
+    return _replace_parts(value, list(map(copy_if_mutable, value)))
 
 
-def _with_parts(value: Any, parts: list[Any]) -> Any:
+def _replace_parts(value: Any, parts: list[Any]) -> Any:
     kind = type(value)
     if all(one is other for one, other in zip(parts, value, strict=True)):
         return value
@@ -217,9 +218,9 @@ def _instance(value: Any) -> Any:
     made = copy.copy(value)
     for field in dataclasses.fields(value):
         before = getattr(value, field.name, None)
-        now = taken(before)
+        now = copy_if_mutable(before)
         if now is not before:
-            # A frozen one lets nobody else do it.
+            # Also works for a frozen dataclass.
             object.__setattr__(made, field.name, now)
     return made
 
@@ -228,8 +229,8 @@ def _copy(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception:
-        # What cannot be copied is no row; whoever writes it says so, and names it.
+        # A value that cannot be copied is no valid row; writing it raises an error that names it.
         return value
 
 
-_HOW: dict[type, Take] = dict.fromkeys(_PLAIN, as_it_is)
+_COPIERS: dict[type, Copier] = dict.fromkeys(_PLAIN, as_it_is)

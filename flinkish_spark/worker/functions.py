@@ -37,7 +37,7 @@ from flinkish_spark.transport.columns import CHANNEL, KIND, SEQUENCE, TIME, Kind
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
 from flinkish_spark.types.schemas import PREFIX
-from flinkish_spark.types.to_python import taken, taking
+from flinkish_spark.types.to_python import copier_of, copy_if_mutable
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.keyed_operator import OperatorFailed
 from flinkish_spark.worker.time import are_records
@@ -199,7 +199,7 @@ class ExpandRows:
         made: list[Any] = []
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         call, at = self._call(batch), -1
-        take = taking(self.output)
+        take = copier_of(self.output)
         try:
             for at, record in enumerate(records_of(batch)):
                 before = len(made)
@@ -239,7 +239,7 @@ class ProcessRows(ExpandRows):
         def rows(at: int, record: Any) -> Iterable[Any]:
             context.at, context.emitted = at, {}
             # Whatever is read, the function runs to its end: what it emits where may depend on it.
-            main = list(map(taken, elements_of(self.function.call(record, context) or ())))
+            main = list(map(copy_if_mutable, elements_of(self.function.call(record, context) or ())))
             return main if self.side is None else context.emitted.get(self.side, ())
 
         return rows
@@ -267,7 +267,7 @@ class _Context:
         return micro_batch_of_task()
 
     def output(self, tag: OutputTag, value: Any) -> None:
-        self.emitted.setdefault(tag_name(tag), []).append(taken(value))
+        self.emitted.setdefault(tag_name(tag), []).append(copy_if_mutable(value))
 
 
 @dataclass(frozen=True)

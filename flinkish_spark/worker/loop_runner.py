@@ -40,7 +40,7 @@ from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
-from flinkish_spark.types.to_python import Take, taken, taking, to_values
+from flinkish_spark.types.to_python import Copier, copier_of, copy_if_mutable, to_values
 from flinkish_spark.windows.functions import KeyAndWindowBounds, WindowBounds
 from flinkish_spark.windows.time_window import NoEventTime, TimeWindow
 from flinkish_spark.worker.runners import (
@@ -65,7 +65,7 @@ class SideRows:
 
     def put(self, tag: OutputTag, value: Any, time_ms: int | None, blame: Blame) -> None:
         name = tag_name(tag)
-        self._emitted.side.setdefault(name, []).append((taken(value), time_ms))
+        self._emitted.side.setdefault(name, []).append((copy_if_mutable(value), time_ms))
         self._blame.setdefault(name, []).append(blame)
 
     def divide(self) -> None:
@@ -101,7 +101,9 @@ class WindowCalls:
         self._timers.watermark_ms, self._timers.processing_time_ms = watermark_ms, processing_time_ms
         self._sides = sides
 
-    def fire(self, folding: Folding, window: OpenWindow, key: Any, take: Take, blame: Blame) -> Iterable[Any]:
+    def fire(
+        self, folding: Folding, window: OpenWindow, key: Any, take: Copier, blame: Blame
+    ) -> Iterable[Any]:
         """Return what the function makes of a window, which is cleared then; nothing of an empty one."""
         self._blame = blame
         self._firing.window = TimeWindow(window.start_ms, window.end_ms)
@@ -126,7 +128,7 @@ class ResultWriter:
     ) -> None:
         self._then, self._clock, self._writer = then, clock, RowWriter.of(output)
         #: Makes a result that does not change behind the call that has made it.
-        self.take: Take = taking(output)
+        self.take: Copier = copier_of(output)
 
     def write(
         self,

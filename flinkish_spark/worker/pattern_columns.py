@@ -41,7 +41,7 @@ from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.arrow_types import as_schema
-from flinkish_spark.types.to_python import Take, to_values
+from flinkish_spark.types.to_python import Copier, to_values
 from flinkish_spark.worker.runners import ElementRunner, InputRows, OutRows, RowShape, runs
 from flinkish_spark.worker.timed_runner import TimedRunner, timed_runner
 
@@ -113,7 +113,7 @@ class _Paths:
     """What matches of one pattern have taken, made when it is asked for: it lives as long as one call."""
 
     def __init__(
-        self, number: int, worked: _Worked, found: Found, gather: Callable[[Any], Any], take: Take | None
+        self, number: int, worked: _Worked, found: Found, gather: Callable[[Any], Any], take: Copier | None
     ) -> None:
         chains, stages = worked.outcome.chains, worked.search.automaton.stages
         last = np.flatnonzero(found.stages != NONE)

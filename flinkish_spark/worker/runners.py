@@ -32,7 +32,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, block_schema
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
-from flinkish_spark.types.to_python import taking
+from flinkish_spark.types.to_python import copier_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ class ElementRunner(GroupRunner):
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, shape: RowShape
     ) -> None:
         self._shape, self._operator = shape, operator
-        self._run = GroupRun(operator, uid, max_parallelism, taking(shape.outputs[0]))
+        self._run = GroupRun(operator, uid, max_parallelism, copier_of(shape.outputs[0]))
         self.counts: dict[str, int] = {}
         self.layout = GroupLayout.of(self._run.states, shape.key_types)
         self._readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.orders import Total, expected_totals
-from flinkish_spark import ForeachCheckpointSink, ForeachSink, MemorySink, PrintSink, WithDeadLetters
+from flinkish_spark import ForeachCheckpointSink, ForeachSink, MemorySink, PrintSink, SinkWithDeadLetters
 from flinkish_spark.contracts.sink import Sink
 from tests.crash.families_rig import Servers
 from tests.crash.sweep.looking import TABLE
@@ -117,7 +117,7 @@ class Branches:
         own: dict[str, Callable[[], Sink]] = {
             "foreach": lambda: ForeachSink(self.called.each),
             "foreach-checkpoint": lambda: ForeachCheckpointSink(self.called.together),
-            "letters": lambda: WithDeadLetters(
+            "letters": lambda: SinkWithDeadLetters(
                 self._ledger.sink(picky(sqlite_sink_class(), _REFUSED)), self._letters
             ),
             "memory": lambda: self.memory,

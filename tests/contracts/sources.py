@@ -224,7 +224,7 @@ class Inputs:
                 {"id": Counting()}, records=LINES, splits=PARTITIONS, rate=_SLOW
             ),
             "collection": lambda: CollectionSource(self.lines[uid]["all"], "value STRING"),
-            "hybrid": lambda: HybridSource(history, *map(self._source, PARTS or ("own-topic",))).limited(
+            "hybrid": lambda: HybridSource(history, *map(self._source, PARTS or ("own-topic",))).limit_rate(
                 _LESS_SLOW
             ),
             "own-topic": lambda: KafkaRecordsSource(self._servers, [self._topics["hybrid"]]),

@@ -38,10 +38,10 @@ from flinkish_spark import (
     ParticipantStatistics,
     PrintSink,
     RestoreSettings,
+    SinkWithDeadLetters,
     StreamExecutionEnvironment,
     TaskState,
     TwoPhaseCommitSink,
-    WithDeadLetters,
 )
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -149,7 +149,7 @@ class Script:
         assert not stumbling.left and not self._failing.is_armed
         self._note("failure")
         called = self._branches.called
-        self.run.by_checkpoint = self._branches.memory.by_checkpoint()
+        self.run.by_checkpoint = self._branches.memory.rows_by_checkpoint()
         self.run.again, self.run.told_each = list(called.again), called.rows_by_checkpoint()
 
     def _measure(self, client: JobClient) -> None:
@@ -243,7 +243,7 @@ def test_no_sink_is_missing() -> None:
     public = {getattr(flinkish_spark.sinks, name) for name in dir(flinkish_spark.sinks)}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Sink)}
     known = {DeltaSink, FileSink, ForeachCheckpointSink, ForeachSink, JdbcSink, KafkaSink, MemorySink}
-    assert kinds == known | {PrintSink, TwoPhaseCommitSink, WithDeadLetters}
+    assert kinds == known | {PrintSink, TwoPhaseCommitSink, SinkWithDeadLetters}
 
 
 @pytest.mark.parametrize("phase", PHASES)

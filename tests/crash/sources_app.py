@@ -64,10 +64,10 @@ class Books(SplitSource):
     def read(self, split: str, start: int, end: int) -> Iterator[tuple[str, str]]:
         return ((split, line) for line in self._lines(split)[start:end])
 
-    def committed(self, offsets: Mapping[str, Any]) -> None:
+    def on_commit(self, offsets: Mapping[str, Any]) -> None:
         self._note("committed", offsets)
 
-    def released(self, offsets: Mapping[str, Any]) -> None:
+    def on_release(self, offsets: Mapping[str, Any]) -> None:
         self._note("released", offsets)
 
     def _lines(self, split: str) -> list[str]:
@@ -106,7 +106,7 @@ def sources_in(directory: Path, port: int) -> dict[str, Any]:
         {"id": Counting()}, seed=3, splits=MADE_SPLITS, rate=RateLimit(records_per_second=200)
     )
     socket = SocketTextSource("127.0.0.1", port, max_retries=UNLIMITED, retry_delay_ms=100)
-    books = Books(directory / "books").limited(RateLimit(records_per_batch=200))
+    books = Books(directory / "books").limit_rate(RateLimit(records_per_batch=200))
     return {"files": files, "socket": socket, "made": made, "books": books}
 
 

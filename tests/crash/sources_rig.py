@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkish_spark.connectors.socket import SocketLogReader
-from flinkish_spark.connectors.splits import logged_positions, lowest_offsets
+from flinkish_spark.connectors.splits import find_scan_positions, lowest_offsets
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore
@@ -163,7 +163,7 @@ class Left:
         """Return how far the newest checkpoint has read a source, by split."""
         newest = JobDir(LocalStore(self._directory / "job")).newest_commit()
         assert newest is not None
-        return lowest_offsets(logged_positions(LoggedOffsets.parse(newest.offsets_text), uid))
+        return lowest_offsets(find_scan_positions(LoggedOffsets.parse(newest.offsets_text), uid))
 
     def told(self, what: str) -> list[dict[str, int]]:
         """Return what the books were told of checkpoints, in order."""

@@ -37,9 +37,10 @@ from flinkish_spark import (
     MapStateDescriptor,
     Outcome,
     OutputTag,
-    RecordRefused,
     ReducingStateDescriptor,
+    RefusedRecordError,
     RestoreSettings,
+    SinkWithDeadLetters,
     StateTtl,
     StreamExecutionEnvironment,
     TimeDomain,
@@ -47,7 +48,6 @@ from flinkish_spark import (
     ValueStateDescriptor,
     VectorizedProcessFunction,
     WatermarkStrategy,
-    WithDeadLetters,
 )
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.operators.vectorized import sum_by_key
@@ -259,7 +259,7 @@ class Ledger(TwoPhaseCommitSink):
 
     def write(self, handle: Any, record: Any) -> None:
         if record.total % REFUSED_ONE_IN == 0:
-            raise RecordRefused("divisible")
+            raise RefusedRecordError("divisible")
         handle.write(json.dumps(list(record)) + "\n")
 
     def flush(self, handle: Any) -> Any:
@@ -344,7 +344,7 @@ def build(
     near = by_user.interval_join(by_payer, lower_ms=0, upper_ms=NEAR_MS, uid="near")
     paid = near.key_by("user").process(Totals(), output="user STRING, n LONG, total LONG", uid="paid")
     refused = FileSink(str(out / "refused"), FileFormat.JSON)
-    paid.sink_to(WithDeadLetters(Ledger(out / "ledger"), refused), uid="ledger")
+    paid.sink_to(SinkWithDeadLetters(Ledger(out / "ledger"), refused), uid="ledger")
     return env
 
 

@@ -20,7 +20,7 @@ from flinkish_spark.contracts.sink import StageRequest
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from tests.support.sinks import sink_context_of
 
 JOB = JobUuid("d" * 32)
@@ -92,14 +92,14 @@ class DeltaRig:
 
     def stage_frame(self, batch: int, frame: Any, count: int) -> list[Committable]:
         # Maps have no hash.
-        hashed = F.xxhash64(F.to_json(F.struct(*[F.col(quoted(n)) for n in frame.columns])))
+        hashed = F.xxhash64(F.to_json(F.struct(*[F.col(quote_name(n)) for n in frame.columns])))
         control = [
             F.lit(int(C.Kind.RECORD)).alias(C.KIND),
             F.lit(0).cast("long").alias(C.CHECKPOINT),
             F.lit(0).cast("long").alias(C.CHANNEL),
             hashed.alias(C.HASH),
         ]
-        rows = frame.select(*control, *[F.col(quoted(n)) for n in frame.columns])
+        rows = frame.select(*control, *[F.col(quote_name(n)) for n in frame.columns])
         request = StageRequest(
             rows, Lineage(0), BatchId(batch), next(self._blocks), CheckpointId(1), lambda: count
         )

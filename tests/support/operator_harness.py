@@ -38,10 +38,10 @@ from flinkish_spark.testing.program_harness import Output
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, in_order
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.hints import declared_type
+from flinkish_spark.types.hints import to_data_type
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.to_arrow import strict_array
-from flinkish_spark.types.to_python import taken
+from flinkish_spark.types.to_python import copy_if_mutable
 from flinkish_spark.windows.spec import WindowSpec
 from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.runners import (
@@ -142,7 +142,7 @@ class OperatorHarness:
             for group, own in sorted(by_group.items()):
                 keys = [self._key(value) for value, _ in own]
                 # What a function does to an element is not done to the test's.
-                values = [taken(value) for value, _ in own]
+                values = [copy_if_mutable(value) for value, _ in own]
                 given = Elements(keys, values, [time for _, time in own], source)
                 self._step(group, [given], self._progress(self._watermark_ms))
 
@@ -427,7 +427,7 @@ class VectorizedHarness(ColumnsHarness):
 
 
 def _fields(given: OutputType) -> T.StructType:
-    parsed = declared_type(given)
+    parsed = to_data_type(given)
     assert isinstance(parsed, T.StructType)
     return parsed
 
@@ -506,7 +506,7 @@ class BroadcastHarness(OperatorHarness):
         for partition, copy in enumerate(self._copies):
             side.begin(copy)
             if broadcast:
-                own_values = list(map(taken, values))
+                own_values = list(map(copy_if_mutable, values))
                 given = Elements(values, own_values, times)
                 self._collect(side.process((Elements((), ()), given), progress))
             self._copies[partition] = side.dump() or copy
@@ -515,7 +515,9 @@ class BroadcastHarness(OperatorHarness):
                 if group % len(self._copies) == partition:
                     own = by_group.get(group, [])
                     keys = [self._key(value) for value, _ in own]
-                    given = Elements(keys, [taken(value) for value, _ in own], [time for _, time in own])
+                    given = Elements(
+                        keys, [copy_if_mutable(value) for value, _ in own], [time for _, time in own]
+                    )
                     self._step(group, [given], progress)
 
     def _wake_all(self, progress: Progress) -> None:

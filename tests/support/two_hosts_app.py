@@ -26,11 +26,11 @@ from flinkish_spark import (
     MapFunction,
     NoRestart,
     Outcome,
-    RecordRefused,
+    RefusedRecordError,
+    SinkWithDeadLetters,
     StreamExecutionEnvironment,
     TwoPhaseCommitSink,
     ValueStateDescriptor,
-    WithDeadLetters,
 )
 from flinkish_spark.bridge.session import configure_spark_with_jars
 from flinkish_spark.core.store import ObjectMissing
@@ -97,7 +97,7 @@ class ObjectsSink(TwoPhaseCommitSink):
 
     def write(self, handle, record):
         if record.total % REFUSED == 0:
-            raise RecordRefused(f"{REFUSED} divides {record.total}")
+            raise RefusedRecordError(f"{REFUSED} divides {record.total}")
         handle[1].append((record.user, record.total))
 
     def flush(self, handle):
@@ -132,7 +132,7 @@ def add_families(stream: DataStream, bucket: StoreSpec, servers: str, target: st
     stream.sink_to(table, uid="jdbc")
     letters = KafkaSink(servers, f"letters-{target}", value=Json())
     objects = ObjectsSink(bucket.below("objects"))
-    stream.sink_to(WithDeadLetters(objects, dead_letters=letters), uid="objects")
+    stream.sink_to(SinkWithDeadLetters(objects, dead_letters=letters), uid="objects")
 
 
 def main() -> None:

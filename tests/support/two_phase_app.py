@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark import RecordRefused
+from flinkish_spark import RefusedRecordError
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.testing.crash_points import KillAt, KillPoint, kill_process_group
@@ -87,7 +87,7 @@ def picky(kind: Any, divisor: int, **more: Any) -> Any:
 
     def write(self: Any, handle: Any, record: Any) -> None:
         if record.total % divisor == 0:
-            raise RecordRefused(f"{record.total} is refused")
+            raise RefusedRecordError(f"{record.total} is refused")
         kind.write(self, handle, record)
 
     return type("PickySink", (kind,), {"write": write, **more})

@@ -40,7 +40,7 @@ from flinkish_spark.connectors.delta.table import (
 from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER
 from flinkish_spark.core.changelogs import RowKind
 from flinkish_spark.core.errors import raise_translated
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 
 _CONTROL = (
     T.StructField(BATCH, T.LongType()),
@@ -54,10 +54,13 @@ def key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
     if not isinstance(mode, Upsert):
         return
     for key in mode.keys:
-        yield f"the key {key} IS NOT NULL", F.col(quoted(key)).isNotNull()
+        yield f"the key {key} IS NOT NULL", F.col(quote_name(key)).isNotNull()
     if mode.row_kind is not None:
         kinds = [kind.value for kind in RowKind]
-        yield f"the row kind {mode.row_kind} IN {', '.join(kinds)}", F.col(quoted(mode.row_kind)).isin(*kinds)
+        yield (
+            f"the row kind {mode.row_kind} IN {', '.join(kinds)}",
+            F.col(quote_name(mode.row_kind)).isin(*kinds),
+        )
 
 
 def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
@@ -65,18 +68,18 @@ def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tupl
     have = {field.name.lower(): field.dataType for field in frame.schema}
     for name, path in rules.get("not_null", {}).items():
         if path[0].lower() in have:
-            yield f"the column {name} NOT NULL", F.col(".".join(map(quoted, path))).isNotNull()
+            yield f"the column {name} NOT NULL", F.col(".".join(map(quote_name, path))).isNotNull()
     for name, sql in rules.get("checks", {}).items():
         yield f"CHECK constraint {name} ({sql})", F.expr(sql)
     for name, kind in rules.get("lengths", {}).items():
         if name.lower() in have:
             limits = T.DataType.fromDDL(kind)
             most = limits.length if isinstance(limits, T.CharType | T.VarcharType) else f"in {kind}"
-            fits = _fits(F.col(quoted(name)), limits, have[name.lower()])
+            fits = _fits(F.col(quote_name(name)), limits, have[name.lower()])
             yield f"the length {most} of column {name}", fits
     for name, sql in rules.get("generated", {}).items():
         if name.lower() in have:
-            yield f"the generated column {name} = {sql}", F.col(quoted(name)).eqNullSafe(F.expr(sql))
+            yield f"the generated column {name} = {sql}", F.col(quote_name(name)).eqNullSafe(F.expr(sql))
 
 
 def _fits(column: Column, kind: T.DataType, given: Any) -> Column:
@@ -151,7 +154,7 @@ def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.Struct
             (
                 F.lit(dict(values).get(physical_name(one)))
                 if one["name"] in table.partition_by
-                else F.col(quoted(physical_name(one)))
+                else F.col(quote_name(physical_name(one)))
             )
             .cast(wanted.dataType)
             .alias(wanted.name)
@@ -173,7 +176,7 @@ def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | Non
     columns = []
     for name in names:
         have, want = rows.schema[name].dataType.jsonValue(), wanted.get(name.lower())
-        column = F.col(quoted(name))
+        column = F.col(quote_name(name))
         if isinstance(have, str) and isinstance(want, str) and is_wider(have, want):
             column = column.cast(type_of(want)).alias(name)
         elif want is not None and _differs(have, want):
@@ -383,7 +386,7 @@ class DeltaRows:
 
 
 def table_name(path: str) -> str:
-    return f"delta.{quoted(path)}"
+    return f"delta.{quote_name(path)}"
 
 
 def merge_statement(
@@ -392,22 +395,22 @@ def merge_statement(
     """Return the MERGE of rows, one per key, into a table."""
     rows.createOrReplaceTempView(_VIEW)
     names = _stored(rows, mode)
-    keys = [quoted(key) for key in mode.keys]
-    others = [quoted(name) for name in names if name not in mode.keys]
+    keys = [quote_name(key) for key in mode.keys]
+    others = [quote_name(name) for name in names if name not in mode.keys]
     newer = ""
     # A table without the column has no sequence to compare with; the MERGE adds it.
     if mode.sequence_by in names and info.has_column(str(mode.sequence_by)):
-        at = quoted(str(mode.sequence_by))
+        at = quote_name(str(mode.sequence_by))
         newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
-    every = [quoted(name) for name in names]
+    every = [quote_name(name) for name in names]
     evolving = "" if evolution is SchemaEvolution.NONE else " WITH SCHEMA EVOLUTION"
     changed = ", ".join(f"{name} = s.{name}" for name in others or keys)
     lines = [
         f"MERGE{evolving} INTO {table_name(path)} AS t USING {_VIEW} AS s "
         f"ON {' AND '.join(f't.{key} = s.{key}' for key in keys)}",
-        f"WHEN MATCHED AND s.{quoted(DELETED)}{newer} THEN DELETE",
+        f"WHEN MATCHED AND s.{quote_name(DELETED)}{newer} THEN DELETE",
         f"WHEN MATCHED{newer} THEN UPDATE SET {changed}",
-        f"WHEN NOT MATCHED AND NOT s.{quoted(DELETED)} THEN INSERT ({', '.join(every)}) "
+        f"WHEN NOT MATCHED AND NOT s.{quote_name(DELETED)} THEN INSERT ({', '.join(every)}) "
         f"VALUES ({', '.join(f's.{name}' for name in every)})",
     ]
     return "\n".join(lines)
@@ -416,8 +419,8 @@ def merge_statement(
 def _newest_per_key(rows: DataFrame, mode: Upsert) -> DataFrame:
     order = [F.col(BATCH).desc(), F.col(ORDER).desc()]
     if mode.sequence_by is not None:
-        order.insert(0, F.col(quoted(mode.sequence_by)).desc_nulls_last())
-    window = Window.partitionBy(*[F.col(quoted(key)) for key in mode.keys]).orderBy(*order)
+        order.insert(0, F.col(quote_name(mode.sequence_by)).desc_nulls_last())
+    window = Window.partitionBy(*[F.col(quote_name(key)) for key in mode.keys]).orderBy(*order)
     place = "_fs_place"
     return rows.withColumn(place, F.row_number().over(window)).where(F.col(place) == 1).drop(place)
 

@@ -41,15 +41,15 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
 from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
-from flinkish_spark.connectors.partition_values import partition_conditions, refusing_others
-from flinkish_spark.connectors.row_count import reports
+from flinkish_spark.connectors.partition_values import check_conditions, partition_conditions
+from flinkish_spark.connectors.row_count import collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS
 from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.json_columns import replace_months
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class DeltaStaging(SinkWriter):
         )
         if together := _together(table, checked.columns):
             checked = checked.sortWithinPartitions(*together)
-        found = reports(checked, StageFiles(target))
+        found = collect_reports(checked, StageFiles(target))
         return found, lambda adds: {
             "form": "FILES",
             "actions": [{"add": add} for add in adds],
@@ -147,7 +147,7 @@ class DeltaStaging(SinkWriter):
         deletes = _deletes(sink.mode)
         # Also of a record that deletes: by such a value it would not find its row.
         checks = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
-        plain = rows.select(*map(F.col, map(quoted, fields.names)))
+        plain = rows.select(*map(F.col, map(quote_name, fields.names)))
         checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
         kept = {*stored_fields(sink.mode, fields.names)}
         if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
@@ -157,13 +157,13 @@ class DeltaStaging(SinkWriter):
         kinds = {name: replace_months(kind, T.IntegerType()) for name, kind in own.items()}
         stored = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
         columns = [
-            F.col(quoted(name)).cast(kind).alias(name) if kind != own[name] else F.col(quoted(name))
+            F.col(quote_name(name)).cast(kind).alias(name) if kind != own[name] else F.col(quote_name(name))
             for name, kind in kinds.items()
         ]
         checked = _checked(rows, fields.names, checks)
         checked = checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
         target = FilesToWrite(self._tables.files(sink.path), folder)
-        found = reports(checked, StageFiles(target, int(request.batch)))
+        found = collect_reports(checked, StageFiles(target, int(request.batch)))
         return found, lambda adds: {
             "form": "ROWS",
             "folder": f"{sink.path.rstrip('/')}/{folder}",
@@ -230,7 +230,7 @@ def _deletes(mode: WriteMode) -> Column:
     if isinstance(mode, Upsert) and mode.delete_when is not None:
         return F.coalesce(F.expr(mode.delete_when), F.lit(False))
     if isinstance(mode, Upsert) and mode.row_kind is not None:
-        return F.col(quoted(mode.row_kind)).isin(*RETRACTIONS)
+        return F.col(quote_name(mode.row_kind)).isin(*RETRACTIONS)
     return F.lit(False)
 
 
@@ -252,7 +252,7 @@ def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
     found = []
     for name in map(table.physical_name, table.partition_by):
         if name in names:
-            column = F.col(quoted(name))
+            column = F.col(quote_name(name))
             # As a text: to an order the two zeros are one value, and they are two partitions.
             found.append(column.cast("string") if kinds.get(name) in ("float", "double") else column)
     return found
@@ -262,4 +262,4 @@ def _checked(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, 
     """Return the same rows; a record of which a condition is not true ends the task."""
     is_control = F.col(C.KIND) != int(C.Kind.RECORD)
     guarded = [(text, is_control | is_kept) for text, is_kept in checks]
-    return refusing_others(rows, guarded, VIOLATION_MARKER, shown)
+    return check_conditions(rows, guarded, VIOLATION_MARKER, shown)

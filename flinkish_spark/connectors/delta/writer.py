@@ -67,7 +67,7 @@ class StageFiles:
         task = begin_staging()
         ack = RowCount(task.partitionId())
         adds = self.target.write(self._rows(batches, ack, task.partitionId()), task.partitionId())
-        yield pa.record_batch([pa.array([json.dumps({**ack.done().to_json(), "adds": adds})])], ["report"])
+        yield pa.record_batch([pa.array([json.dumps({**ack.finish().to_json(), "adds": adds})])], ["report"])
 
     def _rows(self, batches: Iterator[pa.RecordBatch], ack: RowCount, task: int) -> Iterator[pa.RecordBatch]:
         place = task << 33

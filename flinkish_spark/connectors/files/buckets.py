@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from flinkish_spark.connectors.partition_values import NULL_BUCKET, why_no_partition
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import check_function, check_methods
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class DateTimeBuckets(BucketAssigner):
             return {self.name: F.lit(self._format(now_ms))}
         # Spark formats in the session's zone, where some wall clocks of other zones do not exist. So the
         # wall clock is made of a timestamp without zone, whose text is put together by the pattern.
-        column = F.col(quoted(self.column))
+        column = F.col(quote_name(self.column))
         seconds = (F.unix_micros(column.cast("timestamp")) / 1_000_000).cast("decimal(18, 6)")
         utc = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz") + F.make_dt_interval(secs=seconds)
         local = F.convert_timezone(F.lit("UTC"), F.lit(self.zone), utc)

@@ -20,7 +20,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import check_choice
-from flinkish_spark.types.arrow_columns import beyond_years
+from flinkish_spark.types.arrow_columns import find_beyond_years
 from flinkish_spark.types.arrow_types import spark_type
 from flinkish_spark.types.json_columns import JsonReader
 
@@ -397,7 +397,9 @@ def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     # Arrow counts a decimal's digits before it adds those of the scale.
     whole.validate(full=True)
     for column, field in zip(columns, schema, strict=True):
-        _refuse(column, field, beyond_years(column), "a time of a field is in a year from 1 to 9999, by UTC")
+        _refuse(
+            column, field, find_beyond_years(column), "a time of a field is in a year from 1 to 9999, by UTC"
+        )
         if pa.types.is_time64(column.type):
             nanos = column.cast(pa.int64()).fill_null(0).to_numpy() % _NANOS_PER_MICRO
             # They would be cut off later.

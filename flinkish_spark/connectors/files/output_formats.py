@@ -10,7 +10,7 @@ from flinkish_spark.connectors.formats.csv import BYTE_ORDER_MARK, CsvForm
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import refused_as_config_errors
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.hints import parts_of
 
@@ -255,7 +255,7 @@ def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
     """Return what must be true of a text that becomes a line, and how errors say it."""
     from pyspark.sql import functions as F
 
-    separator, column = lowered(options).get("linesep"), F.col(quoted(name))
+    separator, column = lowered(options).get("linesep"), F.col(quote_name(name))
     if separator is None:
         # Readers that are told nothing take each of these for an end.
         is_line = ~(column.contains("\n") | column.contains("\r"))

@@ -36,7 +36,7 @@ from flinkish_spark.core.validation import (
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, check_choice, check_whole
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +132,9 @@ class MetastorePartition(PartitionPolicy):
                 "there is no Spark session to add a partition with",
                 what_to_do="report it, with this message and the trace",
             )
-        spec = ", ".join(f"{quoted(name)} = {_literal(value)}" for name, value in partition.values.items())
+        spec = ", ".join(
+            f"{quote_name(name)} = {_literal(value)}" for name, value in partition.values.items()
+        )
         spark.sql(
             f"ALTER TABLE {self.quoted} ADD IF NOT EXISTS PARTITION ({spec}) "
             f"LOCATION {_literal('file://' + str(partition.path))}"
@@ -142,7 +144,7 @@ class MetastorePartition(PartitionPolicy):
     @property
     def quoted(self) -> str:
         """The table's name, as SQL wants it."""
-        return ".".join(quoted(part) for part in self.table.split("."))
+        return ".".join(quote_name(part) for part in self.table.split("."))
 
     def check(self, spark: SparkSession, names: Sequence[str], uid: str) -> None:
         """Refuse a table that is not there or is not partitioned by these columns; raise ConfigError."""

@@ -18,7 +18,7 @@ from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, check_limit, check_whole
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -302,7 +302,7 @@ class SparkMerger:
         # As a sink gets them: all are records.
         control = [F.lit(0).alias(name) for name in C.SINK_CONTROL[:-1]]
         hashes = F.lit(0).cast("long").alias(C.HASH)
-        named = [F.col(quoted(name)) for name in schema.names]
+        named = [F.col(quote_name(name)) for name in schema.names]
         self.disk.make_folder(out)
         frames = FrameFiles.of(self.spark, self.kind, self.options, fields, (_PART,))
         reports = frames.write(rows.select(*control, hashes, *named).repartition(parts, _PART), out)

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, shown
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, cast_to_field
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
@@ -550,7 +550,7 @@ class FileSource(SplitSource):
         return self._list
 
     def _first_needed(self) -> int:
-        needed = self._needed_offsets()
+        needed = self._find_needed_offsets()
         return min(self._index(split, needed.get(split, 0)) for split in self.splits())
 
     def _may_come_again(self, path: str) -> bool:
@@ -591,7 +591,7 @@ class FileSource(SplitSource):
             with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):
                     # Here, where the file has a name.
-                    columns = [as_declared(batch.column(field.name), field) for field in schema]
+                    columns = [cast_to_field(batch.column(field.name), field) for field in schema]
                     yield pa.RecordBatch.from_arrays(columns, names=schema.names)
             # It may have been replaced while it was read.
             self._unchanged(file)

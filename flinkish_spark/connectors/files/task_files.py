@@ -150,7 +150,7 @@ class WriteFiles:
         except BaseException:
             files.abandon()
             raise
-        report = json.dumps({**ack.done().to_json(), "files": found})
+        report = json.dumps({**ack.finish().to_json(), "files": found})
         yield pa.record_batch([pa.array([report])], names=["report"])
 
 

@@ -30,15 +30,19 @@ from flinkish_spark.connectors.files.output_formats import (
     lowered,
 )
 from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
-from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, reports
+from flinkish_spark.connectors.partition_values import (
+    check_conditions,
+    check_partition_values,
+    folder_conditions,
+)
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.json_columns import without_intervals
+from flinkish_spark.types.ddl import quote_name
+from flinkish_spark.types.json_columns import replace_intervals
 
 AVRO_SCHEMA = "avro.schema"
 
@@ -92,23 +96,23 @@ class FrameFiles:
     def write(self, rows: DataFrame, folder: Path) -> Sequence[dict[str, Any]]:
         """Return each task's report; `rows` have a sink's control columns in front."""
         is_record, folders = F.col(C.KIND) == int(C.Kind.RECORD), self.settings.folders
-        records = {one.name: F.col(quoted(one.name)) for one in self.fields}
+        records = {one.name: F.col(quote_name(one.name)) for one in self.fields}
         if self.settings.kind is FileFormat.AVRO:
             struct = F.struct(*(column.alias(name) for name, column in records.items()))
             records = {RECORD: F.call_function("to_avro", struct, F.lit(self.settings.says[AVRO_SCHEMA]))}
         else:
             # PySpark has no Arrow type for an interval of months, and a number is what Parquet has.
-            records = {one.name: without_intervals(records[one.name], one.dataType) for one in self.fields}
+            records = {one.name: replace_intervals(records[one.name], one.dataType) for one in self.fields}
         # Of a control row nothing is made: it has no values, and a format may have no nulls.
         made = [F.when(is_record, column).alias(name) for name, column in records.items()]
         # An empty text is null's folder, too.
-        texts = [F.coalesce(F.col(quoted(name)).cast("string"), F.lit("")) for name in folders]
+        texts = [F.coalesce(F.col(quote_name(name)).cast("string"), F.lit("")) for name in folders]
         places = [text.alias(f"{FOLDER}{at}") for at, text in enumerate(texts)]
         frame = rows.select(*(F.col(name) for name in C.SINK_CONTROL), *made, *places)
         if places:
             # One file at a time is open in a task, however many folders there are.
             frame = frame.sortWithinPartitions(*(f"{FOLDER}{at}" for at in range(len(places))))
-        return reports(frame, WriteFiles(self.settings, str(folder)))
+        return collect_reports(frame, WriteFiles(self.settings, str(folder)))
 
 
 def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
@@ -175,7 +179,7 @@ class FileWriter(SinkWriter):
         """Return rows with the columns of all folders; it fails at a record that has none."""
         added = self._added(self._context.clock.wall_ms())
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-        fields = [F.col(quoted(name)) for name in rows.columns]
+        fields = [F.col(quote_name(name)) for name in rows.columns]
         # An expression of the user's sees records only.
         columns = [F.when(is_record, column).alias(name) for name, column in added.items()]
         if self._calls_python:
@@ -197,10 +201,10 @@ class FileWriter(SinkWriter):
         only_in_names = [name for name in self._frames.settings.folders if name not in added]
         marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
         shown = rows.columns[CONTROL_WIDTH:]
-        rows = refusing(rows, only_in_names, marker, shown)
-        rows = refusing_others(rows, folder_conditions(rows, added), marker, shown)
+        rows = check_partition_values(rows, only_in_names, marker, shown)
+        rows = check_conditions(rows, folder_conditions(rows, added), marker, shown)
         texts = self._frames.settings.texts
         if texts is not None and texts.kind is FileFormat.TEXT:
             conditions = [line_condition(name, texts.options) for name in texts.fields.names]
-            rows = refusing_others(rows, conditions, marker, shown)
+            rows = check_conditions(rows, conditions, marker, shown)
         return rows

@@ -1,11 +1,11 @@
-"""Avro records of a source: schemas, what each type becomes, and reading by the schema of the writer.
+"""Reading of Avro records: the mapping to Spark's types, and resolution of the writer's schema.
 
-fastavro reads by the writer's schema alone, and says which branch of a union each value is of. What becomes
-of it in the schema that is read with is decided here, once for each pair of schemas, by "Schema Resolution"
-of Avro's specification: fastavro's own resolution takes the first branch that could hold a value, and no
-longer says which. It does not see logical types either: those are made here, of whole numbers and bytes, so
-that no number passes through a float and no time through a clock with other years. Two schemas that disagree
-about a logical type would give another value without a word, so they are refused.
+fastavro decodes with the writer's schema alone and returns the branch of each union value. This module
+converts the result to the reader's schema, by "Schema Resolution" of Avro's specification, once for each pair
+of schemas. fastavro's own resolution takes the first branch that could hold a value, and does not say which.
+Logical types are converted here, from whole numbers and bytes, so that no number passes through a float and
+no year is out of Python's range. Two schemas that disagree about a logical type are refused: values would
+silently change.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from flinkish_spark.connectors.formats.avro_columns import record_columns
 from flinkish_spark.connectors.formats.avro_schemas import (
     PLAIN,
     TIMES,
+    find_named_types,
     kind_of,
-    likeness,
     limits_of,
     logical_of,
     map_parts,
     name_of,
-    names_in,
-    whole,
+    resolve_name,
+    score_match,
 )
-from flinkish_spark.connectors.formats.proofs import behind_fronts
+from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.reader import (
-    AtOnce,
-    Difference,
+    CodecError,
     Reader,
-    Unreadable,
+    SchemaDifference,
+    SliceConverter,
     WriterSchemas,
     check_difference,
-    unlike_error,
+    to_mismatch_error,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -62,7 +62,7 @@ _PRIMITIVES: Mapping[str, T.DataType] = {
 }
 _COLUMNS: Mapping[str, T.DataType] = {**_PRIMITIVES, "enum": T.StringType(), "fixed": T.BinaryType()}
 _MOST_DIGITS = 38
-#: Logical types by which values differ, and the type that each is of. All others say no more than their type.
+#: Logical types that change the meaning of values, each with its Avro type. All others are ignored.
 _LOGICAL: Mapping[str, str] = {
     "date": "int",
     "time-millis": "int",
@@ -73,41 +73,41 @@ _LOGICAL: Mapping[str, str] = {
 _EXACT = decimal.Context(prec=_MOST_DIGITS + 1)
 
 
-def whole_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
-    """Return a schema with full names, in which every type is defined where it is first named."""
+def parse_schema(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
+    """Return a schema with full names, in which each named type is defined at its first use."""
     try:
         import fastavro
     except ImportError as missing:
-        raise needed("avro", "fastavro", missing) from None
+        raise make_library_error("avro", "fastavro", missing) from None
     named: dict[str, Any] = {}
     try:
         for _, one in references:
-            fastavro.parse_schema(_with_known_logical_types(json.loads(one)), named)
+            fastavro.parse_schema(_drop_unknown_logical_types(json.loads(one)), named)
         known = set(named)
-        parsed = fastavro.parse_schema(_with_known_logical_types(json.loads(text)), named)
+        parsed = fastavro.parse_schema(_drop_unknown_logical_types(json.loads(text)), named)
     except Exception as wrong:
         raise SchemaError(
             "an Avro schema cannot be read",
             why=f"{type(wrong).__name__}: {wrong}",
             what_to_do="correct the schema",
         ) from None
-    return _inlined(parsed, {name: named[name] for name in known}, set())
+    return _inline_types(parsed, {name: named[name] for name in known}, set())
 
 
-def _with_known_logical_types(schema: Any) -> Any:
-    """Return a schema as JSON without the logical types that are invalid or not known."""
-    # By the specification their values are read as what their own type says; fastavro refuses some of them,
-    # and with them the whole schema, whoever reads the field.
+def _drop_unknown_logical_types(schema: Any) -> Any:
+    """Return a schema as JSON without invalid and unknown logical types."""
+    # By the specification these are ignored. fastavro refuses a schema with some of them, even if no reader
+    # needs the field.
     if isinstance(schema, dict) and isinstance(schema.get("type"), dict | list) and "name" not in schema:
-        return _with_known_logical_types(schema["type"])
-    made = map_parts(schema, _with_known_logical_types)
+        return _drop_unknown_logical_types(schema["type"])
+    made = map_parts(schema, _drop_unknown_logical_types)
     if isinstance(made, dict) and "logicalType" in made and not _is_known(made):
         del made["logicalType"]
     return made
 
 
 def _is_known(schema: Mapping[str, Any]) -> bool:
-    """Return whether the logical type of a schema is one, and a column of Spark's can have its values."""
+    """Return if a schema's logical type is valid and Spark has a type for its values."""
     name, kind = schema["logicalType"], schema.get("type")
     if name != "decimal":
         return isinstance(name, str) and _LOGICAL.get(name) == kind
@@ -119,21 +119,23 @@ def _is_known(schema: Mapping[str, Any]) -> bool:
     return type(precision) is int and type(scale) is int and 0 < precision <= most and 0 <= scale <= precision
 
 
-def _inlined(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
+def _inline_types(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
     if isinstance(schema, str):
         is_new = schema in named and schema not in seen
-        return _inlined(named[schema], named, seen) if is_new else schema
+        return _inline_types(named[schema], named, seen) if is_new else schema
     if isinstance(schema, dict):
         schema = {name: value for name, value in schema.items() if not name.startswith("__")}
         if "name" in schema:
             seen.add(schema["name"])
-    return map_parts(schema, lambda one: _inlined(one, named, seen))
+    return map_parts(schema, lambda one: _inline_types(one, named, seen))
 
 
-def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()) -> T.DataType:
-    schema = whole(schema, named)
+def to_spark_type(
+    schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, ...] = ()
+) -> T.DataType:
+    schema = resolve_name(schema, named)
     if isinstance(schema, list):
-        made = [typed(one, named, path, within) for one in _branches(schema) if one != "null"]
+        made = [to_spark_type(one, named, path, within) for one in _branches(schema) if one != "null"]
         if not made:
             raise SchemaError(
                 f"the field '{path}' of an Avro schema is always null", what_to_do="leave it out"
@@ -145,9 +147,9 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
     if kind == "record":
         return _struct(schema, named, path, within)
     if kind == "array":
-        return T.ArrayType(typed(schema["items"], named, f"{path}[]", within))
+        return T.ArrayType(to_spark_type(schema["items"], named, f"{path}[]", within))
     if kind == "map":
-        return T.MapType(T.StringType(), typed(schema["values"], named, f"{path}[]", within))
+        return T.MapType(T.StringType(), to_spark_type(schema["values"], named, f"{path}[]", within))
     if logical.startswith("decimal"):
         return T.DecimalType(int(schema["precision"]), int(schema.get("scale", 0)))
     if logical == "date":
@@ -158,14 +160,14 @@ def typed(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str, .
         raise SchemaError(
             f"the field '{path}' of an Avro schema is {kind}",
             why="no column holds such values",
-            what_to_do="leave it out of the schema that is read with",
+            what_to_do="leave it out of the reader's schema",
         )
     return _COLUMNS[kind]
 
 
 def _branches(union: Sequence[Any]) -> Sequence[Any]:
-    """Return the branches of a union that is read with, without what a wider one holds as well."""
-    # Only where these two are all there is: the columns of other unions are counted.
+    """Return the branches of a reader's union, without a number type if a wider one is there."""
+    # Only if the union has no other branches: in larger unions each branch has a column.
     for narrow, wide in _WIDER.items():
         if sorted(str(one) for one in union if one != "null") == sorted((narrow, wide)):
             return [one for one in union if one != narrow]
@@ -176,13 +178,13 @@ def _struct(schema: Any, named: Mapping[str, Any], path: str, within: tuple[str,
     name = str(schema["name"])
     if name in within:
         raise SchemaError(
-            f"the Avro record '{name}' has itself within it, in '{path}'",
-            why="Spark has no type that does",
-            what_to_do="leave that field out of the schema that is read with",
+            f"the Avro record '{name}' contains itself, in '{path}'",
+            why="Spark has no recursive types",
+            what_to_do="leave that field out of the reader's schema",
         )
     struct = T.StructType()
     for one in schema["fields"]:
-        struct.add(one["name"], typed(one["type"], named, _path(path, one), (*within, name)))
+        struct.add(one["name"], to_spark_type(one["type"], named, _path(path, one), (*within, name)))
     check_field_names(struct, f"the Avro record '{name}'")
     return struct
 
@@ -191,9 +193,9 @@ def _path(path: str, one: Mapping[str, Any]) -> str:
     return f"{path}.{one['name']}" if path else str(one["name"])
 
 
-#: The field of a record that stands for a branch.
+#: The field of the record that wraps the value of a boxed branch.
 _BOX = "value"
-#: As an enum: the byte 0 is its number 0, and 1 is -1. fastavro's boolean would be true for any other byte.
+#: A boolean as an enum: byte 0 is number 0, byte 1 is number -1. fastavro reads any byte but 0 as true.
 _BOOLEAN: Mapping[str, Any] = {"type": "enum", "name": "boolean", "symbols": {0: False, -1: True}}
 _READ_AS: Mapping[str, type] = {
     "null": type(None),
@@ -206,22 +208,22 @@ _READ_AS: Mapping[str, type] = {
     "array": list,
     "map": dict,
 }
-#: Python has one type for the values of both.
+#: Pairs of types whose values have the same type in Python.
 _WIDER: Mapping[str, str] = {"int": "long", "float": "double"}
 
 
 def _wire(schema: Any, named: Mapping[str, Any], made: dict[str, Any]) -> Any:
-    """Return a writer's schema as fastavro reads by it: without logical types, and not to be parsed again."""
-    # What bytes name by its number stands in a dict: of a list the number -1 would be the last one.
+    """Return a writer's schema in fastavro's parsed form, without logical types."""
+    # Branches and symbols are dicts from number to item: in a list, the number -1 would be the last item.
     if isinstance(schema, list):
-        branches = [whole(one, named) for one in schema]
+        branches = [resolve_name(one, named) for one in schema]
         found = {at: _wire(one, named, made) for at, one in enumerate(branches)}
         for at, one in enumerate(branches):
             if _is_boxed(one, branches):
                 box = [{"name": _BOX, "type": found[at]}]
                 found[at] = {"type": "record", "name": _tag(one, branches), "fields": box}
         return {"type": "union", **found}
-    schema = whole(schema, named)
+    schema = resolve_name(schema, named)
     kind = kind_of(schema)
     if isinstance(schema, str) or kind in _PRIMITIVES or kind == "null":
         return _BOOLEAN if kind == "boolean" else {"type": kind}
@@ -247,94 +249,94 @@ def _is_boxed(branch: Any, union: Sequence[Any]) -> bool:
 
 
 def _tag(branch: Any, union: Sequence[Any]) -> str | type:
-    """Return what tells a branch: the name that comes with its values, or else their type."""
+    """Return what identifies a branch: the name that comes with its values, or their Python type."""
     if isinstance(branch, dict) and "name" in branch:
         return str(branch["name"])
     kind = kind_of(branch)
     return kind if kind == "boolean" or _is_boxed(branch, union) else _READ_AS[kind]
 
 
-class Unlike(Exception):
-    """A value of the writer's has no place in the schema that is read with; says which."""
+class ResolutionError(Exception):
+    """The writer's schema, or a value of it, does not resolve to the reader's schema."""
 
 
 @dataclass
 class Resolution:
-    """Decides for a writer's schema and the one that is read with, both from :func:`whole_schema`."""
+    """Resolves a writer's schema to a reader's schema, both from :func:`parse_schema`."""
 
     writer: Any
     reader: Any
-    #: Gets what the one has and the other does not read.
-    found: Difference = field(default_factory=Difference)
+    #: Collects the fields that the reader's schema lacks or reads as another type.
+    found: SchemaDifference = field(default_factory=SchemaDifference)
 
     def __post_init__(self) -> None:
-        self._theirs, self._ours = names_in(self.writer), names_in(self.reader)
+        self._theirs, self._ours = find_named_types(self.writer), find_named_types(self.reader)
 
     def convert(self) -> Convert | None:
-        """Return what makes a column's value; None where what is read is that already."""
-        return self._of(self.writer, self.reader, "")
+        """Return a function from a decoded value to a column's value; None if they are equal."""
+        return self._resolve(self.writer, self.reader, "")
 
-    def _of(self, writer: Any, reader: Any, path: str) -> Convert | None:
-        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+    def _resolve(self, writer: Any, reader: Any, path: str) -> Convert | None:
+        writer, reader = resolve_name(writer, self._theirs), resolve_name(reader, self._ours)
         if isinstance(writer, list):
-            return self._of_union(writer, reader, path)
+            return self._resolve_union(writer, reader, path)
         if not isinstance(reader, list):
-            return self._of_one(writer, reader, path)
-        branches = [whole(one, self._ours) for one in _branches(reader)]
-        # Of the same kind, or else the first wider one.
+            return self._resolve_type(writer, reader, path)
+        branches = [resolve_name(one, self._ours) for one in _branches(reader)]
+        # A branch of the same kind, or else the first branch of a wider kind.
         kind = kind_of(writer)
-        same = [one for one in branches if kind_of(one) == kind and likeness(writer, one) > 0]
+        same = [one for one in branches if kind_of(one) == kind and score_match(writer, one) > 0]
         wider = (one for one in branches if kind_of(one) in _PROMOTED.get(kind, ()))
-        branch = max(same, key=partial(likeness, writer)) if same else next(wider, None)
+        branch = max(same, key=partial(score_match, writer)) if same else next(wider, None)
         if branch is None:
-            raise _unlike(path, writer, reader)
-        convert = self._of_one(writer, branch, path)
+            raise _to_resolution_error(path, writer, reader)
+        convert = self._resolve_type(writer, branch, path)
         members = [one for one in branches if one != "null"]
         if len(members) == 1 or branch == "null":
             return convert
         at = members.index(branch)
         return partial(_member, (None,) * at, (None,) * (len(members) - at - 1), convert)
 
-    def _of_union(self, writer: Sequence[Any], reader: Any, path: str) -> Convert | None:
-        wholes = [whole(one, self._theirs) for one in writer]
+    def _resolve_union(self, writer: Sequence[Any], reader: Any, path: str) -> Convert | None:
+        wholes = [resolve_name(one, self._theirs) for one in writer]
         converts: dict[str | type, Convert | None] = {}
         for one in wholes:
             convert: Convert | None
             try:
-                convert = self._of(one, reader, path)
-            except Unlike as none:
-                # Until there is a value of it this does not matter.
-                convert = partial(_refused, str(none))
+                convert = self._resolve(one, reader, path)
+            except ResolutionError as error:
+                # A branch that does not resolve matters only if a value has it.
+                convert = partial(_refuse, str(error))
             if _is_boxed(one, wholes):
-                convert = partial(_unboxed, convert)
+                convert = partial(_unbox, convert)
             converts[_tag(one, wholes)] = convert
         if not any(converts.values()) and not any(isinstance(tag, str) for tag in converts):
             return None
-        return partial(_of_its_branch, converts)
+        return partial(_convert_branch, converts)
 
-    def _of_one(self, writer: Any, reader: Any, path: str) -> Convert | None:
-        """Return what makes a value of two schemas neither of which is a union."""
+    def _resolve_type(self, writer: Any, reader: Any, path: str) -> Convert | None:
+        """Resolve two schemas neither of which is a union."""
         kind, wanted = kind_of(writer), kind_of(reader)
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):
-                raise _unlike(path, writer, reader)
-        elif likeness(writer, reader) == 0:
-            raise _unlike(path, writer, reader)
+                raise _to_resolution_error(path, writer, reader)
+        elif score_match(writer, reader) == 0:
+            raise _to_resolution_error(path, writer, reader)
         if kind in ("record", "error"):
-            return self._of_record(writer, reader, path)
+            return self._resolve_record(writer, reader, path)
         if kind == "array":
-            return _each(self._of(writer["items"], reader["items"], f"{path}[]"))
+            return _each(self._resolve(writer["items"], reader["items"], f"{path}[]"))
         if kind == "map":
-            return partial(_pairs, self._of(writer["values"], reader["values"], f"{path}[]"))
+            return partial(_pairs, self._resolve(writer["values"], reader["values"], f"{path}[]"))
         if kind == "enum":
             known, default = reader["symbols"], reader.get("default")
             symbols = {one: one if one in known else default for one in writer["symbols"]}
             return None if symbols.keys() <= set(known) else partial(_symbol, symbols, path)
         if (ours := logical_of(reader)) not in (theirs := logical_of(writer), PLAIN):
             self.found.other.append(f"{path or 'the value'} ({theirs} is read as {ours})")
-        return _of_primitive(kind, reader, path)
+        return _resolve_primitive(kind, reader, path)
 
-    def _of_record(self, writer: Any, reader: Any, path: str) -> Convert:
+    def _resolve_record(self, writer: Any, reader: Any, path: str) -> Convert:
         theirs = {one["name"]: one for one in writer["fields"]}
         converts: list[tuple[str, Convert | None]] = []
         defaults: dict[str, Any] = {}
@@ -342,40 +344,40 @@ class Resolution:
             name = name_of(one, reader, theirs)
             if name is not None:
                 inner = theirs.pop(name)["type"]
-                converts.append((name, self._of(inner, one["type"], _path(path, one))))
+                converts.append((name, self._resolve(inner, one["type"], _path(path, one))))
             elif "default" in one:
                 converts.append((one["name"], None))
                 defaults[one["name"]] = self.default(one, _path(path, one))
             else:
-                raise Unlike(f"the field '{_path(path, one)}' is not there, and has no default")
+                raise ResolutionError(f"the field '{_path(path, one)}' is not there, and has no default")
         self.found.left_out += [_path(path, one) for one in theirs.values()]
         return partial(_row, converts, defaults)
 
     def default(self, one: Mapping[str, Any], path: str) -> Any:
-        """Return what a field is that the writer does not have."""
+        """Return the default of a field that the writer's schema lacks."""
         value = _as_read(one["type"], one["default"], self._ours)
         same = Resolution(self.reader, self.reader)
-        convert = same._of(one["type"], one["type"], path)
+        convert = same._resolve(one["type"], one["type"], path)
         return value if convert is None else convert(value)
 
 
-def _unlike(path: str, writer: Any, reader: Any) -> Unlike:
-    return Unlike(f"{_what(path)} is {_shown(writer)}, and is read as {_shown(reader)}")
+def _to_resolution_error(path: str, writer: Any, reader: Any) -> ResolutionError:
+    return ResolutionError(f"{_what(path)} is {_describe(writer)}, and is read as {_describe(reader)}")
 
 
 def _what(path: str) -> str:
     return f"the field '{path}'" if path else "the value"
 
 
-def _shown(schema: Any) -> str:
+def _describe(schema: Any) -> str:
     if isinstance(schema, list):
-        return " or ".join(_shown(one) for one in schema)
+        return " or ".join(_describe(one) for one in schema)
     if isinstance(schema, str):
         return schema
     return " ".join([kind_of(schema), *filter(None, [schema.get("name")])])
 
 
-#: To which types a value is promoted, by the specification.
+#: Types to which a value may be promoted, by the specification.
 _PROMOTED: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -385,15 +387,15 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
+def _resolve_primitive(kind: str, reader: Any, path: str) -> Convert | None:
     wanted, logical = kind_of(reader), logical_of(reader)
     if logical.startswith("decimal"):
         return partial(_exact_decimal, int(reader["precision"]), int(reader.get("scale", 0)), path)
     if (limits := limits_of(wanted, logical)) is not None:
-        return partial(_within_years, *limits, path)
+        return partial(_check_years, *limits, path)
     match kind, wanted:
         case "int", "long" | "float" | "double":
-            return partial(_widened, int if wanted == "long" else float, path)
+            return partial(_widen, int if wanted == "long" else float, path)
         case "long", "double":
             return float
         case "long", "float":
@@ -406,17 +408,17 @@ def _of_primitive(kind: str, reader: Any, path: str) -> Convert | None:
 
 
 def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
-    """Return a default of JSON as fastavro reads such a value; that of a union is of its first branch."""
-    schema = whole(schema, named)
+    """Return a JSON default as fastavro would decode it; the default of a union is of its first branch."""
+    schema = resolve_name(schema, named)
     if isinstance(schema, list):
-        wholes = [whole(one, named) for one in schema]
+        wholes = [resolve_name(one, named) for one in schema]
         tag, made = _tag(wholes[0], wholes), _as_read(wholes[0], value, named)
         if _is_boxed(wholes[0], wholes):
             made = {_BOX: made}
         return (tag, made) if isinstance(tag, str) else made
     match kind_of(schema):
         case "bytes" | "fixed":
-            # A letter for each byte.
+            # Each character is a byte.
             return value.encode("latin-1")
         case "float" | "double":
             return float(value)
@@ -426,38 +428,38 @@ def _as_read(schema: Any, value: Any, named: Mapping[str, Any]) -> Any:
             return {name: _as_read(schema["values"], one, named) for name, one in value.items()}
         case "record" | "error":
             fields = schema["fields"]
-            return {f["name"]: _as_read(f["type"], _given(f, value), named) for f in fields}
+            return {f["name"]: _as_read(f["type"], _find_default(f, value), named) for f in fields}
     return value
 
 
-def _given(one: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
+def _find_default(one: Mapping[str, Any], record: Mapping[str, Any]) -> Any:
     if one["name"] not in record and "default" not in one:
-        raise Unlike(f"a default leaves out the field '{one['name']}', which has none itself")
+        raise ResolutionError(f"a default leaves out the field '{one['name']}', which has none itself")
     return record.get(one["name"], one.get("default"))
 
 
 def _exact_decimal(precision: int, scale: int, path: str, value: bytes) -> decimal.Decimal:
     unscaled = int.from_bytes(value, "big", signed=True)
     if abs(unscaled) >= 10**precision:
-        raise Unreadable(f"the field '{path}' has more than the {precision} digits of its decimal")
+        raise CodecError(f"the field '{path}' has more than the {precision} digits of its decimal")
     return decimal.Decimal(unscaled).scaleb(-scale, _EXACT)
 
 
-def _within_years(first: int, last: int, factor: int, path: str, value: int) -> int:
+def _check_years(first: int, last: int, factor: int, path: str, value: int) -> int:
     made = value * factor
     if not first <= made <= last:
-        raise Unreadable(f"the field '{path}' is in no year from 1 to 9999")
+        raise CodecError(f"the field '{path}' is in no year from 1 to 9999")
     return made
 
 
-def _widened(wider: Callable[[int], Any], path: str, value: int) -> Any:
+def _widen(wider: Callable[[int], Any], path: str, value: int) -> Any:
     if not -(2**31) <= value < 2**31:
-        raise Unreadable(f"{_what(path)} is no int of 32 bits")
+        raise CodecError(f"{_what(path)} is no int of 32 bits")
     return wider(value)
 
 
 def _single(value: int) -> Any:
-    # By way of Python's float it would be rounded twice.
+    # Through Python's float it would be rounded twice.
     return pa.scalar(value, pa.int64()).cast(pa.float32(), safe=False).as_py()
 
 
@@ -465,13 +467,13 @@ def _text(path: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Unreadable(f"{_what(path)} is no text in UTF-8") from None
+        raise CodecError(f"{_what(path)} is no text in UTF-8") from None
 
 
 def _symbol(symbols: Mapping[str, str | None], path: str, value: str) -> str:
     symbol = symbols[value]
     if symbol is None:
-        raise Unlike(f"{_what(path)} is the new symbol '{value}' of its enum, which has no default")
+        raise ResolutionError(f"{_what(path)} is the new symbol '{value}' of its enum, which has no default")
     return symbol
 
 
@@ -492,7 +494,7 @@ def _row(
     return tuple([record[name] if convert is None else convert(record[name]) for name, convert in converts])
 
 
-def _of_its_branch(converts: Mapping[str | type, Convert | None], value: Any) -> Any:
+def _convert_branch(converts: Mapping[str | type, Convert | None], value: Any) -> Any:
     tag: str | type = type(value)
     if tag is tuple:
         tag, value = value
@@ -500,105 +502,105 @@ def _of_its_branch(converts: Mapping[str | type, Convert | None], value: Any) ->
     return value if convert is None else convert(value)
 
 
-def _unboxed(convert: Convert | None, box: Mapping[str, Any]) -> Any:
+def _unbox(convert: Convert | None, box: Mapping[str, Any]) -> Any:
     return box[_BOX] if convert is None else convert(box[_BOX])
 
 
-def _refused(why: str, value: Any) -> None:
-    raise Unlike(why)
+def _refuse(why: str, value: Any) -> None:
+    raise ResolutionError(why)
 
 
 def _member(
-    before: tuple[None, ...], behind: tuple[None, ...], convert: Convert | None, value: Any
+    before: tuple[None, ...], after: tuple[None, ...], convert: Convert | None, value: Any
 ) -> tuple[Any, ...]:
-    return (*before, value if convert is None else convert(value), *behind)
+    return (*before, value if convert is None else convert(value), *after)
 
 
 @dataclass(frozen=True)
 class AvroReader(Reader):
-    """Reads records by one schema, whatever they were written with."""
+    """Reads Avro records into the columns of one schema, whatever schema they were written with."""
 
-    #: As JSON text, with everything in it that it names.
+    #: JSON text that includes all named types.
     schema: str
-    #: What the value is called if the schema is not that of a record.
+    #: Name of the column if the schema is not a record.
     column: str
-    #: Who knows the schemas that records name. None: they were written with `schema`, and name none.
+    #: The registry of the schemas whose ids records carry. None: records carry no id, and have this `schema`.
     registry: SchemaRegistry | None
-    #: What is done with a writer's schema that has more.
+    #: What happens if a writer's schema has more fields.
     on_schema_change: OnSchemaChange
 
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]
-        schema = whole_schema(self.schema)
-        found = typed(schema, names_in(schema), "")
+        schema = parse_schema(self.schema)
+        found = to_spark_type(schema, find_named_types(schema), "")
         if isinstance(found, T.StructType) and kind_of(schema) == "record":
             return found
         return T.StructType([T.StructField(self.column, found)])
 
-    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
-        """Parse the schema; those of writers are asked for when they are met."""
-        own = whole_schema(self.schema)
+    def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
+        """Parse the reader's schema; schemas of writers are fetched when a record needs them."""
+        own = parse_schema(self.schema)
         is_row = kind_of(own) == "record"
         if self.registry is None:
             return _reading(own, Resolution(own, own).convert(), is_row, 0)
 
-        def looked_at(found: Registered) -> Callable[[bytes], tuple[Any, ...]]:
-            resolution, convert = self._resolved(found, own)
+        def prepare(found: RegistrySchema) -> Callable[[bytes], tuple[Any, ...]]:
+            resolution, convert = self._resolve(found, own)
             read = _reading(resolution.writer, convert, is_row, HEADER_BYTES)
 
             def read_or_tell(data: bytes) -> tuple[Any, ...]:
                 try:
                     return read(data)
-                except Unlike as unlike:
-                    raise unlike_error(found, str(unlike), self.on_schema_change) from None
+                except ResolutionError as error:
+                    raise to_mismatch_error(found, str(error), self.on_schema_change) from None
 
             return read_or_tell
 
-        writers = WriterSchemas(self.registry, "AVRO", looked_at)
+        writers = WriterSchemas(self.registry, "AVRO", prepare)
         return lambda data: writers.of(data)(data)
 
-    def _resolved(self, found: Registered, own: Any) -> tuple[Resolution, Convert | None]:
-        resolution = Resolution(whole_schema(found.text, found.references), own)
+    def _resolve(self, found: RegistrySchema, own: Any) -> tuple[Resolution, Convert | None]:
+        resolution = Resolution(parse_schema(found.text, found.references), own)
         try:
             convert = resolution.convert()
-        except Unlike as unlike:
-            raise unlike_error(found, str(unlike), self.on_schema_change) from None
+        except ResolutionError as error:
+            raise to_mismatch_error(found, str(error), self.on_schema_change) from None
         check_difference(found, resolution.found, self.on_schema_change)
         return resolution, convert
 
-    def at_once(self) -> AtOnce | None:
-        """Return what reads slices, for each schema that records name."""
-        own, kind = whole_schema(self.schema), arrow_type(self.kind)
+    def make_slice_converter(self) -> SliceConverter | None:
+        """Return a converter that reads slices, with one implementation per writer's schema."""
+        own, kind = parse_schema(self.schema), arrow_type(self.kind)
         if self.registry is None:
             return record_columns(own, own, Resolution(own, own).default, kind)
 
-        def looked_at(found: Registered) -> AtOnce | None:
-            resolution, _ = self._resolved(found, own)
+        def prepare(found: RegistrySchema) -> SliceConverter | None:
+            resolution, _ = self._resolve(found, own)
             return record_columns(resolution.writer, own, resolution.default, kind)
 
-        writers = WriterSchemas(self.registry, "AVRO", looked_at)
-        return behind_fronts(lambda data: (data[:HEADER_BYTES], writers.of(data)))
+        writers = WriterSchemas(self.registry, "AVRO", prepare)
+        return skip_prefixes(lambda data: (data[:HEADER_BYTES], writers.of(data)))
 
 
 def _reading(
     writer: Any, convert: Convert | None, is_row: bool, start: int
 ) -> Callable[[bytes], tuple[Any, ...]]:
-    """Return what reads the bytes from `start` on, all of which are of one value of the writer's."""
+    """Return a function that reads the bytes from `start` on as one value of the writer's schema."""
     if start and writer in ("bytes", {"type": "bytes"}):
-        # Confluent's clients in the JVM write those as they are.
+        # Confluent's JVM clients write bytes without a length.
         return lambda data: (data[start:] if convert is None else convert(data[start:]),)
-    # With these two fastavro takes it for what it has parsed itself.
-    wire = {**_wire(writer, names_in(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
+    # The two extra members mark the schema as parsed by fastavro.
+    wire = {**_wire(writer, find_named_types(writer), {}), "__fastavro_parsed": True, "__named_schemas": {}}
 
     def read(data: bytes) -> tuple[Any, ...]:
-        value = _decoded(data, start, wire)
+        value = _decode(data, start, wire)
         made = value if convert is None else convert(value)
         return made if is_row else (made,)
 
     return read
 
 
-def _decoded(data: bytes, start: int, wire: Any) -> Any:
+def _decode(data: bytes, start: int, wire: Any) -> Any:
     import fastavro
 
     stream = io.BytesIO(data)
@@ -606,15 +608,15 @@ def _decoded(data: bytes, start: int, wire: Any) -> Any:
     try:
         value = fastavro.schemaless_reader(stream, wire, return_named_type=True)
     except EOFError:
-        raise Unreadable("the bytes end within a record of the Avro schema") from None
+        raise CodecError("the bytes end within a record of the Avro schema") from None
     except MemoryError:
         raise
     except KeyError as number:
-        raise Unreadable(
+        raise CodecError(
             f"the bytes are no record of its schema: nothing there has number {number}"
         ) from None
     except Exception as error:
-        raise Unreadable(f"the bytes are no record of its schema: {error or type(error).__name__}") from None
+        raise CodecError(f"the bytes are no record of its schema: {error or type(error).__name__}") from None
     if stream.tell() != len(data):
-        raise Unreadable(f"{len(data) - stream.tell()} bytes follow the record of the Avro schema")
+        raise CodecError(f"{len(data) - stream.tell()} bytes follow the record of the Avro schema")
     return value

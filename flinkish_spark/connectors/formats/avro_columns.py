@@ -1,9 +1,9 @@
-"""Avro records of a slice as columns, by `pyruhvro`, with a proof for each record.
+"""Reading of Avro records a slice at a time, by `pyruhvro`, with a proof for each record.
 
-Only for schemas all of whose types it reads: no `bytes`, `fixed` and decimals, no union but one with `null`.
-It gets the writer's schema without names, logical types and defaults; what becomes of its columns in the
-schema that is read with is decided here, and by the same rules as in `avro.py`. A pair of schemas for which
-that takes more than another width of a number is read record by record.
+Only for schemas whose types `pyruhvro` reads: no `bytes`, `fixed` and decimals, no unions except with `null`.
+It gets the writer's schema without names, logical types and defaults; this module converts its columns to the
+reader's schema by the same rules as `avro.py`. If that takes more than widening numbers, records are read one
+by one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.connectors.formats.avro_schemas import (
+    find_named_types,
     kind_of,
-    likeness,
     limits_of,
     logical_of,
     name_of,
-    names_in,
-    whole,
+    resolve_name,
+    score_match,
 )
 from flinkish_spark.connectors.formats.proofs import (
     Convert,
     NoProof,
-    ReadAndWritten,
+    RoundTripReader,
     cast,
     check_keys,
     rebuild_list,
@@ -37,16 +37,16 @@ from flinkish_spark.connectors.formats.proofs import (
 from flinkish_spark.types.arrow_columns import find_gaps
 
 if TYPE_CHECKING:
-    from flinkish_spark.connectors.formats.reader import AtOnce
+    from flinkish_spark.connectors.formats.reader import SliceConverter
 
-#: Returns the value of a field of the reader's that the writer does not have, and gets its name, too.
+#: Returns the default of a reader's field that the writer lacks; takes the field and its name.
 _Default = Callable[[Mapping[str, Any], str], Any]
 _READ = ("boolean", "int", "long", "float", "double", "string")
 _WIDENED = (("int", "long"), ("float", "double"))
 
 
-def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataType) -> AtOnce | None:
-    """Return what reads slices of a writer's records by a schema; None if they are to be read one by one."""
+def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataType) -> SliceConverter | None:
+    """Return a converter of slices from a writer's schema to a reader's; None if it cannot read them."""
     try:
         import pyruhvro
     except ImportError:
@@ -54,20 +54,20 @@ def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataTyp
     columns = _Columns(writer, reader, default)
     try:
         plain = columns.plain(writer, ())
-        # A union with null is no record, though it has the bytes of one behind its number.
+        # A union of null and a record is refused: only its branch number tells it from a record.
         if not all(isinstance(one, dict) and kind_of(one) == "record" for one in (plain, reader)):
             return None
-        convert = columns.converted(writer, reader)
+        convert = columns.resolve(writer, reader)
     except NoProof:
         return None
     schema = json.dumps(plain)
 
     def rows_of(batch: pa.RecordBatch) -> pa.Array:
-        # It does not look at letters.
+        # pyruhvro does not check that strings are UTF-8.
         batch.validate(full=True)
         return convert(batch.to_struct_array(), kind)
 
-    return ReadAndWritten(
+    return RoundTripReader(
         lambda data: pyruhvro.deserialize_array(data.to_pylist(), schema),
         lambda batch: pyruhvro.serialize_record_batch(batch, schema, 1)[0],
         rows_of,
@@ -76,12 +76,12 @@ def record_columns(writer: Any, reader: Any, default: _Default, kind: pa.DataTyp
 
 class _Columns:
     def __init__(self, writer: Any, reader: Any, default: _Default) -> None:
-        self._theirs, self._ours = names_in(writer), names_in(reader)
+        self._theirs, self._ours = find_named_types(writer), find_named_types(reader)
         self._default, self._count = default, 0
 
     def plain(self, schema: Any, within: tuple[str, ...]) -> Any:
-        """Return a schema of the same bytes, in which each type is written out and has a name of its own."""
-        schema = whole(schema, self._theirs)
+        """Return a schema with the same encoding, in which every type is spelled out under a unique name."""
+        schema = resolve_name(schema, self._theirs)
         if isinstance(schema, list):
             if len(schema) != 2 or schema.count("null") != 1:
                 raise NoProof
@@ -107,17 +107,17 @@ class _Columns:
         ]
         return {"type": kind, "name": name, "fields": fields}
 
-    def converted(self, writer: Any, reader: Any) -> Convert:
-        """Return what makes a column of the reader's type of one of the writer's."""
-        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+    def resolve(self, writer: Any, reader: Any) -> Convert:
+        """Return a function from a column of the writer's type to one of the reader's type."""
+        writer, reader = resolve_name(writer, self._theirs), resolve_name(reader, self._ours)
         if isinstance(writer, list) and not (isinstance(reader, list) and "null" in reader):
             raise NoProof
         if isinstance(reader, list) and (len(reader) != 2 or reader.count("null") != 1):
             raise NoProof
         writer, reader = _other_than_null(writer), _other_than_null(reader)
-        writer, reader = whole(writer, self._theirs), whole(reader, self._ours)
+        writer, reader = resolve_name(writer, self._theirs), resolve_name(reader, self._ours)
         kinds = kind_of(writer), kind_of(reader)
-        if (kinds[0] == kinds[1] and not likeness(writer, reader)) or logical_of(writer) != logical_of(
+        if (kinds[0] == kinds[1] and not score_match(writer, reader)) or logical_of(writer) != logical_of(
             reader
         ):
             raise NoProof
@@ -125,9 +125,9 @@ class _Columns:
             case ("record", "record"):
                 return self._record(writer, reader)
             case ("array", "array"):
-                return partial(rebuild_list, self.converted(writer["items"], reader["items"]))
+                return partial(rebuild_list, self.resolve(writer["items"], reader["items"]))
             case ("map", "map"):
-                return partial(_map, self.converted(writer["values"], reader["values"]))
+                return partial(_map, self.resolve(writer["values"], reader["values"]))
             case ("enum", "enum") if set(writer["symbols"]) <= set(reader["symbols"]):
                 return cast
         if (kinds[0] != kinds[1] and kinds not in _WIDENED) or kinds[0] not in _READ:
@@ -142,7 +142,7 @@ class _Columns:
             name = name_of(one, reader, places)
             if name is not None:
                 at = places.pop(name)
-                parts.append((at, self.converted(writer["fields"][at]["type"], one["type"])))
+                parts.append((at, self.resolve(writer["fields"][at]["type"], one["type"])))
             elif "default" in one:
                 parts.append((None, partial(_constant, self._default(one, one["name"]))))
             else:
@@ -155,7 +155,7 @@ def _other_than_null(schema: Any) -> Any:
 
 
 def _whole(first: int, last: int, factor: int, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a time or a day of whole numbers that are between two others."""
+    """Convert whole numbers to days or times; raise NoProof if one is out of range."""
     ends = pc.min_max(column)
     if (
         ends["min"].is_valid

@@ -1,9 +1,9 @@
-"""Avro for sinks: from a stream's fields to one binary column, by Spark's own encoder.
+"""Writing of Avro records: from a stream's fields to one binary column, by Spark's own encoder.
 
-Spark encodes in the JVM whichever engine writes, so both write the same bytes. Its encoder ends the task at
-a record that does not fit a given schema. So what can be wrong with a record (types were compared before
-the start) is told by expressions of our own: a null where the schema has none, a text that is no symbol
-of an enum, bytes that are not as long as a fixed, a union of which none or several members are set.
+Spark encodes in the JVM for both engines, so both write the same bytes. Its encoder ends the task at a record
+that does not fit a given schema. So expressions of this module find the records that do not fit (types were
+compared before the start): a null in a required field, a text that is no symbol of an enum, bytes without the
+length of a fixed, a union with no member or several members set.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.formats.avro_schemas import map_parts
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import Avro
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: How the outermost record of a derived schema is called.
+#: Name of the outermost record of a derived schema.
 _RECORD = "Record"
 _PRIMITIVES: Mapping[type[T.DataType], Any] = {
     T.BooleanType: "boolean",
@@ -46,27 +46,27 @@ _PRIMITIVES: Mapping[type[T.DataType], Any] = {
 _ENCODERS_REASON = re.compile(
     r"(?:IncompatibleSchemaException|SchemaParseException|AvroTypeException|AvroRuntimeException): ([^\n]+)"
 )
-#: Spark's words for a null that its encoder cannot write: it got past the comparison of the types.
+#: Spark's error class for a null that its encoder cannot write; the types did match.
 _NULL_REFUSED = "AVRO_CANNOT_WRITE_NULL_FIELD"
 _MICROS = ("timestamp-micros", "local-timestamp-micros")
-#: By which calendar Spark's encoder writes days before October 1582, and times before 1900.
+#: Spark's setting for the calendar of days before October 1582 and times before 1900.
 _CALENDAR = "spark.sql.avro.datetimeRebaseModeInWrite"
-#: In the type of a struct, what has such times.
+#: Finds dates and times in the text of a struct type.
 _TIMES = re.compile(r"[:<,](?:date|timestamp)[,>]")
 
 
 def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(avro.schema) if avro.schema else derived_schema(schema)
+    found: dict[str, Any] = json.loads(avro.schema) if avro.schema else derive_schema(schema)
     return found
 
 
-def derived_schema(schema: T.StructType) -> dict[str, Any]:
-    """Return the Avro schema of a stream: every field may be null; nested records are named by their path."""
-    return _derived_record(schema, _RECORD, set())
+def derive_schema(schema: T.StructType) -> dict[str, Any]:
+    """Return an Avro schema for a stream: every field may be null; nested records are named by their path."""
+    return _derive_record(schema, _RECORD, set())
 
 
-def _derived_record(schema: T.StructType, path: str, taken: set[str]) -> dict[str, Any]:
-    # Of paths that make the same name, as a.b_c and a_b.c, the later one gets underscores at its end.
+def _derive_record(schema: T.StructType, path: str, taken: set[str]) -> dict[str, Any]:
+    # If two paths make the same name, like a.b_c and a_b.c, the later one gets underscores at its end.
     name = path
     while name in taken:
         name += "_"
@@ -79,19 +79,19 @@ def _derived_record(schema: T.StructType, path: str, taken: set[str]) -> dict[st
                 why="an Avro name has letters, digits and underscores only",
                 what_to_do="rename it in a transform",
             )
-        kind = _derived(one.dataType, f"{path}_{one.name}", taken)
+        kind = _derive_type(one.dataType, f"{path}_{one.name}", taken)
         fields.append({"name": one.name, "type": ["null", kind]})
     return {"type": "record", "name": name, "fields": fields}
 
 
-def _derived(kind: T.DataType, path: str, taken: set[str]) -> Any:
+def _derive_type(kind: T.DataType, path: str, taken: set[str]) -> Any:
     match kind:
         case T.StructType():
-            return _derived_record(kind, path, taken)
+            return _derive_record(kind, path, taken)
         case T.ArrayType():
-            return {"type": "array", "items": ["null", _derived(kind.elementType, path, taken)]}
+            return {"type": "array", "items": ["null", _derive_type(kind.elementType, path, taken)]}
         case T.MapType() if isinstance(kind.keyType, T.StringType):
-            return {"type": "map", "values": ["null", _derived(kind.valueType, path, taken)]}
+            return {"type": "map", "values": ["null", _derive_type(kind.valueType, path, taken)]}
         case T.DecimalType():
             return {
                 "type": "bytes",
@@ -103,38 +103,38 @@ def _derived(kind: T.DataType, path: str, taken: set[str]) -> Any:
         name = path.removeprefix(f"{_RECORD}_")
         raise SchemaError(
             f"the field '{name}' of type {kind.simpleString()} cannot be written as Avro",
-            what_to_do="cast it in a transform() in front of the sink, or leave it out",
+            what_to_do="cast it in a transform() before the sink, or leave it out",
         )
     return _PRIMITIVES[type(kind)]
 
 
 def avro_fields(avro: Avro, schema: T.StructType) -> list[str]:
-    """Return which of the stream's fields are written, in the schema's order."""
+    """Return the names of the fields to write, in the schema's order."""
     return [str(one["name"]) for one in avro_schema(avro, schema)["fields"]]
 
 
 def avro_column(avro: Avro, schema: T.StructType) -> Column:
-    """Return the encoded record of each row that fits; the task ends at one that does not."""
+    """Return the encoded record of each row; a row that does not fit the schema ends the task."""
     wanted = avro_schema(avro, schema)
-    record = F.struct(*[F.col(quoted(n)).alias(n) for n in avro_fields(avro, schema)])
+    record = F.struct(*[F.col(quote_name(n)).alias(n) for n in avro_fields(avro, schema)])
     return F.call_function("to_avro", record, F.lit(json.dumps(wanted)))
 
 
 def avro_misfit(avro: Avro, schema: T.StructType) -> Column | None:
-    """Return why a row does not fit, null where it does; None if every row does."""
-    wanted = _linked(avro_schema(avro, schema), "", {})
+    """Return a column with the reason why a row does not fit, null if it fits; None if every row fits."""
+    wanted = _inline_types(avro_schema(avro, schema), "", {})
     kinds = {one.name: one.dataType for one in schema.fields}
     found: list[Column] = []
     for one in wanted["fields"]:
         name = str(one["name"])
-        found += _misfits(F.col(quoted(name)), kinds[name], one["type"], name)
+        found += _find_misfits(F.col(quote_name(name)), kinds[name], one["type"], name)
     return F.coalesce(*found) if found else None
 
 
-def _linked(avro: Any, space: str, named: dict[str, Any]) -> Any:
-    """Return a schema with the definition in place of each name of a type, also within itself."""
+def _inline_types(avro: Any, space: str, named: dict[str, Any]) -> Any:
+    """Return a schema with each type name replaced by its definition; it may contain itself."""
     if isinstance(avro, list):
-        return [_linked(one, space, named) for one in avro]
+        return [_inline_types(one, space, named) for one in avro]
     name = str(avro if isinstance(avro, str) else avro["type"])
     if isinstance(avro, str) or not {"name", "items", "values"} & avro.keys():
         return named.get(_full(name, space), named.get(name, "null" if name == "null" else avro))
@@ -143,8 +143,8 @@ def _linked(avro: Any, space: str, named: dict[str, Any]) -> Any:
         given = avro.get("namespace")
         full = _full(str(avro["name"]), space if given is None else str(given))
         named[full], space = made, full.rpartition(".")[0]
-    # The same object: names within it stand for it.
-    made.update(map_parts(avro, lambda one: _linked(one, space, named)))
+    # Updated in place, since names inside it already refer to this object.
+    made.update(map_parts(avro, lambda one: _inline_types(one, space, named)))
     return made
 
 
@@ -152,14 +152,14 @@ def _full(name: str, space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
-def _misfits(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
-    """Yield what can be wrong with a column: texts that are null where it is not."""
+def _find_misfits(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+    """Yield one column per possible error: its message, or null if the value is right."""
     branches = [one for one in avro if one != "null"] if isinstance(avro, list) else [avro]
     takes_null = isinstance(avro, list) and len(branches) < len(avro)
     if not takes_null:
         yield F.when(column.isNull(), f"the field '{path}' is null")
     if len(branches) == 1:
-        yield from _of_value(column, kind, branches[0], path)
+        yield from _find_value_misfits(column, kind, branches[0], path)
     elif isinstance(kind, T.StructType):
         # Spark's encoder would write the first member that is set, and nothing of the others.
         members = [column.getField(one.name) for one in kind.fields]
@@ -168,10 +168,10 @@ def _misfits(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator
         if not takes_null:
             yield F.when(column.isNotNull() & (given == 0), f"of the union '{path}' no member is set")
         for member, one, branch in zip(members, kind.fields, branches, strict=True):
-            yield from _of_value(member, one.dataType, branch, f"{path}.{one.name}")
+            yield from _find_value_misfits(member, one.dataType, branch, f"{path}.{one.name}")
 
 
-def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+def _find_value_misfits(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
     shape = avro.get("type") if isinstance(avro, dict) else avro
     if shape == "enum" and isinstance(kind, T.StringType):
         symbols = [str(one) for one in avro["symbols"]]
@@ -181,31 +181,33 @@ def _of_value(column: Column, kind: T.DataType, avro: Any, path: str) -> Iterato
         yield F.when(F.octet_length(column) != size, f"the field '{path}' does not have {size} bytes")
     elif shape == "long" and isinstance(kind, T.TimestampType | T.TimestampNTZType):
         if not (isinstance(avro, dict) and avro.get("logicalType") in _MICROS):
-            # Spark's encoder would cut them off, and make one key of two.
+            # Spark's encoder would cut them off: two keys could become one.
             micros = F.unix_micros(column.cast(T.TimestampType()))
             why = f"the field '{path}' has microseconds, and its schema milliseconds"
             yield F.when(micros % 1000 != 0, why)
     elif shape == "record" and isinstance(kind, T.StructType):
         for one in avro["fields"]:
-            # As Spark's encoder takes it: a field of a nested record may differ in case.
+            # Like Spark's encoder: a field of a nested record may differ in case.
             name = str(one["name"])
             alike = [each for each in kind.fields if each.name.lower() == name.lower()]
             own = next((each for each in alike if each.name == name), alike[0] if alike else None)
             if own is not None:
-                inner = _misfits(column.getField(own.name), own.dataType, one["type"], f"{path}.{own.name}")
+                inner = _find_misfits(
+                    column.getField(own.name), own.dataType, one["type"], f"{path}.{own.name}"
+                )
                 yield from (F.when(column.isNotNull(), why) for why in inner)
     elif shape == "array" and isinstance(kind, T.ArrayType):
-        yield from _within(column, kind.elementType, avro["items"], f"{path}[]")
+        yield from _find_element_misfits(column, kind.elementType, avro["items"], f"{path}[]")
     elif shape == "map" and isinstance(kind, T.MapType):
-        yield from _within(F.map_values(column), kind.valueType, avro["values"], f"{path}[]")
+        yield from _find_element_misfits(F.map_values(column), kind.valueType, avro["values"], f"{path}[]")
 
 
-def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
+def _find_element_misfits(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterator[Column]:
     found: list[Column] = []
 
     def why(element: Column) -> Column:
-        # Once for all that can be wrong: once for each would be as many at each depth.
-        found.extend(_misfits(element, kind, avro, path))
+        # One expression for all errors: one per error would multiply with each level of nesting.
+        found.extend(_find_misfits(element, kind, avro, path))
         return F.coalesce(*found, F.lit(None).cast("string"))
 
     told = F.transform(elements, why)
@@ -214,7 +216,7 @@ def _within(elements: Column, kind: T.DataType, avro: Any, path: str) -> Iterato
 
 
 def check_calendar(spark: SparkSession, fields: T.StructType, whose: str) -> None:
-    """Refuse a session in which days or times of records would become others."""
+    """Refuse a session whose settings would change days or times of records."""
     if (calendar := str(spark.conf.get(_CALENDAR))) != "CORRECTED" and _TIMES.search(fields.simpleString()):
         raise ConfigError(
             f"{whose} is Avro with times, and the Spark session has {_CALENDAR}={calendar}",

@@ -1,4 +1,4 @@
-"""Parts of Avro schemas that those who read by them ask for: kinds, names, and what values mean."""
+"""Functions on Avro schemas: kinds, names, logical types, and how two schemas match."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pyspark.sql import types as T
 
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _FIRST_MICRO, _LAST_MICRO = -62_135_596_800_000_000, 253_402_300_799_999_999
-#: Of a schema that says no more about its values; who reads by it wants them as they are.
+#: The logical type of a schema without one.
 PLAIN = "a plain value"
-#: Logical types whose values are what their own type says; all others are left to that, too.
+#: Logical types of timestamps, each with its Spark type and its microseconds per unit.
 TIMES: Mapping[str, tuple[T.DataType, int]] = {
     "timestamp-millis": (T.TimestampType(), 1_000),
     "timestamp-micros": (T.TimestampType(), 1),
@@ -28,7 +28,7 @@ def kind_of(schema: Any) -> str:
 
 
 def logical_of(schema: Any) -> str:
-    """Return what the values of a schema mean, where another meaning gives other values."""
+    """Return the logical type of a schema, a decimal with precision and scale."""
     if not isinstance(schema, dict):
         return PLAIN
     name = str(schema.get("logicalType", PLAIN))
@@ -36,7 +36,7 @@ def logical_of(schema: Any) -> str:
 
 
 def map_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a schema with each one in it changed: branches, items, values and the types of fields."""
+    """Return a schema with each direct part changed: branches, items, values and the types of fields."""
     if isinstance(schema, list):
         return [change(one) for one in schema]
     if not isinstance(schema, dict):
@@ -53,8 +53,8 @@ def map_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
     return made
 
 
-def names_in(schema: Any) -> dict[str, Any]:
-    """Return what each named type is, at any depth."""
+def find_named_types(schema: Any) -> dict[str, Any]:
+    """Return all named types of a schema, at any depth, by name."""
     found: dict[str, Any] = {}
 
     def visit(one: Any) -> Any:
@@ -66,12 +66,12 @@ def names_in(schema: Any) -> dict[str, Any]:
     return found
 
 
-def whole(schema: Any, named: Mapping[str, Any]) -> Any:
+def resolve_name(schema: Any, named: Mapping[str, Any]) -> Any:
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
-def likeness(writer: Any, reader: Any) -> int:
-    """Return how much two schemas of one kind are the same; 0 if they are not."""
+def score_match(writer: Any, reader: Any) -> int:
+    """Return how well two schemas of one kind match; 0 if they do not."""
     if not isinstance(writer, dict) or "name" not in writer:
         return 2 if logical_of(writer) == logical_of(reader) else 1
     if writer.get("size") != reader.get("size"):
@@ -86,7 +86,7 @@ def likeness(writer: Any, reader: Any) -> int:
 
 
 def limits_of(kind: str, logical: str) -> tuple[int, int, int] | None:
-    """Return the first and the last number of days or microseconds, and how many of these is one."""
+    """Return the least and greatest day or microsecond of a type, and the factor from its unit to that."""
     if logical == "date" and kind == "int":
         return _FIRST_DAY, _LAST_DAY, 1
     if logical in TIMES and kind == "long":
@@ -95,7 +95,7 @@ def limits_of(kind: str, logical: str) -> tuple[int, int, int] | None:
 
 
 def name_of(one: Mapping[str, Any], reader: Any, theirs: Container[str]) -> str | None:
-    """Return which of a writer's fields a field of a reader's record is; None if there is none."""
+    """Return the name of the writer's field that matches a reader's field; None if there is none."""
     names = {each["name"] for each in reader["fields"]}
     called = [one["name"], *(alias for alias in one.get("aliases", ()) if alias not in names)]
     return next((name for name in called if name in theirs), None)

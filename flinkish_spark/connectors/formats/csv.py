@@ -1,4 +1,4 @@
-"""CSV: one line of values per record, read and written so that a line read is the line that was written."""
+"""Reading and writing of CSV, one line per record; reading a written line returns the same values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.reader import Reader, Unreadable
+from flinkish_spark.connectors.formats.reader import CodecError, Reader
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.types.exact_text import exact_text
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.text_values import parser_of
 
-#: A file that begins with it loses it, whoever reads the file.
+#: Readers remove it from the beginning of a file.
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -34,29 +34,29 @@ def check_flat(fields: T.StructType, whose: str) -> None:
 
 @dataclass(frozen=True)
 class CsvForm:
-    """How values become a line."""
+    """Settings of a CSV line."""
 
     delimiter: str = ","
     quote: str = '"'
-    #: The text of a null. If it is not empty, no value may have it: Spark takes it for a null in quotes, too.
+    #: The text of a null. If it is not empty, no value may have it: Spark reads it as null even in quotes.
     null: str = ""
     quotes_all: bool = False
-    #: What readers may take for the end of a line, besides its own.
+    #: The end of a line; texts that contain it are quoted.
     line_end: str = "\n"
-    #: Whether lines are in files, whose readers pass over U+FEFF where a file begins.
+    #: If lines are in files, whose readers skip U+FEFF at the beginning.
     is_in_files: bool = False
 
     @property
     def special(self) -> str:
-        """Return what is found in a text that must be in quotes."""
+        """Return a regular expression that matches texts which must be in quotes."""
         letters = re.escape(self.delimiter + self.quote + self.line_end)
-        # Readers pass over a line of nothing but blanks, and each may be all that is in one.
+        # Readers skip blank lines, and a blank value may be the only one of its line.
         mark = f"|^{BYTE_ORDER_MARK}" if self.is_in_files else ""
         return ".*" if self.quotes_all else f"[{letters}\\r\\n]|^[\\x00-\\x20]*${mark}"
 
 
 class ReadAsNull(Exception):
-    """A value has the text of a null: that of a field, in a row."""
+    """A value has the same text as a null; holds the field's name and the row."""
 
     def __init__(self, name: str, row: int) -> None:
         super().__init__(name, row)
@@ -64,7 +64,7 @@ class ReadAsNull(Exception):
 
 
 def lines_of(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -> pa.Array:
-    """Return a line for each row of the columns; raise ReadAsNull for a value that would be no value."""
+    """Return a line for each row of the columns; raise ReadAsNull for a value that would be read as null."""
     values, quote = [], form.quote
     for one, column in zip(fields, columns, strict=True):
         text = exact_text(one.dataType)(column)
@@ -81,9 +81,9 @@ def lines_of(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -
 
 
 def lines_of_files(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -> pa.Array:
-    """Return lines of which no reader of files passes over one, as they do where all of it is blank."""
+    """Return lines for a file; none is blank, since readers of files skip blank lines."""
     lines = lines_of(fields, columns, form)
-    # Values that are blank are in quotes: only nulls are left.
+    # Blank values are in quotes, so a blank line has only nulls.
     nulls = [f"{form.quote}{form.null}{form.quote}", *[form.null] * (len(columns) - 1)]
     is_blank = pc.match_substring_regex(lines, "^[\\x00-\\x20]*$")
     return pc.if_else(is_blank, form.delimiter.join(nulls), lines)
@@ -100,7 +100,7 @@ class CsvReader(Reader):
         kind: T.StructType = replace_months(T.StructType.fromJson(json.loads(self.fields)), T.IntegerType())
         return kind
 
-    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
+    def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
         fields = T.StructType.fromJson(json.loads(self.fields))
         split = _splitter(self.delimiter)
         values = [(one, parser_of(one.dataType, self.time_zone)) for one in fields]
@@ -109,10 +109,10 @@ class CsvReader(Reader):
             try:
                 line = data.decode()
             except UnicodeDecodeError as error:
-                raise Unreadable(f"the line is no UTF-8: {error.reason}") from None
+                raise CodecError(f"the line is no UTF-8: {error.reason}") from None
             found = split(line)
             if len(found) != len(values):
-                raise Unreadable(f"the line has {len(found)} values, and there are {len(values)} fields")
+                raise CodecError(f"the line has {len(found)} values, and there are {len(values)} fields")
             return tuple(_value(text, *one) for text, one in zip(found, values, strict=True))
 
         return read
@@ -125,7 +125,7 @@ def _value(text: str | None, one: T.StructField, parse: Callable[[str], Any]) ->
         return parse(text)
     except ValueError:  # Python's own, too: a number of 5,000 digits
         kind = one.dataType.simpleString()
-        raise Unreadable(f"the field '{one.name}' is no {kind}: {text[:100]!r}") from None
+        raise CodecError(f"the field '{one.name}' is no {kind}: {text[:100]!r}") from None
 
 
 def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
@@ -133,11 +133,11 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
     enclosed = re.compile(f'"((?:[^"]|"")*)"(?={special}|\\Z)')
 
     def split(line: str) -> list[str | None]:
-        # The end of a line that a record may have; within a value it is in quotes.
+        # A record may end with a line end; inside a value it is in quotes.
         line = line.removesuffix("\n").removesuffix("\r")
         if '"' not in line:
             if "\n" in line or "\r" in line:
-                raise Unreadable("it is more than one line")
+                raise CodecError("it is more than one line")
             return [text or None for text in line.split(delimiter)]
         found: list[str | None] = []
         at = 0
@@ -145,8 +145,8 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
             if line.startswith('"', at):
                 matched = enclosed.match(line, at)
                 if matched is None:
-                    raise Unreadable(
-                        f"value {len(found) + 1} has a quote that nothing closes, or text behind it"
+                    raise CodecError(
+                        f"value {len(found) + 1} has an unclosed quote, or text after the closing one"
                     )
                 found.append(matched[1].replace('""', '"'))
                 at = matched.end()
@@ -154,8 +154,8 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
                 end = line.find(delimiter, at)
                 text = line[at : len(line) if end < 0 else end]
                 if any(letter in text for letter in '"\r\n'):
-                    raise Unreadable(
-                        f"value {len(found) + 1} has a quote or the end of a line, and no quotes around it"
+                    raise CodecError(
+                        f"value {len(found) + 1} has a quote or a line end, and no quotes around it"
                     )
                 found.append(text or None)
                 at += len(text)

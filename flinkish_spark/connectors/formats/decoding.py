@@ -1,7 +1,7 @@
-"""Keys and values of a source as columns, in any format: what is read of each, and why it is none.
+"""Decoding of a source's keys and values into columns, in any format, with a reason for each bad record.
 
-All are read over Arrow columns, by the library of the format where it has one: of a record that names its
-writer's schema Spark's own functions know nothing, and of a bad one they do not say why.
+Arrow columns are decoded by Python libraries of the formats: Spark's own functions do not know records that
+name their writer's schema, and do not say why a record is bad.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.formats import avro, json_schema, plain_json, protobuf
 from flinkish_spark.connectors.formats.csv import CsvReader, check_flat
 from flinkish_spark.connectors.formats.reader import Reader, read_values
-from flinkish_spark.connectors.formats.registry import NoSuchSchema, Registered, client_of, subject_of
+from flinkish_spark.connectors.formats.registry import NoSuchSchema, RegistrySchema, client_of, subject_of
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import UNREADABLE_MARKER, ConfigError, SchemaError
 from flinkish_spark.core.formats import (
@@ -42,19 +42,19 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.types.json_columns import has_intervals
 from flinkish_spark.types.schemas import PREFIX
 
-#: The column that says why a record is bad.
+#: The column with the reason why a record is bad.
 REASON = f"{PREFIX}reason"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of each record, its key or its value, and the columns that it becomes."""
+class RecordPart:
+    """The key or the value of records, its format, and the columns that it is decoded into."""
 
     #: ``key`` or ``value``: the column with the bytes.
     name: str
     form: Format
     fields: T.StructType
-    #: What reads the bytes one by one; None for bytes, texts and JSON.
+    #: Reads the bytes; None for bytes, texts and JSON.
     reader: Reader | None = None
 
     @property
@@ -66,19 +66,19 @@ class Part:
         return has_intervals(self.fields)
 
 
-def stated_part(form: Format, name: str) -> Part | None:
-    """Return a part whose columns its format says itself; None if a registry's subject says them."""
+def make_declared_part(form: Format, name: str) -> RecordPart | None:
+    """Return a part whose format declares its columns; None if a registry's subject does."""
     match form:
         case Raw():
-            return Part(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
+            return RecordPart(name, form, T.StructType([T.StructField(form.column, T.BinaryType())]))
         case String():
-            return Part(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
+            return RecordPart(name, form, T.StructType([T.StructField(form.column, T.StringType())]))
         case Json():
-            return Part(name, form, plain_json.json_schema(form))
+            return RecordPart(name, form, plain_json.json_schema(form))
         case Csv():
             fields = plain_json.json_schema(Json(form.schema), "CSV")
             check_flat(fields, "the CSV schema")
-            return Part(name, form, fields, CsvReader(fields.json(), form.delimiter))
+            return RecordPart(name, form, fields, CsvReader(fields.json(), form.delimiter))
         case Avro() if form.schema_id is not None:
             raise ConfigError(
                 "Avro of a source has a schema_id",
@@ -93,18 +93,18 @@ def stated_part(form: Format, name: str) -> Part | None:
                 what_to_do="give one of them",
             )
         case Avro():
-            return _of_text(form, name, Registered("AVRO", form.schema))
+            return _make_text_part(form, name, RegistrySchema("AVRO", form.schema))
         case Protobuf():
-            return _of_files(form, name, form.descriptor, form.message)
+            return _make_protobuf_part(form, name, form.descriptor, form.message)
         case JsonSchema():
-            return _of_text(form, name, Registered("JSON", form.schema))
+            return _make_text_part(form, name, RegistrySchema("JSON", form.schema))
 
 
-def _of_text(form: Avro | JsonSchema, name: str, schema: Registered) -> Part:
+def _make_text_part(form: Avro | JsonSchema, name: str, schema: RegistrySchema) -> RecordPart:
     if isinstance(form, Avro):
-        text = json.dumps(avro.whole_schema(schema.text, schema.references), sort_keys=True)
+        text = json.dumps(avro.parse_schema(schema.text, schema.references), sort_keys=True)
         reader = avro.AvroReader(text, name, form.registry, form.on_schema_change)
-        return Part(name, form, reader.kind, reader)
+        return RecordPart(name, form, reader.kind, reader)
     json_schema.validator_of(schema.text, schema.references)
     if form.fields:
         fields = plain_json.json_schema(Json(form.fields))
@@ -113,34 +113,34 @@ def _of_text(form: Avro | JsonSchema, name: str, schema: Registered) -> Part:
     of_json = json_schema.JsonSchemaReader(
         schema.text, schema.references, fields.json(), form.registry, form.on_schema_change
     )
-    return Part(name, form, fields, of_json)
+    return RecordPart(name, form, fields, of_json)
 
 
-def _of_files(form: Protobuf, name: str, files: bytes, message: str) -> Part:
+def _make_protobuf_part(form: Protobuf, name: str, files: bytes, message: str) -> RecordPart:
     descriptor = protobuf.descriptor_of(files, message)
     reader = protobuf.ProtobufReader(files, descriptor.full_name, form.registry, form.on_schema_change)
-    return Part(name, form, reader.kind, reader)
+    return RecordPart(name, form, reader.kind, reader)
 
 
-def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> Part:
-    """Return a part with its columns; the registry is asked where it says them, and the answer kept."""
-    # Called at each start of the query. Without EVOLVE a job reads by the schema of its first start for ever,
-    # which is a fact in its directory and in its savepoints. With EVOLVE it takes the newest, and from which
-    # checkpoint on it has read by each is a fact.
-    stated = stated_part(form, name)
+def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence[str]) -> RecordPart:
+    """Return a part with its columns; if the registry declares them, its answer is recorded."""
+    # Called at each start of the query. Without EVOLVE a job always reads with the schema of its first start,
+    # which is recorded as a fact in its directory and savepoints. With EVOLVE it reads with the newest
+    # schema, and records from which checkpoint on it has read with each.
+    stated = make_declared_part(form, name)
     if stated is not None or not isinstance(form, RegisteredFormat) or form.registry is None:
         assert stated is not None
         return stated
     job_dir = None if place.job_dir is None else JobDir(place.job_dir.open(), place.job_dir)
     fact, evolves = f"schema-{uid}-{name}", form.on_schema_change is OnSchemaChange.EVOLVE
     stored = None if job_dir is None or evolves else job_dir.recorded(fact)
-    schema = _newest(form.registry, name, topics) if stored is None else Registered.from_json(stored)
+    schema = _newest(form.registry, name, topics) if stored is None else RegistrySchema.from_json(stored)
     if job_dir is not None and stored is None:
         first = job_dir.recorded_once(fact, schema.to_json())
         if evolves:
             _note_schema(job_dir, fact, schema)
         else:
-            schema = Registered.from_json(first)
+            schema = RegistrySchema.from_json(first)
     wanted = {Avro: "AVRO", Protobuf: "PROTOBUF", JsonSchema: "JSON"}[type(form)]
     if schema.kind != wanted:
         raise SchemaError(
@@ -149,11 +149,11 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
         )
     if isinstance(form, Protobuf):
         files = protobuf.files_of(schema)
-        return _of_files(form, name, files, form.message or protobuf.first_message(files))
-    return _of_text(form, name, schema)
+        return _make_protobuf_part(form, name, files, form.message or protobuf.first_message(files))
+    return _make_text_part(form, name, schema)
 
 
-def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> Registered:
+def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> RegistrySchema:
     if not registry.subject and len(topics) != 1:
         raise ConfigError(
             f"the schema of the {name} comes from a registry, and the source reads {len(topics)} topics",
@@ -175,22 +175,22 @@ def schema_facts(uid: str) -> tuple[str, ...]:
     return tuple(f"schema-{uid}-{name}" for name in ("key", "value"))
 
 
-def _note_schema(job_dir: JobDir, fact: str, schema: Registered) -> None:
-    """Note from which checkpoint on a schema is read by, unless it was read by before."""
+def _note_schema(job_dir: JobDir, fact: str, schema: RegistrySchema) -> None:
+    """Record from which checkpoint on a schema is used, unless it was in use before."""
     at = 1 + max((one.value for one in job_dir.decided_ids()), default=0)
     numbered = re.compile(rf"facts/{re.escape(fact)}-([0-9]+)-([0-9]+)\.json")
     found = map(numbered.fullmatch, job_dir.store.list("facts"))
     past = [(int(one[1]), int(one[2])) for one in found if one is not None]
-    # A rewind leaves notes about checkpoints that come again.
+    # After a rewind there are facts about later checkpoints, whose ids come again.
     before = max((one for one in past if one[0] <= at), default=None)
     if before is None or before[1] != schema.schema_id:
         job_dir.recorded_once(f"{fact}-{at}-{schema.schema_id}", schema.to_json())
 
 
-def read_part(part: Part, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-    """Return a struct for each value, and why it is none; both are null where there are no bytes.
+def read_part(part: RecordPart, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+    """Return a struct for each value, and the reasons of bad values; both are null for a null.
 
-    Intervals of months are numbers in it, see `with_intervals`.
+    In the struct, year-month intervals are numbers of months, see `restore_intervals`.
     """
     match part.form:
         case Raw(column=column):
@@ -230,17 +230,17 @@ def _text_of(value: bytes) -> str | None:
         return None
 
 
-def unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
-    """Return what raises the error that names a record and says why it is bad."""
+def raise_unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
+    """Return an expression that raises the error for a bad record."""
     place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
     told = F.to_json(F.struct(*place, reason.alias("reason")))
     return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))
 
 
-def without_bad(found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str]) -> DataFrame:
-    """Return the rows without a :data:`REASON`; those that are dropped are counted by Spark."""
+def drop_bad_records(found: DataFrame, policy: BadRecordPolicy, counted_as: Sequence[str]) -> DataFrame:
+    """Return the rows without a :data:`REASON`; Spark counts dropped rows as an observed metric."""
     is_good = F.col(REASON).isNull()
     if policy is OnBadRecord.DROP:
-        metric = plain_json.dropped_metric(counted_as)
+        metric = plain_json.name_drop_metric(counted_as)
         found = found.observe(metric, F.count(F.when(~is_good, 1)).alias("dropped"))
     return found.where(is_good)

@@ -1,9 +1,9 @@
-"""Keys and values of a sink: from a stream's fields to bytes in any format, and why a row has none.
+"""Encoding of a sink's keys and values, in any format, with a reason for each row that cannot be encoded.
 
-Columns are encoded in the pass that stages them, and Avro in front of it, by Spark's own encoder. Protobuf is
-written by its own library, and what JSON Schema says of a record is looked at by that of JSON Schema. A
-schema is registered before a job starts, and asked for again at each start: the number in front of its
-records is known then, and no task asks for it.
+Columns are encoded in the Python task that stages them; Avro is encoded before that by Spark's own encoder.
+Protobuf is written by its own library, and JSON is validated by the library of JSON Schema. A schema is
+registered before the job starts, and looked up again at each start; so no task has to ask for the schema id
+that its records begin with.
 """
 
 from __future__ import annotations
@@ -26,13 +26,19 @@ from flinkish_spark.connectors.formats.csv import CsvForm, check_flat, lines_of
 from flinkish_spark.connectors.formats.json_schema import (
     JsonSchemaWriter,
     check_references,
-    derived_schema,
+    derive_schema,
     fields_of,
     why_never_valid,
 )
 from flinkish_spark.connectors.formats.plain_json import json_schema
 from flinkish_spark.connectors.formats.reader import Writer, write_values
-from flinkish_spark.connectors.formats.registry import Registered, client_of, header, record_name, subject_of
+from flinkish_spark.connectors.formats.registry import (
+    RegistrySchema,
+    client_of,
+    header,
+    record_name,
+    subject_of,
+)
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.formats import (
     Avro,
@@ -54,14 +60,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    #: Of no meaning where there is a misfit.
+class EncodedColumn:
+    #: The encoded bytes; undefined for rows with a misfit.
     data: pa.Array
-    #: Why a row has none, null where it has; None if every row has.
+    #: The reason why a row cannot be encoded, null if it was; None if every row was.
     misfit: pa.Array | None = None
 
 
-def named_columns(form: Format) -> list[str]:
+def find_named_columns(form: Format) -> list[str]:
     match form:
         case Raw() | String():
             return [form.column]
@@ -75,12 +81,12 @@ def named_columns(form: Format) -> list[str]:
 
 
 def check_encodable(form: Format, schema: T.StructType, whose: str) -> None:
-    """Refuse a format that does not fit a stream's fields; Avro is compared in :func:`check_written`."""
+    """Refuse a format that does not fit a stream's fields; :func:`check_written` checks Avro."""
     match form:
         case Raw() | String():
             unfit, names = unfit_for_text, [form.column]
         case Json() | Csv() | JsonSchema():
-            unfit, names = unfit_for_json, named_columns(form) or schema.names
+            unfit, names = unfit_for_json, find_named_columns(form) or schema.names
         case Protobuf():
             _check_message(form, schema, whose)
             return
@@ -123,13 +129,13 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
             column=missing[0],
         )
     given = T.StructType([schema[name] for name in wanted.names])
-    if (why := protobuf.unfit(given, wanted, "")) is not None:
+    if (why := protobuf.why_unfit(given, wanted, "")) is not None:
         raise SchemaError(
             f"{whose} cannot be written as its Protobuf message",
             why=why,
             what_to_do="cast it in a transform; docs/formats.md says what each type of Protobuf is",
         )
-    if (name := protobuf.without_required(message, given)) is not None:
+    if (name := protobuf.find_missing_required(message, given)) is not None:
         raise SchemaError(
             f"{whose} has the required field '{name}' in its Protobuf message, and its stream does not",
             what_to_do="add it in a transform",
@@ -140,17 +146,17 @@ def _check_message(form: Protobuf, schema: T.StructType, whose: str) -> None:
 def check_written(
     spark: SparkSession, form: Format, schema: T.StructType, topics: Sequence[str], part: str, whose: str
 ) -> None:
-    """Refuse what only Spark, or the registry, can say; called before anything starts."""
+    """Make the checks that need Spark or the registry; called before anything starts."""
     if isinstance(form, Avro):
         check_avro(spark, form, schema, whose)
     if isinstance(form, JsonSchema):
-        # Of a derived one, too: that the library is here.
+        # Derived schemas are checked too, since that fails if the library is missing.
         check_references(_json_schema_of(form, schema))
     prefix_of(form, schema, topics, part)
 
 
 def prefix_of(form: Format, schema: T.StructType, topics: Sequence[str], part: str) -> bytes:
-    """Return what stands in front of each record; with a registry its schema is registered for it."""
+    """Return the bytes before each record; with a registry this registers the schema."""
     if isinstance(form, Avro) and form.schema_id is not None:
         return header(form.schema_id)
     if not isinstance(form, RegisteredFormat) or form.registry is None:
@@ -175,10 +181,10 @@ def _number_of(
     client = client_of(registry)
     match form:
         case Avro():
-            written = Registered("AVRO", json.dumps(avro_schema(form, schema)))
+            written = RegistrySchema("AVRO", json.dumps(avro_schema(form, schema)))
             name = record_name("AVRO", written.text)
         case JsonSchema():
-            written = Registered("JSON", _json_schema_of(form, schema))
+            written = RegistrySchema("JSON", _json_schema_of(form, schema))
             name = record_name("JSON", written.text)
         case Protobuf():
             message = protobuf.descriptor_of(form.descriptor, form.message)
@@ -189,20 +195,20 @@ def _number_of(
 
 
 def _json_schema_of(form: JsonSchema, schema: T.StructType) -> str:
-    names = named_columns(form) or schema.names
-    return form.schema or derived_schema(T.StructType([schema[name] for name in names]))
+    names = find_named_columns(form) or schema.names
+    return form.schema or derive_schema(T.StructType([schema[name] for name in names]))
 
 
-def _file_of(file: object) -> Registered:
+def _file_of(file: object) -> RegistrySchema:
     from google.protobuf import descriptor_pb2
 
     made = descriptor_pb2.FileDescriptorProto()
     file.CopyToProto(made)  # type: ignore[attr-defined]
-    return Registered("PROTOBUF", base64.b64encode(made.SerializeToString(deterministic=True)).decode())
+    return RegistrySchema("PROTOBUF", base64.b64encode(made.SerializeToString(deterministic=True)).decode())
 
 
 def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str, int]]:
-    """Register the files that one imports, each under its own name, as Confluent's writers do."""
+    """Register the files that a file imports, each under its own name, as Confluent's serializers do."""
     found = []
     for one in file.dependencies:  # type: ignore[attr-defined]
         if one.name.startswith("google/protobuf/"):
@@ -216,18 +222,18 @@ def _dependencies(registry: SchemaRegistry, file: object) -> list[tuple[str, str
 
 @dataclass(frozen=True)
 class PartEncoder:
-    """Encodes one part of records, their keys or their values. It is pickled into tasks."""
+    """Encodes the keys or the values of records. It is pickled into tasks."""
 
     form: Format | None
     #: The fields of the records.
     fields: T.StructType
-    #: What stands in front of each record of a format with a registry.
+    #: The bytes before each record if the format has a registry.
     prefix: bytes = b""
-    #: What names of the columns begin with that Spark computes for it.
+    #: Prefix of the names of columns that Spark computes.
     part: str = ""
 
     def spark_columns(self) -> dict[str, Column]:
-        """Return what Spark computes of a row in front of the pass that encodes: Avro, by its own encoder."""
+        """Return the columns that Spark computes before Python encodes: Avro by Spark's own encoder."""
         if not isinstance(self.form, Avro):
             return {}
         misfit = avro_misfit(self.form, self.fields)
@@ -236,8 +242,8 @@ class PartEncoder:
         found = {self._data: data if misfit is None else F.when(misfit.isNull(), data)}
         return found if misfit is None else {**found, self._misfit: misfit}
 
-    def computed_types(self) -> dict[str, T.DataType]:
-        """Return the types of what :meth:`spark_columns` may return."""
+    def spark_column_types(self) -> dict[str, T.DataType]:
+        """Return the types of the columns that :meth:`spark_columns` may return."""
         return {self._data: T.BinaryType(), self._misfit: T.StringType()}
 
     @property
@@ -248,7 +254,7 @@ class PartEncoder:
 
     @cached_property
     def names(self) -> list[str]:
-        """Return the fields that it reads in Python."""
+        """Names of the fields that :meth:`encode` reads."""
         match self.form:
             case None | Avro():
                 return []
@@ -256,36 +262,36 @@ class PartEncoder:
                 return protobuf.fields_of(
                     protobuf.descriptor_of(self.form.descriptor, self.form.message)
                 ).names
-        return named_columns(self.form) or self.fields.names
+        return find_named_columns(self.form) or self.fields.names
 
-    def encode(self, records: pa.RecordBatch) -> Encoded:
+    def encode(self, records: pa.RecordBatch) -> EncodedColumn:
         columns = [records.column(name) for name in self.names]
         match self.form:
             case None:
-                return Encoded(pa.nulls(records.num_rows, pa.binary()))
+                return EncodedColumn(pa.nulls(records.num_rows, pa.binary()))
             case Avro():
                 has_misfit = self._misfit in records.schema.names
                 misfit = records.column(self._misfit) if has_misfit else None
-                return Encoded(records.column(self._data), misfit)
+                return EncodedColumn(records.column(self._data), misfit)
             case Raw() | String():
                 (column,), kind = columns, self.fields[self.names[0]].dataType
                 is_binary = isinstance(kind, T.BinaryType)
-                return Encoded(column if is_binary else exact_text(kind)(column).cast(pa.binary()))
+                return EncodedColumn(column if is_binary else exact_text(kind)(column).cast(pa.binary()))
             case Json():
-                return Encoded(self._json.write(columns, records.num_rows).cast(pa.binary()))
+                return EncodedColumn(self._json.write(columns, records.num_rows).cast(pa.binary()))
             case Csv():
                 own = T.StructType([self.fields[name] for name in self.names])
-                return Encoded(lines_of(own, columns, CsvForm(self.form.delimiter)).cast(pa.binary()))
+                return EncodedColumn(lines_of(own, columns, CsvForm(self.form.delimiter)).cast(pa.binary()))
             case Protobuf():
-                # Arrow asks the first column for the number of rows.
+                # Arrow takes the number of rows from the first column.
                 nothing = pa.array([{}] * records.num_rows, pa.struct([]))
-                return self._written(pa.StructArray.from_arrays(columns, self.names) if columns else nothing)
+                return self._write(pa.StructArray.from_arrays(columns, self.names) if columns else nothing)
             case JsonSchema():
-                return self._written(self._json.write(columns, records.num_rows).cast(pa.binary()))
+                return self._write(self._json.write(columns, records.num_rows).cast(pa.binary()))
 
-    def _written(self, rows: pa.Array) -> Encoded:
+    def _write(self, rows: pa.Array) -> EncodedColumn:
         assert self._writer is not None
-        return Encoded(*write_values(self._writer, rows))
+        return EncodedColumn(*write_values(self._writer, rows))
 
     @cached_property
     def _writer(self) -> Writer | None:
@@ -299,7 +305,7 @@ class PartEncoder:
     @cached_property
     def _json(self) -> JsonWriter:
         fields = T.StructType([self.fields[name] for name in self.names])
-        # A schema of the user's says of a field that it may be left out, seldom that it may be null.
+        # In users' schemas fields may often be left out, but seldom be null.
         is_of_user = isinstance(self.form, JsonSchema) and bool(self.form.schema)
         return JsonWriter(fields, null_fields=not is_of_user)
 

@@ -1,7 +1,7 @@
-"""JSON Schema: what each type becomes, records held against their writer's schema, and schemas of rows.
+"""JSON Schema: mapping to Spark's types, validation of records, and schemas derived from rows.
 
-A record is looked at here, and then read as JSON of the fields: by the same parser, as exactly, as any other.
-A schema names others only among those that came with it; nothing is fetched.
+A record is validated here, and then read by the same JSON parser as any other. A schema may refer only to
+schemas that came with it; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from urllib.parse import urljoin
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.reader import (
-    Difference,
+    CodecError,
     Reader,
-    Unreadable,
+    SchemaDifference,
     Writer,
     WriterSchemas,
     check_difference,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.schemas import check_field_names
@@ -38,24 +38,24 @@ _SIMPLE: Mapping[str, T.DataType] = {
 }
 _MOST_VALIDATED = 5
 _DEEPEST = 64
-# As many as Python takes of an integer. To compare or to divide 1e999999999 would need all of its digits.
+# Python's limit for integers. Comparing or dividing 1e999999999 would need all of its digits.
 _MOST_DIGITS = 4300
-#: Drafts in which nothing beside a `$ref` counts.
+#: Drafts in which all members beside a `$ref` are ignored.
 _REF_ALONE = ("draft-03", "draft-04", "draft-06", "draft-07")
 
 
 def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
-    return _opened(text, references)[0]
+    return _load_schema(text, references)[0]
 
 
-def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Place]:
-    """Return what holds values against a schema, and the schema with those that it can refer to."""
+def _load_schema(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _SchemaNode]:
+    """Return a validator of a schema, and the schema as a node that can resolve references."""
     try:
         import jsonschema
         import referencing
         from referencing.jsonschema import specification_with
     except ImportError as missing:
-        raise needed("json-schema", "jsonschema", missing) from None
+        raise make_library_error("json-schema", "jsonschema", missing) from None
     known: dict[str, Any] = {}
     name = ""
     try:
@@ -66,7 +66,7 @@ def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Pla
             one = _DECODER.decode(its_text)
             jsonschema.validators.validator_for(one, default=kind).check_schema(one)
             known[name] = referencing.Resource.from_contents(one, draft)
-        # What a registry calls a schema is relative to the `$id` of the one that refers to it.
+        # The name of a referenced schema is relative to the `$id` of the schema that refers to it.
         for name, resource in list(known.items()):
             known.setdefault(urljoin(name, resource.id() or name), resource)
         for base, (name, _) in itertools.product(list(known), references):
@@ -78,14 +78,14 @@ def _opened(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _Pla
             why=f"{name}: {why}" if name else why,
             what_to_do="correct the schema",
         ) from None
-    # Without a way to retrieve anything else.
+    # This registry cannot retrieve other schemas.
     registry: Any = referencing.Registry().with_resources(known.items())
     resolver = registry.resolver_with_root(draft.create_resource(schema))
-    return kind(schema, registry=registry), _Place(schema, draft, resolver)
+    return kind(schema, registry=registry), _SchemaNode(schema, draft, resolver)
 
 
 class _Number(Decimal):
-    """One with decimal places, held against a schema as it is written: a float would be another number."""
+    """A number with decimal places, validated as it is written: as a float it would be another number."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -116,12 +116,12 @@ def _constant(name: str) -> Any:
 _DECODER = json.JSONDecoder(
     parse_constant=_constant, parse_float=functools.partial(_number, is_whole_integer=True)
 )
-# In which 1.0 is no integer.
+# In draft 4, 1.0 is no integer.
 _DECODER_OF_DRAFT_4 = json.JSONDecoder(parse_constant=_constant, parse_float=_number)
 
 
 def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.StructType:
-    found = _type_of([_opened(text, references)[1]], "")
+    found = _type_of([_load_schema(text, references)[1]], "")
     if not isinstance(found, T.StructType):
         raise SchemaError(
             "the JSON Schema describes no object with properties",
@@ -133,39 +133,39 @@ def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.Struct
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A schema, the draft that it is read by, and what says where its references lead."""
+class _SchemaNode:
+    """A schema, its draft, and the resolver of its references."""
 
     schema: Any
     draft: Any
     resolver: Any
 
-    def within(self, schema: Any) -> _Place:
+    def descend(self, schema: Any) -> _SchemaNode:
         if not isinstance(schema, dict):
             return replace(self, schema=schema)
         draft = self.draft.detect(schema)
-        return _Place(schema, draft, self.resolver.in_subresource(draft.create_resource(schema)))
+        return _SchemaNode(schema, draft, self.resolver.in_subresource(draft.create_resource(schema)))
 
-    def each(self, *keywords: str) -> list[_Place]:
-        return [self.within(one) for keyword in keywords for one in self.schema.get(keyword, ())]
+    def each(self, *keywords: str) -> list[_SchemaNode]:
+        return [self.descend(one) for keyword in keywords for one in self.schema.get(keyword, ())]
 
-    def referred(self, path: str) -> _Place:
+    def follow_reference(self, path: str) -> _SchemaNode:
         from referencing.exceptions import Unresolvable
 
         try:
             found = self.resolver.lookup(self.schema["$ref"])
         except (Unresolvable, TypeError, ValueError):
             raise _no_column(path, f"refers to {self.schema['$ref']!r}, which is not there") from None
-        return _Place(found.contents, self.draft.detect(found.contents), found.resolver)
+        return _SchemaNode(found.contents, self.draft.detect(found.contents), found.resolver)
 
 
-def _parts(place: _Place, path: str, depth: int = 0) -> list[_Place]:
-    """Return all schemas that a value is held against if it is against one, unless it is null."""
+def _parts(place: _SchemaNode, path: str, depth: int = 0) -> list[_SchemaNode]:
+    """Return all schemas that apply to a non-null value of a schema: references, allOf, a single choice."""
     if depth > _DEEPEST:
         raise _no_column(path, "refers to itself")
     if not isinstance(place.schema, dict):
         return []
-    referred = [place.referred(path)] if "$ref" in place.schema else []
+    referred = [place.follow_reference(path)] if "$ref" in place.schema else []
     if referred and place.draft.name in _REF_ALONE:
         return _parts(referred[0], path, depth + 1)
     found = [place]
@@ -176,10 +176,10 @@ def _parts(place: _Place, path: str, depth: int = 0) -> list[_Place]:
     return found + left[0] if len(left) == 1 else found
 
 
-def _type_of(places: Sequence[_Place], path: str, depth: int = 0) -> T.DataType:
-    """Return the type of values that are held against several schemas."""
+def _type_of(places: Sequence[_SchemaNode], path: str, depth: int = 0) -> T.DataType:
+    """Return the Spark type of values to which several schemas apply."""
     if depth > _DEEPEST:
-        raise _no_column(path, "has itself within it, and Spark has no type that does")
+        raise _no_column(path, "contains itself, and Spark has no recursive types")
     parts = [part for one in places for part in _parts(one, path)]
     kinds = sorted({kind for part in parts if (kind := _kind(part.schema, path)) is not None})
     if len(kinds) > 1:
@@ -188,15 +188,15 @@ def _type_of(places: Sequence[_Place], path: str, depth: int = 0) -> T.DataType:
         choice = any(part.schema.get(one) for part in parts for one in ("oneOf", "anyOf"))
         raise _no_column(path, "may be of several types" if choice else "may be anything")
 
-    def inner(keyword: str) -> list[_Place]:
+    def inner(keyword: str) -> list[_SchemaNode]:
         found = [(part, part.schema.get(keyword)) for part in parts]
-        return [part.within(one) for part, one in found if isinstance(one, dict)]
+        return [part.descend(one) for part, one in found if isinstance(one, dict)]
 
     kind = kinds[0]
-    properties: dict[str, list[_Place]] = {}
+    properties: dict[str, list[_SchemaNode]] = {}
     for part in parts:
         for name, one in part.schema.get("properties", {}).items():
-            properties.setdefault(name, []).append(part.within(one))
+            properties.setdefault(name, []).append(part.descend(one))
     if kind == "object" and properties:
         fields = [
             T.StructField(name, _type_of(each, f"{path}.{name}" if path else name, depth + 1))
@@ -215,7 +215,7 @@ def _type_of(places: Sequence[_Place], path: str, depth: int = 0) -> T.DataType:
 
 
 def _kind(schema: Mapping[str, Any], path: str) -> str | None:
-    """Return the one type, beside null, that a schema itself names; None if it names none."""
+    """Return the one type besides null that a schema itself names; None if it names none."""
     texts = [isinstance(one, str) for one in schema.get("enum", ()) if one is not None]
     default = "object" if "properties" in schema else "string" if texts and all(texts) else None
     kind = schema.get("type", default)
@@ -235,31 +235,31 @@ def _no_column(path: str, why: str) -> SchemaError:
     )
 
 
-def differences(text: str, references: Sequence[tuple[str, str]], reader: T.StructType) -> Difference:
-    """Return which properties of a writer's schema the fields that are read do not have."""
-    # Whether its values are what the fields hold is seen record by record.
-    found = Difference()
-    _compare(_opened(text, references)[1], reader, "", found, set())
+def differences(text: str, references: Sequence[tuple[str, str]], reader: T.StructType) -> SchemaDifference:
+    """Return the properties of a writer's schema that the reader's fields lack."""
+    # Types are not compared: values are checked record by record.
+    found = SchemaDifference()
+    _compare(_load_schema(text, references)[1], reader, "", found, set())
     return found
 
 
 def _compare(
-    place: _Place, reader: T.DataType, path: str, found: Difference, seen: set[tuple[int, str]]
+    place: _SchemaNode, reader: T.DataType, path: str, found: SchemaDifference, seen: set[tuple[int, str]]
 ) -> None:
     try:
         parts = _parts(place, path)
     except SchemaError:
-        # It says nothing about properties.
+        # Such a schema declares no properties.
         return
     for part in parts:
         if (id(part.schema), path) in seen:
             continue
         seen.add((id(part.schema), path))
-        # What applies conditionally, too.
+        # Include schemas that apply conditionally.
         sometimes = [part.schema[name] for name in ("if", "then", "else") if name in part.schema]
         for several in ("dependentSchemas", "dependencies"):
             sometimes += part.schema.get(several, {}).values()
-        for one in (*part.each("oneOf", "anyOf"), *map(part.within, sometimes)):
+        for one in (*part.each("oneOf", "anyOf"), *map(part.descend, sometimes)):
             _compare(one, reader, path, found, seen)
         match reader:
             case T.StructType():
@@ -269,39 +269,40 @@ def _compare(
                 for each in (*named, *allowed):
                     name = f"{path}.{each}" if path else each
                     if each in named and each in known:
-                        _compare(part.within(named[each]), known[each], name, found, seen)
+                        _compare(part.descend(named[each]), known[each], name, found, seen)
                     elif name not in found.left_out:
                         found.left_out.append(name)
             case T.ArrayType():
-                inner = part.within(part.schema.get("items"))
+                inner = part.descend(part.schema.get("items"))
                 _compare(inner, reader.elementType, f"{path}[]", found, seen)
             case T.MapType():
-                inner = part.within(part.schema.get("additionalProperties"))
+                inner = part.descend(part.schema.get("additionalProperties"))
                 _compare(inner, reader.valueType, f"{path}[]", found, seen)
 
 
 @dataclass(frozen=True)
 class JsonSchemaReader(Reader):
-    """Gives the text of each record that is valid."""
+    """Validates records and returns their text."""
 
     text: str
     references: tuple[tuple[str, str], ...]
-    #: What its objects are read as, as JSON of Spark's.
+    #: The fields that objects are read into, as Spark's JSON of a StructType.
     fields: str
-    #: Who knows the schemas that records name. None: they were written with `text`, and name none.
+    #: The registry of the schemas whose ids records carry. None: records carry no id, and have the schema
+    #: `text`.
     registry: SchemaRegistry | None
     on_schema_change: OnSchemaChange
 
     kind = T.StringType()
 
-    def opened(self) -> Callable[[bytes], str]:
+    def make_converter(self) -> Callable[[bytes], str]:
         if self.registry is None:
             validator = validator_of(self.text, self.references)
             return lambda data: _valid(data, 0, validator)
-        writers = WriterSchemas(self.registry, "JSON", self._looked_at)
+        writers = WriterSchemas(self.registry, "JSON", self._prepare)
         return lambda data: _valid(data, HEADER_BYTES, writers.of(data))
 
-    def _looked_at(self, found: Registered) -> Any:
+    def _prepare(self, found: RegistrySchema) -> Any:
         if self.on_schema_change is not OnSchemaChange.LEAVE_OUT:
             read = T.StructType.fromJson(json.loads(self.fields))
             left_out = differences(found.text, found.references, read)
@@ -313,14 +314,14 @@ def _valid(data: bytes, start: int, validator: Any) -> str:
     try:
         text = data[start:].decode()
     except UnicodeDecodeError as error:
-        raise Unreadable(f"it is no UTF-8: {error.reason}") from None
-    why = invalid(text, validator)
+        raise CodecError(f"it is no UTF-8: {error.reason}") from None
+    why = why_invalid(text, validator)
     if why is not None:
-        raise Unreadable(why)
+        raise CodecError(why)
     return text
 
 
-def invalid(text: str, validator: Any) -> str | None:
+def why_invalid(text: str, validator: Any) -> str | None:
     try:
         decoder = _DECODER if validator.is_type(1.0, "integer") else _DECODER_OF_DRAFT_4
         value = decoder.decode(text)
@@ -330,7 +331,7 @@ def invalid(text: str, validator: Any) -> str | None:
     except (ValueError, RecursionError) as error:
         return f"it is no JSON: {error}"
     except Exception as error:
-        # A reference within the schema that leads nowhere.
+        # A reference in the schema does not resolve.
         raise SchemaError(
             "a JSON Schema cannot be used",
             why=f"{type(error).__name__}: {error}"[:500].rstrip("."),
@@ -344,23 +345,23 @@ def invalid(text: str, validator: Any) -> str | None:
 
 @dataclass(frozen=True)
 class JsonSchemaWriter(Writer):
-    """Holds the text of each row against the schema, and puts its number in front."""
+    """Validates the text of each row, and prepends the schema's prefix."""
 
     text: str
     prefix: bytes = b""
 
-    def opened(self) -> Callable[[Any], bytes]:
+    def make_converter(self) -> Callable[[Any], bytes]:
         validator = validator_of(self.text)
 
         def write(data: bytes) -> bytes:
-            why = invalid(data.decode(), validator)
+            why = why_invalid(data.decode(), validator)
             if why is not None:
                 try:
-                    text = _with_nulls(data.decode(), validator)
+                    text = _add_nulls(data.decode(), validator)
                 except (ValueError, RecursionError):
-                    raise Unreadable(why) from None
-                if invalid(text, validator) is not None:
-                    raise Unreadable(why)
+                    raise CodecError(why) from None
+                if why_invalid(text, validator) is not None:
+                    raise CodecError(why)
                 data = text.encode()
             return self.prefix + data
 
@@ -374,8 +375,8 @@ class _Digits(str):
 _DECODER_OF_DIGITS = json.JSONDecoder(parse_float=_Digits, parse_int=_Digits)
 
 
-def _with_nulls(text: str, validator: Any) -> str:
-    """Return the text of a row with null for what its schema requires and a text without nulls leaves out."""
+def _add_nulls(text: str, validator: Any) -> str:
+    """Return the text of a row with nulls added for missing properties that its schema requires."""
     value = _DECODER_OF_DIGITS.decode(text)
     for error in validator.iter_errors(_DECODER.decode(text)):
         if error.validator == "required" and isinstance(error.validator_value, list):
@@ -396,11 +397,11 @@ def _text_of(value: Any) -> str:
 
 
 def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
-    """Return why nothing in a column can be valid by a schema with these columns; None if something can."""
+    """Return why no value of a type can be valid by a schema of the type `wanted`; None if one can."""
     if isinstance(kind, T.NullType):
         return None
-    (ours, theirs) = (str(_described(one)["type"]) for one in (kind, wanted))
-    # Of numbers a record tells: 1.0 is an integer.
+    (ours, theirs) = (str(_describe(one)["type"]) for one in (kind, wanted))
+    # Numbers are checked record by record: 1.0 is an integer.
     if ours != theirs and not {ours, theirs} <= {"integer", "number"}:
         return f"the field '{path}' is written as {ours}, and the schema has {theirs}"
     match kind, wanted:
@@ -418,15 +419,15 @@ def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | No
 
 
 def check_references(text: str) -> None:
-    """Refuse a schema that refers to what is not in it: a validator finds that out at some record."""
-    left = [_opened(text, ())[1]]
+    """Refuse a schema with an unresolved reference: a validator would find it only at some record."""
+    left = [_load_schema(text, ())[1]]
     while left:
         place = left.pop()
         if not isinstance(place.schema, dict):
             continue
         if "$ref" in place.schema:
             try:
-                place.referred("")
+                place.follow_reference("")
             except SchemaError:
                 raise SchemaError(
                     f"the JSON Schema refers to {place.schema['$ref']!r}, which is not there",
@@ -434,15 +435,15 @@ def check_references(text: str) -> None:
                     what_to_do="put what it refers to into the schema, under definitions",
                 ) from None
         inner = place.draft.create_resource(place.schema).subresources()
-        left += [place.within(one.contents) for one in inner]
+        left += [place.descend(one.contents) for one in inner]
 
 
-def derived_schema(fields: T.StructType) -> str:
+def derive_schema(fields: T.StructType) -> str:
     draft = "http://json-schema.org/draft-07/schema#"
-    return json.dumps({"$schema": draft, "title": "Record", **_described(fields)})
+    return json.dumps({"$schema": draft, "title": "Record", **_describe(fields)})
 
 
-def _described(kind: T.DataType) -> dict[str, Any]:
+def _describe(kind: T.DataType) -> dict[str, Any]:
     match kind:
         case T.StructType():
             return {"type": "object", "properties": {one.name: _nullable(one.dataType) for one in kind}}
@@ -453,11 +454,11 @@ def _described(kind: T.DataType) -> dict[str, Any]:
         case T.IntegralType():
             return {"type": "integer"}
         case T.DecimalType() | T.DoubleType() | T.FloatType():
-            # JSON has no NaN and no infinities: rows with these do not fit.
+            # JSON has no NaN and no infinities: rows with them are refused.
             return {"type": "number"}
     return {"type": "boolean"} if isinstance(kind, T.BooleanType) else {"type": "string"}
 
 
 def _nullable(kind: T.DataType) -> dict[str, Any]:
-    found = _described(kind)
+    found = _describe(kind)
     return {**found, "type": [found["type"], "null"]}

@@ -1,6 +1,6 @@
-"""JSON of sources: its schema as a user declares it, and its objects as columns.
+"""JSON of sources: the declared schema, and decoding of objects into columns.
 
-A text is exactly one object of the declared fields, or it is bad and there is a reason; `types/json_columns`
+A record must be exactly one object of the declared fields, or it is bad, with a reason; `types/json_columns`
 has the rules.
 """
 
@@ -21,7 +21,7 @@ from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.hints import first_required, holds_nothing
 from flinkish_spark.types.json_columns import JsonReader
 
-#: Longest reason that is told; it stands in a header of a dead letter.
+#: Longest reason of a bad record; it becomes a header of the dead letter.
 MOST_REASON = 1_000
 #: Name of the observed metric that counts dropped records; the source's topics follow.
 DROPPED_METRIC = "flinkish_dropped_"
@@ -57,15 +57,15 @@ def json_schema(value: Json, called: str = "JSON") -> T.StructType:
     return schema
 
 
-def dropped_metric(counted_as: Sequence[str]) -> str:
-    """Return the name under which Spark counts the records that a scan drops; others have other names."""
+def name_drop_metric(counted_as: Sequence[str]) -> str:
+    """Return the name of the observed metric that counts dropped records; unique per `counted_as`."""
     return DROPPED_METRIC + json.dumps(list(counted_as))
 
 
 def read_json(
     values: pa.Array, fields: T.StructType, whose: str, time_zone: str
 ) -> tuple[pa.Array, pa.Array]:
-    """Return a struct for each JSON object, and why bytes are none; both are null for a null."""
+    """Return a struct for each JSON object, and the reasons of bad values; both are null for a null."""
     reader = _reader_of(fields.json(), time_zone)
     rows = reader.read(values)
     bad = pc.and_(values.is_valid(), rows.is_null())

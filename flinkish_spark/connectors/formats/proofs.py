@@ -1,4 +1,4 @@
-"""Slices read by a fast library, each record with a proof: what was read is written as the same bytes."""
+"""Reading of slices by fast libraries; a record is proven if writing it again gives the same bytes."""
 
 from __future__ import annotations
 
@@ -11,68 +11,71 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flinkish_spark.connectors.formats.reader import AtOnce, Proven, Unreadable
+from flinkish_spark.connectors.formats.reader import CodecError, SliceConverter, SliceResult
 from flinkish_spark.types.arrow_columns import find_gaps
 
 
 class NoProof(Exception):
-    """Something in a slice may be read as something else."""
+    """A slice has a record that the library may have read wrongly."""
 
 
 @dataclass(frozen=True)
-class ReadAndWritten:
-    """Reads a slice of records that have nothing in front of them."""
+class RoundTripReader:
+    """Reads a slice of records without prefix; a record is proven if writing it gives the same bytes."""
 
     read: Callable[[pa.Array], Any]
-    #: Writes what was read.
+    #: Writes the records that were read.
     write: Callable[[Any], pa.Array]
-    #: Makes rows of what was read; raises NoProof.
+    #: Converts the records that were read to rows; raises NoProof.
     rows_of: Callable[[Any], pa.Array]
 
-    def __call__(self, values: pa.Array) -> Proven | None:
-        # Where there are no bytes, those of another record stand: a library may refuse a record of none.
+    def __call__(self, values: pa.Array) -> SliceResult | None:
+        # Nulls are replaced by the bytes of another record, since a library may refuse an empty record.
         there = values.drop_null()
         data = values if len(there) == len(values) else values.fill_null(there[0] if len(there) else b"")
         try:
             found = self.read(data)
-            return Proven(self.rows_of(found), pc.equal(self.write(found), data))
+            return SliceResult(self.rows_of(found), pc.equal(self.write(found), data))
         except (ValueError, TypeError, OverflowError, pa.ArrowException, NoProof):
             return None
         except BaseException as panic:
-            # Some checks of libraries in Rust end so, those of a length beyond all memory. Python has no name
-            # for it.
+            # Libraries in Rust panic at some bad records, for example at a length beyond all memory. Python
+            # cannot import the panic's class.
             if type(panic).__module__ != "pyo3_runtime":
                 raise
             return None
 
 
-#: Returns what is in front of a record, and what reads records behind that, if anything does; or raises
-#: Unreadable.
-FrontOf = Callable[[bytes], tuple[bytes, AtOnce | None]]
+#: Returns the prefix of a record and the converter of records with that prefix, if any; may raise CodecError.
+FindPrefix = Callable[[bytes], tuple[bytes, SliceConverter | None]]
 
 
-def behind_fronts(front_of: FrontOf) -> AtOnce:
-    return partial(_behind, front_of)
+def skip_prefixes(front_of: FindPrefix) -> SliceConverter:
+    return partial(_read_after_prefix, front_of)
 
 
-def _behind(front_of: FrontOf, values: pa.Array) -> Proven | None:
-    """Read what has the same in front of it as the first record has; nothing else is proven."""
+def _read_after_prefix(front_of: FindPrefix, values: pa.Array) -> SliceResult | None:
+    """Read the records that have the same prefix as the first one; the others are not proven."""
     first: list[bytes] = values.drop_null()[:1].to_pylist()
     try:
         front, at_once = front_of(first[0]) if first else (b"", None)
-    except Unreadable:
+    except CodecError:
         return None
     if at_once is None:
         return None
     has_front = pc.starts_with(values, pattern=front)
-    # Not binary_slice: without an end it counts the bytes that it needs beyond 64 bits.
+    # Not binary_slice: without an end, its computation of the size overflows 64 bits.
     found = at_once(
         pc.if_else(has_front, pc.binary_replace_slice(values, 0, len(front), b""), first[0][len(front) :])
     )
-    return None if found is None else Proven(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+    return (
+        None
+        if found is None
+        else SliceResult(found.rows, pc.and_(found.are_proven, has_front.fill_null(True)))
+    )
 
 
-#: Takes a column as a library makes it, and the type that it gets; returns it in that type.
+#: Converts a column that a library made to a type.
 Convert = Callable[[Any, pa.DataType], pa.Array]
 
 
@@ -83,7 +86,7 @@ def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def rebuild_struct(
     parts: Sequence[tuple[int | None, Convert]], column: pa.StructArray, kind: pa.StructType
 ) -> pa.Array:
-    """Return a struct of parts of another one; None for one that is made of all of it."""
+    """Return a struct whose fields are converted from fields of another; None: from the whole struct."""
     made = [
         convert(column if at is None else column.field(at), one.type)
         for (at, convert), one in zip(parts, kind.fields, strict=True)
@@ -96,8 +99,8 @@ def rebuild_list(convert: Convert, column: pa.ListArray, kind: pa.ListType) -> p
     return pa.ListArray.from_arrays(column.offsets, made, type=kind, mask=find_gaps(column))
 
 
-def in_order_of_keys(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
-    """Return the places of a map column's entries, by key in each map; None if they are in that order."""
+def find_key_order(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
+    """Return the indices that sort a map column's entries by key in each map; None if no map has two."""
     lengths = np.diff(offsets.to_numpy())
     if not len(lengths) or lengths.max() <= 1:
         return None
@@ -108,7 +111,7 @@ def in_order_of_keys(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
 
 
 def check_keys(offsets: pa.Array, keys: pa.Array) -> None:
-    """Raise NoProof if a map has a key twice: it has one value then."""
+    """Raise NoProof if a map has a key twice."""
     lengths = np.diff(offsets.to_numpy())
     if len(lengths) and lengths.max() > 1:
         codes = keys.dictionary_encode()

@@ -1,9 +1,9 @@
-"""Protobuf messages: descriptors, what each type becomes, reading and writing, and the registry's part of it.
+"""Protobuf: descriptors, mapping to Spark's types, reading and writing of messages, and the registry.
 
-Messages are read with the descriptor of the source, as Protobuf means it: what a newer writer has added is
-not in it. Protobuf cuts a number that is too long for its type without a word, and takes a field of another
-kind for an unknown one, so with a registry the writer's descriptor is compared before its messages are read.
-A field may have the name of a method in Python, so methods are those of the message's class.
+Messages are read with the source's descriptor, as Protobuf intends; fields that a newer writer has added are
+skipped. Protobuf silently cuts a number that is too long for its type, and skips a field whose wire type
+differs, so with a registry the writer's descriptor is compared before its messages are read. A field may have
+the name of a Python method, so methods are called on the message's class.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.proofs import behind_fronts
+from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
-    AtOnce,
-    Difference,
+    CodecError,
     Reader,
-    Unreadable,
+    SchemaDifference,
+    SliceConverter,
     Writer,
     check_difference,
-    registered,
+    fetch_schema,
     schema_id_of,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, Registered, needed
+from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 
 Convert = Callable[[Any], Any]
-#: By the name that Protobuf gives a type; unsigned numbers get a type that holds all of them.
+#: Spark's types by Protobuf's type names; unsigned numbers get a type that holds all of them.
 _KINDS: Mapping[str, T.DataType] = {
     "double": T.DoubleType(),
     "float": T.FloatType(),
@@ -66,13 +66,13 @@ _NAMES = (
     *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
     *("message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
 )
-#: Types of a writer that are read as another one without any value becoming another.
+#: Pairs of writer's and reader's type between which no value changes.
 _WIDENED = frozenset(
     {("int32", "int64"), ("uint32", "uint64"), ("uint32", "int64"), ("sint32", "sint64")}
     | {("bool", kind) for kind in ("int32", "int64", "uint32", "uint64")}
     | {("string", "bytes")}
 )
-#: Of a compiler's.
+#: Longest message of the compiler that an error shows.
 _MOST_WORDS = 1_000
 _UNSIGNED_64 = ("uint64", "fixed64")
 
@@ -87,7 +87,7 @@ def descriptor_of(files: bytes, message: str) -> Any:
             raise ValueError(f"its last file has {len(messages)} messages: name one")
         return messages[0]
     except ImportError as missing:
-        raise needed("protobuf", "protobuf", missing) from None
+        raise make_library_error("protobuf", "protobuf", missing) from None
     except Exception as wrong:
         raise SchemaError(
             f"the message '{message}' is not in the Protobuf descriptor"
@@ -99,7 +99,7 @@ def descriptor_of(files: bytes, message: str) -> Any:
 
 
 def file_of(files: bytes) -> Any:
-    """Return the last file of some, which has all others in its pool."""
+    """Return the last file of a descriptor set, in a pool with all others."""
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     found = descriptor_pb2.FileDescriptorSet.FromString(files)
@@ -121,24 +121,24 @@ def _add(pool: Any, name: str, known: Mapping[str, Any], added: set[str]) -> Non
     file = known.get(name)
     if file is None:
         file = descriptor_pb2.FileDescriptorProto()
-        _built_in(name).CopyToProto(file)
+        _find_built_in_file(name).CopyToProto(file)
     for one in file.dependency:
         _add(pool, one, known, added)
     pool.Add(file)
 
 
-def _built_in(name: str) -> Any:
-    """Return a file that schemas name and no registry has, since its clients have it with them."""
+def _find_built_in_file(name: str) -> Any:
+    """Return a well-known file that schemas import; registries do not have it, since clients do."""
     import importlib
 
-    # These modules, and no others: the name comes from a schema.
+    # Only these modules may be imported: the name comes from a schema.
     for pattern, package, extra, library in _BUILT_IN:
         if (found := re.fullmatch(pattern, name)) is None:
             continue
         try:
             importlib.import_module(package)
         except ImportError as missing:
-            raise needed(extra, f"{library}, for the file '{name}'", missing) from None
+            raise make_library_error(extra, f"{library}, for the file '{name}'", missing) from None
         try:
             return importlib.import_module(f"{package}.{found[1].replace('/', '.')}_pb2").DESCRIPTOR
         except ModuleNotFoundError:
@@ -146,7 +146,7 @@ def _built_in(name: str) -> Any:
     raise ValueError(f"the file '{name}' is missing")
 
 
-#: Names of files, the package with their modules, and which extra and which library bring it.
+#: Patterns of file names, the package with their modules, the extra, and the library.
 _BUILT_IN = (
     (r"google/protobuf/((?:compiler/)?[a-z_]+)\.proto", "google.protobuf", "protobuf", "protobuf"),
     (r"google/api/([a-z_]+)\.proto", "google.api", "protobuf", "googleapis-common-protos"),
@@ -161,23 +161,23 @@ _BUILT_IN = (
 )
 
 
-def _built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
-    """Add the built-in files that texts import to those that are known, behind what they need."""
+def _add_built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
+    """Add the built-in files that texts import to the known files, each after its own imports."""
     there = {name for name, _ in texts} | {one.name for one in known.file}
 
     def add(name: str) -> None:
-        # What comes with the compiler it finds itself.
+        # The compiler has these files.
         if name in there or name.startswith("google/protobuf/"):
             return
         there.add(name)
-        file = _built_in(name)
+        file = _find_built_in_file(name)
         for one in file.dependencies:
             add(one.name)
         file.CopyToProto(known.file.add())
 
     for _, text in texts:
         for name in _IMPORT.findall(text):
-            # Of a file that nobody has the compiler says which one imports it.
+            # If a file is missing, the compiler reports which file imports it.
             with contextlib.suppress(ValueError):
                 add(name)
 
@@ -185,7 +185,7 @@ def _built_in_files(texts: Sequence[tuple[str, str]], known: Any) -> None:
 _IMPORT = re.compile(r"""(?m)(?:^|;|\*/)\s*import\s+(?:public\s+|weak\s+)?["']([^"']+)["']""")
 
 
-def files_of(schema: Registered) -> bytes:
+def files_of(schema: RegistrySchema) -> bytes:
     """Return the descriptors of a registry's schema: Protobuf text, or base64 of descriptors."""
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
@@ -200,17 +200,17 @@ def files_of(schema: Registered) -> bytes:
         else:
             file.name = name
             found.file.append(file)
-    _built_in_files(sources, found)
+    _add_built_in_files(sources, found)
     parsed = bytes(found.SerializeToString(deterministic=True))
-    return _compiled(sources, parsed, texts[-1][0]) if sources else parsed
+    return _compile(sources, parsed, texts[-1][0]) if sources else parsed
 
 
-def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
-    """Return descriptors of sources, by Protobuf's own compiler, which sees no other files."""
+def _compile(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> bytes:
+    """Compile source files with Protobuf's own compiler, which sees no other files."""
     try:
         import grpc_tools
     except ImportError as missing:
-        raise needed("protobuf", "grpcio-tools", missing) from None
+        raise make_library_error("protobuf", "grpcio-tools", missing) from None
     with tempfile.TemporaryDirectory(prefix="flinkish-protobuf-") as folder:
         for name, text in texts:
             place = (Path(folder) / "in" / name).resolve()
@@ -224,7 +224,7 @@ def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> byt
         made, known = Path(folder) / "out", Path(folder) / "known"
         known.write_bytes(parsed)
         own = Path(grpc_tools.__file__).parent / "_proto"
-        # A process of its own: within this one its words would go past Python.
+        # In another process, so that the compiler's messages can be captured.
         ended = subprocess.run(
             [
                 *(sys.executable, "-m", "grpc_tools.protoc"),
@@ -253,7 +253,7 @@ def _compiled(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> byt
 
 
 def index_path(message: Any) -> tuple[int, ...]:
-    """Return where a message stands in its file: its number, within each message around it."""
+    """Return the indices of a message in its file, from the outermost message in."""
     around = message.containing_type
     if around is None:
         return (_names_within(message.file).index(message.name),)
@@ -261,7 +261,7 @@ def index_path(message: Any) -> tuple[int, ...]:
 
 
 def _names_within(around: Any) -> list[str]:
-    """Return the names of the messages of a file or a message, in the order of its text."""
+    """Return the names of the messages in a file or message, in declaration order."""
     from google.protobuf import descriptor_pb2
 
     is_file = hasattr(around, "message_types_by_name")
@@ -271,7 +271,7 @@ def _names_within(around: Any) -> list[str]:
 
 
 def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) -> Any:
-    """Return a message by its place; None if there is none."""
+    """Return the message at an index path; None if there is none."""
     around = file
     for at in path:
         names = _names_within(around)
@@ -285,7 +285,7 @@ def _message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) 
 
 
 def path_bytes(path: Sequence[int]) -> bytes:
-    r"""Return what names a message between the number of the schema and the record; most are the first."""
+    """Return the encoded index path of a message, which follows the schema id."""
     if tuple(path) == (0,):
         return b"\0"
     made = bytearray()
@@ -299,12 +299,12 @@ def path_bytes(path: Sequence[int]) -> bytes:
 
 
 def path_in(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
-    r"""Return which message it is, and where it begins; raises Unreadable."""
+    """Return the index path of a record's message, and the offset after it; raises CodecError."""
     count, at = _number(data, start)
     if count == 0:
         return (0,), at
     if not 0 < count <= 64:
-        raise Unreadable("the indexes of its Protobuf message cannot be read")
+        raise CodecError("the indexes of its Protobuf message cannot be read")
     path = []
     for _ in range(count):
         number, at = _number(data, at)
@@ -320,15 +320,15 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if data[at - 1] < 0x80:
             return (found >> 1) ^ -(found & 1), at
         shift += 7
-    raise Unreadable("the indexes of its Protobuf message cannot be read")
+    raise CodecError("the indexes of its Protobuf message cannot be read")
 
 
 def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:
     if message.full_name in within:
         raise SchemaError(
-            f"the Protobuf message '{message.full_name}' has itself within it, in '{path}'",
-            why="Spark has no type that does",
-            what_to_do="give a descriptor without that field: readers pass over what they do not know",
+            f"the Protobuf message '{message.full_name}' contains itself, in '{path}'",
+            why="Spark has no recursive types",
+            what_to_do="give a descriptor without that field: readers skip unknown fields",
         )
     around = (*within, message.full_name)
     fields = [
@@ -369,7 +369,7 @@ def _row_of(message: Any) -> Convert:
 def _value_of(one: Any) -> Convert:
     if is_map(one):
         key, value = (_single_of(one.message_type.fields_by_name[name]) for name in ("key", "value"))
-        # Protobuf's own order is another one in each process.
+        # Protobuf's own order differs between processes.
         return lambda found: [(key(name), value(found[name])) for name in sorted(found)]
     single = _single_of(one)
     return (lambda found: [single(each) for each in found]) if one.is_repeated else single
@@ -379,7 +379,7 @@ def _single_of(one: Any) -> Convert:
     if one.message_type is not None:
         return _row_of(one.message_type)
     if one.enum_type is not None:
-        # A number that the schema does not know keeps its digits; one that has several names has the first.
+        # A number without a name becomes its digits; of several names the first is taken.
         names = {number: found[0] for number, found in _names_of(one.enum_type).items()}
         return lambda number: names.get(number) or str(number)
     if _NAMES[one.type] == "string":
@@ -389,10 +389,10 @@ def _single_of(one: Any) -> Convert:
 
 def _text_of(name: str) -> Convert:
     def text(found: Any) -> str:
-        # Of proto2 Protobuf does not look at the bytes of a text, and gives those that are no UTF-8.
+        # In proto2, Protobuf does not check that a text is UTF-8, and returns bytes if it is not.
         if isinstance(found, str):
             return found
-        raise Unreadable(f"the text of '{name}' is not UTF-8")
+        raise CodecError(f"the text of '{name}' is not UTF-8")
 
     return text
 
@@ -405,7 +405,7 @@ def _same(value: Any) -> Any:
 class ProtobufReader(Reader):
     files: bytes
     message: str
-    #: Who knows the schemas that records name. None: they name none.
+    #: The registry of the schemas whose ids records carry. None: records carry no id.
     registry: SchemaRegistry | None
     on_schema_change: OnSchemaChange
 
@@ -413,12 +413,12 @@ class ProtobufReader(Reader):
     def kind(self) -> T.StructType:  # type: ignore[override]
         return fields_of(descriptor_of(self.files, self.message))
 
-    def opened(self) -> Callable[[bytes], tuple[Any, ...]]:
+    def make_converter(self) -> Callable[[bytes], tuple[Any, ...]]:
         from google.protobuf import message_factory
         from google.protobuf.message import DecodeError
 
         descriptor = descriptor_of(self.files, self.message)
-        made, convert = message_factory.GetMessageClass(_with_numbers(descriptor)), _row_of(descriptor)
+        made, convert = message_factory.GetMessageClass(_replace_enums(descriptor)), _row_of(descriptor)
         is_needed = _has_required(descriptor, set())
         writers = None if self.registry is None else _Writers(self.registry, self, descriptor)
 
@@ -426,31 +426,31 @@ class ProtobufReader(Reader):
             start = 0 if writers is None else writers.start_of(data)
             try:
                 found = made.FromString(data[start:] if start else data)
-            # The second one where Protobuf is not compiled, and reads in Python.
+            # The pure-Python implementation of Protobuf raises UnicodeDecodeError.
             except (DecodeError, UnicodeDecodeError) as error:
-                raise Unreadable(f"the bytes are no {descriptor.full_name}: {error}") from None
+                raise CodecError(f"the bytes are no {descriptor.full_name}: {error}") from None
             if is_needed and not made.IsInitialized(found):
                 missing = ", ".join(made.FindInitializationErrors(found))
-                raise Unreadable(f"the message has no {missing}, which is required")
+                raise CodecError(f"the message has no {missing}, which is required")
             row: tuple[Any, ...] = convert(found)
             return row
 
         return read
 
-    def at_once(self) -> AtOnce | None:
-        """Return what reads slices by `ptars`, and proves what it says."""
+    def make_slice_converter(self) -> SliceConverter | None:
+        """Return a converter that reads slices by `ptars`, with a proof for each message."""
         descriptor = descriptor_of(self.files, self.message)
         columns = message_columns(descriptor, arrow_type(fields_of(descriptor)))
         if columns is None or self.registry is None:
             return columns
         start_of = _Writers(self.registry, self, descriptor).start_of
-        return behind_fronts(lambda data: (data[: start_of(data)], columns))
+        return skip_prefixes(lambda data: (data[: start_of(data)], columns))
 
 
-def _with_numbers(message: Any) -> Any:
-    """Return a message with int32 in place of its enums, which is the same bytes."""
-    # Of a closed enum (proto2) Protobuf takes a number that the enum does not know for an unknown field: the
-    # value would be gone, and its place in a list, and its key in a map. To write one it refuses.
+def _replace_enums(message: Any) -> Any:
+    """Return a message's descriptor with int32 in place of enums; the encoding is the same."""
+    # Protobuf treats an unknown number of a closed enum (proto2) as an unknown field: the value would be
+    # lost, also as an element of a list or with its key in a map. It refuses to write such a number.
     from google.protobuf import descriptor_pb2
 
     made, seen, left = descriptor_pb2.FileDescriptorSet(), set[str](), [message.file]
@@ -471,7 +471,7 @@ def _number_enums(messages: Sequence[Any]) -> None:
             if one.type == one.TYPE_ENUM:
                 one.type = one.TYPE_INT32
                 one.ClearField("type_name")
-                # The name of a number; nobody asks for it, since a field that has one can be null.
+                # The default is an enum's name. It is not needed: a field with a default has presence.
                 one.ClearField("default_value")
         _number_enums(message.nested_type)
 
@@ -497,31 +497,31 @@ class _Writers:
         schema_id = schema_id_of(data)
         path, start = path_in(data, HEADER_BYTES)
         if (schema_id, path) not in self._known:
-            self._known[schema_id, path] = self._looked_at(schema_id, path)
+            self._known[schema_id, path] = self._find_message_name(schema_id, path)
         name = self._known[schema_id, path]
         if name != self.descriptor.full_name:
-            raise Unreadable(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
+            raise CodecError(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
         return start
 
-    def _looked_at(self, schema_id: int, path: tuple[int, ...]) -> str:
-        schema = registered(self.registry, schema_id, "PROTOBUF")
+    def _find_message_name(self, schema_id: int, path: tuple[int, ...]) -> str:
+        schema = fetch_schema(self.registry, schema_id, "PROTOBUF")
         file = file_of(files_of(schema))
         message = _message_at(file, path)
-        # Clients in Java do not count what maps are made of among the messages within another.
+        # Java clients do not count the entry messages of maps.
         other = _message_at(file, path, counts_entries=False)
         if other is not None and other.full_name == self.descriptor.full_name:
             message = other
         if message is None:
-            raise Unreadable(f"its schema {schema_id} has no message at {list(path)}")
+            raise CodecError(f"its schema {schema_id} has no message at {list(path)}")
         if message.full_name == self.descriptor.full_name:
-            found = Difference()
+            found = SchemaDifference()
             _compare(message, self.descriptor, "", found, set())
             check_difference(schema, found, self.reader.on_schema_change)
         return str(message.full_name)
 
 
 def first_message(files: bytes) -> str:
-    """Return the full name of the first message of the last file, which is what a subject is about."""
+    """Return the full name of the first message of the last file."""
     found = _message_at(file_of(files), (0,))
     if found is None:
         raise SchemaError(
@@ -530,7 +530,7 @@ def first_message(files: bytes) -> str:
     return str(found.full_name)
 
 
-def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[str]) -> None:
+def _compare(writer: Any, reader: Any, path: str, found: SchemaDifference, seen: set[str]) -> None:
     if writer.full_name in seen:
         return
     seen.add(writer.full_name)
@@ -556,7 +556,7 @@ def _compare(writer: Any, reader: Any, path: str, found: Difference, seen: set[s
 
 
 def _names_of(enum: Any) -> dict[int, list[str]]:
-    """Return the names of each number of an enum: with allow_alias there are several."""
+    """Return the names of each number of an enum; with allow_alias a number has several."""
     names: dict[int, list[str]] = {}
     for value in enum.values:
         names.setdefault(value.number, []).append(value.name)
@@ -567,22 +567,22 @@ def _names_of(enum: Any) -> dict[int, list[str]]:
 class ProtobufWriter(Writer):
     files: bytes
     message: str
-    #: What stands in front of each message.
+    #: The bytes before each message.
     prefix: bytes = b""
 
-    def opened(self) -> Callable[[Any], bytes]:
+    def make_converter(self) -> Callable[[Any], bytes]:
         from google.protobuf import message_factory
 
         descriptor = descriptor_of(self.files, self.message)
-        made, fill = message_factory.GetMessageClass(_with_numbers(descriptor)), _filler(descriptor, "")
+        made, fill = message_factory.GetMessageClass(_replace_enums(descriptor)), _filler(descriptor, "")
 
         def write(row: Mapping[str, Any]) -> bytes:
             message = made()
             fill(message, row)
             if not made.IsInitialized(message):
                 missing = ", ".join(made.FindInitializationErrors(message))
-                raise Unreadable(f"the field '{missing}' is null, and required")
-            # Maps in one order: the same row is the same key.
+                raise CodecError(f"the field '{missing}' is null, and required")
+            # Deterministic order of maps, so that equal rows are equal keys.
             return self.prefix + bytes(made.SerializeToString(message, deterministic=True))
 
         return write
@@ -599,24 +599,24 @@ def _filler(message: Any, path: str) -> Callable[[Any, Any], None]:
         for name, choices in oneofs:
             given = [each for each in choices if row.get(each) is not None]
             if len(given) > 1:
-                raise Unreadable(f"of the oneof '{name}' more than one field is set: {', '.join(given)}")
+                raise CodecError(f"of the oneof '{name}' more than one field is set: {', '.join(given)}")
         for name, where, may_miss, put in parts:
             value = row.get(name)
             if value is not None:
                 try:
                     put(made, value)
-                except Unreadable:
+                except CodecError:
                     raise
                 except (TypeError, ValueError) as error:
-                    raise Unreadable(f"the field '{where}' cannot be written: {error}") from None
+                    raise CodecError(f"the field '{where}' cannot be written: {error}") from None
             elif name in row and not may_miss:
-                raise Unreadable(f"the field '{where}' is null, which its message cannot say")
+                raise CodecError(f"the field '{where}' is null, which its message cannot hold")
 
     return fill
 
 
 def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
-    """Return what puts a value that is not null into a message."""
+    """Return a function that sets a field of a message to a value that is not null."""
     name = one.name
     if is_map(one):
         return _map_setter(name, one.message_type, path)
@@ -629,7 +629,7 @@ def _setter(one: Any, path: str) -> Callable[[Any, Any], None]:
 
         def set_message(made: Any, value: Any) -> None:
             inner = getattr(made, name)
-            # An empty message is there, too.
+            # Sets the field even if the inner message is empty.
             type(inner).SetInParent(inner)
             fill(inner, value)
 
@@ -661,7 +661,7 @@ def _map_setter(name: str, entry: Any, path: str) -> Callable[[Any, Any], None]:
 
 def _refuse_null(values: Collection[Any], where: str) -> Collection[Any]:
     if any(one is None for one in values):
-        raise Unreadable(f"the {where} has a null, which Protobuf cannot say")
+        raise CodecError(f"the {where} has a null, which Protobuf cannot hold")
     return values
 
 
@@ -672,15 +672,15 @@ def _plain_of(one: Any, path: str) -> Convert:
         def number_of(text: str) -> int:
             found = numbers.get(text)
             if found is None and not re.fullmatch("-?[0-9]+", text):
-                raise Unreadable(f"the field '{path}' is no symbol of its enum")
+                raise CodecError(f"the field '{path}' is no symbol of its enum")
             return int(text) if found is None else found
 
         return number_of
     return int if _NAMES[one.type] in _UNSIGNED_64 else _same
 
 
-def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
-    """Return why columns of a type cannot be written as those that a message gives; None if they can."""
+def why_unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
+    """Return why a column's type cannot be written as a message's type `wanted`; None if it can."""
     match kind, wanted:
         case T.StructType(), T.StructType():
             known = {one.name: one.dataType for one in wanted}
@@ -688,13 +688,13 @@ def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
                 name = f"{path}.{one.name}" if path else one.name
                 if one.name not in known:
                     return f"the message has no field '{name}'"
-                if (why := unfit(one.dataType, known[one.name], name)) is not None:
+                if (why := why_unfit(one.dataType, known[one.name], name)) is not None:
                     return why
             return None
         case T.ArrayType(), T.ArrayType():
-            return unfit(kind.elementType, wanted.elementType, f"{path}[]")
+            return why_unfit(kind.elementType, wanted.elementType, f"{path}[]")
         case T.MapType(), T.MapType():
-            return unfit(kind.keyType, wanted.keyType, f"{path}[]") or unfit(
+            return why_unfit(kind.keyType, wanted.keyType, f"{path}[]") or why_unfit(
                 kind.valueType, wanted.valueType, f"{path}[]"
             )
         case ((T.ByteType() | T.ShortType() | T.IntegerType()), (T.IntegerType() | T.LongType())):
@@ -710,8 +710,8 @@ def unfit(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
     return f"the field '{path}' is {kind.simpleString()}, and the message has {wanted.simpleString()}"
 
 
-def without_required(message: Any, given: T.StructType, path: str = "") -> str | None:
-    """Return the first required field that columns do not have, at any depth; no row of them could fit."""
+def find_missing_required(message: Any, given: T.StructType, path: str = "") -> str | None:
+    """Return the first required field that the columns lack, at any depth; None if they have all."""
     for one in message.fields:
         name = f"{path}.{one.name}" if path else one.name
         if one.name not in given.names:
@@ -723,6 +723,6 @@ def without_required(message: Any, given: T.StructType, path: str = "") -> str |
             kind = kind.elementType
         elif isinstance(kind, T.MapType):
             kind, inner = kind.valueType, inner.fields_by_name["value"].message_type
-        if isinstance(kind, T.StructType) and (found := without_required(inner, kind, name)) is not None:
+        if isinstance(kind, T.StructType) and (found := find_missing_required(inner, kind, name)) is not None:
             return found
     return None

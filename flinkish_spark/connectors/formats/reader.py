@@ -1,7 +1,7 @@
-"""What a format gives Spark's tasks: a function from the bytes of a record to a row or to text, and back.
+"""Base classes of readers and writers of formats, which convert bytes of records to rows or text and back.
 
-A reader is a value that is pickled into the plan. What it needs beside its settings (a parsed schema, the
-registry's client) is made once in a process, by :meth:`Reader.opened`.
+A reader is pickled into the plan with its settings only. :meth:`Reader.make_converter` creates everything
+else (a parsed schema, the registry's client) once per process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flinkish_spark.connectors.formats.registry import (
     HEADER_BYTES,
     MAGIC,
     NoSuchSchema,
-    Registered,
+    RegistrySchema,
     SchemaChangedError,
     client_of,
 )
@@ -30,71 +30,71 @@ from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_columns import SMALLEST_PART, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
 
-#: Names within what comes of a record: its row or its text, and why it has none.
+#: Fields of a decoded record: its row or text, and the reason why it is bad.
 READ, REASON = "read", "reason"
-#: What Arrow raises of a value that is none of its type; not what it raises of memory.
+#: Errors that Arrow raises for a value of a wrong type; no memory errors.
 _MISFITS = (OverflowError, TypeError, ValueError)
 
 
-class Unreadable(ValueError):
-    """The bytes of a record are not what its format says, or a row cannot be written; says why."""
+class CodecError(ValueError):
+    """A record cannot be decoded, or a row cannot be encoded; the message is the reason."""
 
 
 @dataclass(frozen=True)
-class Proven:
-    """A slice that was read at once."""
+class SliceResult:
+    """The result of reading a slice."""
 
     #: A row for each record.
     rows: pa.Array
-    #: Of each record, if its row is what :meth:`Reader.opened` reads. The rows of others are not looked at.
+    #: For each record, if its row is proven to be right. The other rows are ignored.
     are_proven: pa.Array
 
 
-#: Reads a slice of bytes, some of which may be null. Returns None if all of it is to be read by record: it
-#: raises nothing about a record.
-AtOnce = Callable[[pa.Array], Proven | None]
+#: Reads a slice of binary values, some of which may be null. Returns None if its records must be read one by
+#: one; raises no error about a record.
+SliceConverter = Callable[[pa.Array], SliceResult | None]
 
 
 class Reader(ABC):
-    """Reads one part of records, their keys or their values. Compared and hashed by its settings."""
+    """Reads the keys or the values of records. Compared and hashed by its settings."""
 
-    #: What :meth:`opened` returns values of: the fields, or STRING for JSON text of these.
+    #: The type of a read value: the fields, or STRING for JSON text of them.
     kind: T.DataType
 
     @abstractmethod
-    def opened(self) -> Callable[[bytes], Any]:
-        """Return the function that reads; called once per process."""
-        # It returns a tuple with a value for each field as Arrow takes it (a time is microseconds, a map a
-        # list of pairs), or a text. It raises Unreadable with the reason; anything else that it raises ends
-        # the task, and is about no record.
+    def make_converter(self) -> Callable[[bytes], Any]:
+        """Return the function that reads a record; called once per process."""
+        # The function returns a text, or a tuple with a value for each field as Arrow takes it (a time as
+        # microseconds, a map as a list of pairs). It raises CodecError for a bad record; any other exception
+        # ends the task.
 
-    def at_once(self) -> AtOnce | None:
-        """Return what reads slices; None if there is only :meth:`opened`. Called once per process."""
+    def make_slice_converter(self) -> SliceConverter | None:
+        """Return a function that reads slices, if the reader has one; called once per process."""
         return None
 
 
 class Writer(ABC):
-    """Writes one part of records. Compared and hashed by its settings."""
+    """Writes the keys or the values of records. Compared and hashed by its settings."""
 
     @abstractmethod
-    def opened(self) -> Callable[[Any], bytes]:
-        """Return the function that writes a row, a dict as Arrow makes it; raises Unreadable, with why."""
+    def make_converter(self) -> Callable[[Any], bytes]:
+        """Return the function that writes a row, given as Arrow's dict; it raises CodecError."""
 
 
 def write_values(writer: Writer, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return what was written of each row, and why it was not."""
-    written, reasons = _each(_opened(writer), rows.to_pylist())
+    """Return the bytes of each row, and the reasons of rows that could not be written."""
+    written, reasons = _each(_make_converter(writer), rows.to_pylist())
     return pa.array(written, pa.binary()), pa.array(reasons, pa.string())
 
 
 @functools.lru_cache(maxsize=64)
-def _opened(part: Reader | Writer) -> Callable[[Any], Any]:
-    return part.opened()
+def _make_converter(part: Reader | Writer) -> Callable[[Any], Any]:
+    return part.make_converter()
 
 
 @functools.lru_cache(maxsize=64)
-def _at_once(reader: Reader) -> AtOnce | None:
-    return reader.at_once()
+def _make_slice_converter(reader: Reader) -> SliceConverter | None:
+    return reader.make_slice_converter()
 
 
 @functools.lru_cache(maxsize=64)
@@ -103,47 +103,47 @@ def _arrow_type_of(reader: Reader) -> pa.DataType:
 
 
 def read_values(reader: Reader, values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return what was read of each value, and why it was not; both are null for a null."""
+    """Return what was read of each value, and the reasons of bad values; both are null for a null."""
     found = SliceReader(reader).read(values)
     return found.field(0), found.field(1)
 
 
 @dataclass(frozen=True)
 class SliceReader:
-    """Reads values a slice at once, and those that are not proven one by one."""
+    """Reads a slice of values at once, and the values that are not proven one by one."""
 
     reader: Reader
 
     def read(self, values: pa.Array) -> pa.Array:
-        """Return a struct for each value: what was read, and why it was not."""
-        at_once = _at_once(self.reader)
+        """Return a struct for each value: what was read, and the reason if it is bad."""
+        at_once = _make_slice_converter(self.reader)
 
-        def completed(part: pa.Array) -> pa.Array | None:
+        def complete(part: pa.Array) -> pa.Array | None:
             found = None if at_once is None else at_once(part)
-            return None if found is None else self._completed(found, part)
+            return None if found is None else self._complete(found, part)
 
-        tried = None if at_once is None else completed
-        parts = [*read_in_parts(values.cast(pa.binary()), tried, self._by_record)]
+        tried = None if at_once is None else complete
+        parts = [*read_in_parts(values.cast(pa.binary()), tried, self._read_by_record)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
-    def _completed(self, found: Proven, values: pa.Array) -> pa.Array:
+    def _complete(self, found: SliceResult, values: pa.Array) -> pa.Array:
         proven = found.are_proven.to_numpy(zero_copy_only=False)
         reasons = pa.nulls(len(values), pa.string())
-        made = pa.StructArray.from_arrays([_without(values, found.rows), reasons], [READ, REASON])
+        made = pa.StructArray.from_arrays([_mask_nulls(values, found.rows), reasons], [READ, REASON])
         others = np.flatnonzero(~proven)
         if not len(others):
             return made
         left = values.take(pa.array(others))
-        # Records with something else in front of them: of the next kind there may be many. Only while much
-        # is proven, so that a slice is not read again and again.
+        # The other records may have another prefix, and many of them the same one, so they are read as a
+        # slice again. Only if at least a quarter was proven, so that a slice is not read many times.
         many = 4 * len(others) <= 3 * len(values) and len(others) > SMALLEST_PART
-        exact = self.read(left) if many else self._by_record(left)
+        exact = self.read(left) if many else self._read_by_record(left)
         places = np.arange(len(values))
         places[others] = np.arange(len(others)) + len(values)
         return pa.concat_arrays([made, exact]).take(pa.array(places))
 
-    def _by_record(self, values: pa.Array) -> pa.Array:
-        found, reasons = _each(_opened(self.reader), values.to_pylist())
+    def _read_by_record(self, values: pa.Array) -> pa.Array:
+        found, reasons = _each(_make_converter(self.reader), values.to_pylist())
         kind = _arrow_type_of(self.reader)
         try:
             rows = pa.array(found, kind)
@@ -152,14 +152,14 @@ class SliceReader:
                 try:
                     pa.array([row], kind)
                 except _MISFITS as misfit:
-                    reasons[at] = f"a value is none of its column's type: {misfit}"[:MOST_REASON]
+                    reasons[at] = f"a value does not fit its column's type: {misfit}"[:MOST_REASON]
                     found[at] = None
             rows = pa.array(found, kind)
         return pa.StructArray.from_arrays([rows, pa.array(reasons, pa.string())], [READ, REASON])
 
 
-def _without(values: pa.Array, rows: pa.Array) -> pa.Array:
-    """Return rows that are null where there are no bytes."""
+def _mask_nulls(values: pa.Array, rows: pa.Array) -> pa.Array:
+    """Return rows with nulls where the values are null."""
     if not values.null_count:
         return rows
     parts = [rows.field(at) for at in range(rows.type.num_fields)]
@@ -174,7 +174,7 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
         if value is not None:
             try:
                 made = do(value)
-            except Unreadable as error:
+            except CodecError as error:
                 reason = str(error)[:MOST_REASON]
         found.append(made)
         reasons.append(reason)
@@ -182,20 +182,20 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
 
 
 @dataclass
-class Difference:
-    """Fields of a schema that another one does not read, by path; found by :func:`differences`."""
+class SchemaDifference:
+    """Paths of fields in which a writer's schema differs from a reader's."""
 
-    #: Fields that a reader would leave out.
+    #: Fields that the reader's schema lacks.
     left_out: list[str] = field(default_factory=list)
-    #: Values that a reader would take for others.
+    #: Fields whose values the reader would read as other values.
     other: list[str] = field(default_factory=list)
 
 
-def check_difference(writer: Registered, found: Difference, policy: OnSchemaChange) -> None:
-    """Raise what the policy says about a writer's schema."""
+def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: OnSchemaChange) -> None:
+    """Raise an error for a writer's schema that the policy refuses."""
     if found.other:
         raise SchemaError(
-            f"records were written with {writer.name}, whose values the schema of the source reads as others",
+            f"records were written with {writer.name}, whose types differ from those of the source's schema",
             why="; ".join(found.other[:5]),
             what_to_do="give the source a schema with the same types",
             schema_id=writer.schema_id,
@@ -218,8 +218,10 @@ def check_difference(writer: Registered, found: Difference, policy: OnSchemaChan
     )
 
 
-def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> SchemaError | SchemaChangedError:
-    """Return the error about values that have no place in the schema that is read with."""
+def to_mismatch_error(
+    writer: RegistrySchema, what: str, policy: OnSchemaChange
+) -> SchemaError | SchemaChangedError:
+    """Return the error about values that have no place in the reader's schema."""
     if policy is OnSchemaChange.EVOLVE:
         return SchemaChangedError(
             f"records were written with {writer.name}, which cannot be read with the schema of the source",
@@ -235,36 +237,36 @@ def unlike_error(writer: Registered, what: str, policy: OnSchemaChange) -> Schem
     )
 
 
-def registered(registry: SchemaRegistry, schema_id: int, kind: str) -> Registered:
+def fetch_schema(registry: SchemaRegistry, schema_id: int, kind: str) -> RegistrySchema:
     try:
-        found = client_of(registry).by_id(schema_id)
+        found = client_of(registry).find_by_id(schema_id)
     except NoSuchSchema:
-        raise Unreadable(f"the registry has no schema {schema_id}") from None
+        raise CodecError(f"the registry has no schema {schema_id}") from None
     if found.kind != kind:
-        raise Unreadable(f"its schema {schema_id} is {found.kind}, and not {kind}")
+        raise CodecError(f"its schema {schema_id} is {found.kind}, and not {kind}")
     return found
 
 
 def schema_id_of(data: bytes) -> int:
-    """Return the number of a schema that begins the wire format of a record."""
+    """Return the schema id at the beginning of a record in the registry's wire format."""
     if len(data) < HEADER_BYTES or data[0] != MAGIC:
-        raise Unreadable("it does not begin with a zero byte and the number of a schema")
+        raise CodecError("it does not begin with a zero byte and a schema id")
     return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 
 @dataclass
 class WriterSchemas:
-    """The schemas that records name, each asked for and looked at once in a process."""
+    """The writers' schemas that records name; each is fetched and prepared once per process."""
 
     registry: SchemaRegistry
-    #: What the registry calls the format.
+    #: The registry's name of the format.
     kind: str
-    #: Makes of a schema what its records are read by; raises what is wrong with it.
-    looked_at: Callable[[Registered], Any]
+    #: Turns a schema into what reads its records; raises an error if the schema cannot be used.
+    prepare: Callable[[RegistrySchema], Any]
     _known: dict[int, Any] = field(default_factory=dict)
 
     def of(self, data: bytes) -> Any:
         schema_id = schema_id_of(data)
         if schema_id not in self._known:
-            self._known[schema_id] = self.looked_at(registered(self.registry, schema_id, self.kind))
+            self._known[schema_id] = self.prepare(fetch_schema(self.registry, schema_id, self.kind))
         return self._known[schema_id]

@@ -1,11 +1,11 @@
-"""A schema registry: schemas by number and by subject, and the wire format that names them in records.
+"""A client of schema registries: schemas by id and by subject, and the wire format of records.
 
-Who asks is told apart by what the answer means: one that does not come is asked for again and then an
-outage, for which a job restarts; a refusal is the user's to mend; and a number that the registry does not
-know, when asked more than once, is a fact about a record. What stands in front of a registry (a proxy, a
-page to log in) answers as well, with 404 or even 200: only what has the form of its interface is its word.
+Failures mean different things: without an answer the client asks again, and then reports an outage, after
+which a job restarts; a refusal is an error that the user must correct; an id that stays unknown means that
+the record is bad. A proxy or a login page before the registry also answers, with 404 or even 200, so only
+answers in the form of the registry's interface count.
 
-Confluent's own client asks. Whatever it answers is data: nothing of it is executed or fetched.
+Confluent's own client sends the requests. Answers are data: nothing in them is executed or fetched.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from flinkish_spark.core.formats import Registration, SchemaRegistry, SubjectNam
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
 
-#: What begins each record of the wire format; four bytes follow with the number of the schema.
+#: The first byte of each record in the wire format; four bytes with the schema id follow.
 MAGIC = 0
 HEADER_BYTES = 5
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
-#: For so long a registry is asked for a number that it does not know: a replica may lag behind.
+#: How long the client asks again for an unknown id: a replica may lag behind.
 _UNKNOWN_MS = 2_000
-#: So long it is believed, and then asked for once more. A schema that was registered late, or restored, makes
-#: bad records no longer than this; and records that are bad for ever cost a request a minute.
+#: How long an unknown id is cached. If its schema is registered late, or restored, records are bad for at
+#: most this long; an id that stays unknown costs one request per minute.
 _FORGOTTEN_MS = 60_000
-#: Of a 404 the registry's own words for a subject, a version and a schema that it does not have: Confluent's,
-#: and the same with Karapace and Apicurio. Any other 404 is of a proxy, or of a URL without its path.
+#: Error codes of a registry's 404 for a missing subject, version and schema: the same in Confluent's,
+#: Karapace and Apicurio. Any other 404 comes from a proxy, or from a URL with a wrong path.
 _NO_SUCH = (40401, 40402, 40403)
-#: What an outage answers, or a page to log in, to which one is sent; all other numbers are answers.
+#: Statuses of an outage or of a redirect to a login page; all others are answers.
 _AWAY = frozenset({301, 302, 303, 307, 308, 404, 408, 425, 429, 500, 502, 503, 504})
 _DEEPEST = 32
 T = TypeVar("T")
 
 
 class RegistryUnavailableError(EnvironmentFault):
-    """The schema registry did not answer for as long as it was asked. No record is bad for that."""
+    """The schema registry did not answer in time."""
 
     restartable = True
 
 
 class SchemaChangedError(EnvironmentFault):
-    """A record was written with a newer schema than the job reads with; it starts again with the newest."""
+    """A record was written with a newer schema than the job's; the job restarts with the newest schema."""
 
     usual_advice = "wait: the job starts again by itself"
     restartable = True
@@ -59,19 +59,19 @@ class SchemaChangedError(EnvironmentFault):
 
 
 class NoSuchSchema(LookupError):
-    """The registry answers that it has no schema of that number, subject or version."""
+    """The registry has no schema with this id, subject or version."""
 
 
 @dataclass(frozen=True)
-class Registered:
-    """A schema as a registry has it."""
+class RegistrySchema:
+    """A schema of a registry, with all schemas that it refers to."""
 
     kind: str
     text: str
-    #: The name under which it names each other schema, and the text of that: what a schema needs stands
-    #: in front of it. What is named within another one is among them, too.
+    #: Names and texts of the schemas that it refers to, directly or not; each comes after those that it
+    #: needs.
     references: tuple[tuple[str, str], ...] = ()
-    #: Where it stands; 0 and empty where that was not asked for.
+    #: Its id, subject and version; 0 and empty if they are not known.
     schema_id: int = 0
     subject: str = ""
     version: int = 0
@@ -80,7 +80,7 @@ class Registered:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Registered:
+    def from_json(cls, stored: Mapping[str, Any]) -> RegistrySchema:
         references = tuple((name, text) for name, text in stored["references"])
         return cls(**{**stored, "references": references})
 
@@ -111,11 +111,11 @@ def client_of(settings: SchemaRegistry) -> RegistryClient:
 
 @dataclass
 class RegistryClient:
-    """Asks one registry; may be used by several threads."""
+    """A client of one registry; may be used by several threads."""
 
     settings: SchemaRegistry
-    _by_id: dict[int, Registered] = field(default_factory=dict)
-    #: Until when each of these is believed to be none.
+    _by_id: dict[int, RegistrySchema] = field(default_factory=dict)
+    #: Unknown ids, each with the time at which it is asked for again.
     _unknown: dict[int, float] = field(default_factory=dict)
 
     @functools.cached_property
@@ -123,21 +123,21 @@ class RegistryClient:
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
         except ImportError as missing:
-            raise needed("schema-registry", "confluent-kafka", missing) from None
+            raise make_library_error("schema-registry", "confluent-kafka", missing) from None
         return SchemaRegistryClient(_options(self.settings))
 
-    def by_id(self, schema_id: int) -> Registered:
+    def find_by_id(self, schema_id: int) -> RegistrySchema:
         if schema_id not in self._by_id:
             if time.monotonic() < self._unknown.get(schema_id, 0):
                 raise NoSuchSchema(schema_id)
-            self._by_id[schema_id] = self._whole(self._found(schema_id), schema_id)
+            self._by_id[schema_id] = self._whole(self._fetch_schema(schema_id), schema_id)
         return self._by_id[schema_id]
 
-    def _found(self, schema_id: int) -> Schema:
+    def _fetch_schema(self, schema_id: int) -> Schema:
         believed_at, text = time.monotonic() + _UNKNOWN_MS / 1_000, attrgetter("schema_str")
         for tries, pause_ms in enumerate(backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)):
             try:
-                return self._asked(f"schema {schema_id}", lambda: self._client.get_schema(schema_id), text)
+                return self._ask(f"schema {schema_id}", lambda: self._client.get_schema(schema_id), text)
             except NoSuchSchema:
                 if schema_id in self._unknown or (tries and time.monotonic() > believed_at):
                     self._unknown[schema_id] = time.monotonic() + _FORGOTTEN_MS / 1_000
@@ -145,19 +145,19 @@ class RegistryClient:
             time.sleep(pause_ms / 1_000)
         raise AssertionError("pauses never end")
 
-    def newest(self, subject: str) -> Registered:
-        found = self._asked(
+    def newest(self, subject: str) -> RegistrySchema:
+        found = self._ask(
             f"subject '{subject}'",
             lambda: self._client.get_version(subject, "latest"),
             attrgetter("schema.schema_str"),
         )
         return self._whole(found.schema, int(found.schema_id or 0), subject, int(found.version or 0))
 
-    def id_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]] = ()) -> int:
-        """Return the number of a sink's schema, registered if the settings say so."""
+    def id_of(self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]] = ()) -> int:
+        """Return the id of a sink's schema; register the schema if the settings say so."""
         if self.settings.registration is Registration.AUTOMATIC:
             wanted, who = _schema(schema, needs), f"the schema of subject '{subject}'"
-            return int(self._asked(who, lambda: self._client.register_schema(subject, wanted), int))
+            return int(self._ask(who, lambda: self._client.register_schema(subject, wanted), int))
         try:
             return int(self._look_up(subject, schema, needs, "schema_id"))
         except NoSuchSchema:
@@ -168,23 +168,23 @@ class RegistryClient:
                 subject=subject,
             ) from None
 
-    def version_of(self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]]) -> int:
+    def version_of(self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]]) -> int:
         return int(self._look_up(subject, schema, needs, "version"))
 
     def _look_up(
-        self, subject: str, schema: Registered, needs: Sequence[tuple[str, str, int]], part: str
+        self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]], part: str
     ) -> Any:
         wanted, who, get = _schema(schema, needs), f"the schema of subject '{subject}'", attrgetter(part)
-        return get(self._asked(who, lambda: self._client.lookup_schema(subject, wanted), get))
+        return get(self._ask(who, lambda: self._client.lookup_schema(subject, wanted), get))
 
-    def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> Registered:
+    def _whole(self, found: Schema, schema_id: int, subject: str = "", version: int = 0) -> RegistrySchema:
         references: dict[str, str] = {}
         self._collect(found, references, 0)
         kind, text = str(found.schema_type or "AVRO"), str(found.schema_str)
-        return Registered(kind, text, tuple(references.items()), schema_id, subject, version)
+        return RegistrySchema(kind, text, tuple(references.items()), schema_id, subject, version)
 
     def _collect(self, schema: Schema, known: dict[str, str], depth: int) -> None:
-        """Add what a schema refers to, what is needed first in front."""
+        """Add all schemas that a schema refers to, each after those that it needs."""
         if depth > _DEEPEST:
             raise SchemaError(
                 "the schemas of the registry refer to each other without an end",
@@ -202,7 +202,7 @@ class RegistryClient:
 
         def ask() -> RegisteredSchema:
             try:
-                # Of another subject it may be deleted by now, and records that need it are still there.
+                # A version that was deleted may still be needed by records.
                 return self._client.get_version(subject, version, deleted=True)
             except Exception as error:
                 known = _meaning(error, what)
@@ -214,10 +214,10 @@ class RegistryClient:
                     )
                 raise_translated(known, error)
 
-        return self._asked(what, ask, attrgetter("schema.schema_str")).schema
+        return self._ask(what, ask, attrgetter("schema.schema_str")).schema
 
-    def _asked(self, what: str, ask: Callable[[], T], part: Callable[[Any], object]) -> T:
-        """Ask until there is an answer, for as long as the settings allow."""
+    def _ask(self, what: str, ask: Callable[[], T], part: Callable[[Any], object]) -> T:
+        """Call the client until it answers, for as long as the settings allow."""
         deadline = time.monotonic() + self.settings.retry_ms / 1_000
         pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         while True:
@@ -225,7 +225,7 @@ class RegistryClient:
                 found = ask()
                 if part(found):
                     return found
-                # The client keeps it otherwise, and would give it again.
+                # Otherwise the client would return the cached answer again.
                 self._client.clear_caches()  # type: ignore[no-untyped-call]
                 raise ValueError("it has no schema, or no number of one")
             except Exception as error:
@@ -242,7 +242,7 @@ def _options(settings: SchemaRegistry) -> dict[str, Any]:
     options: dict[str, Any] = {
         "url": settings.url,
         "timeout": settings.timeout_ms / 1_000,
-        # This module asks again itself, for as long as its settings say.
+        # This module makes the retries.
         "max.retries": 0,
     }
     if settings.username:
@@ -251,7 +251,7 @@ def _options(settings: SchemaRegistry) -> dict[str, Any]:
         options |= {
             "bearer.auth.credentials.source": "STATIC_TOKEN",
             "bearer.auth.token": settings.secret("token"),
-            # Of Confluent's cloud; the client wants them to be there.
+            # Settings of Confluent Cloud, which the client requires.
             "bearer.auth.logical.cluster": "",
             "bearer.auth.identity.pool.id": "",
         }
@@ -263,7 +263,7 @@ def _options(settings: SchemaRegistry) -> dict[str, Any]:
     return options | {name: path for name, path in files.items() if path}
 
 
-def _schema(schema: Registered, needs: Sequence[tuple[str, str, int]]) -> Schema:
+def _schema(schema: RegistrySchema, needs: Sequence[tuple[str, str, int]]) -> Schema:
     from confluent_kafka.schema_registry import Schema, SchemaReference
 
     references = [SchemaReference(name, subject, version) for name, subject, version in needs]
@@ -271,7 +271,7 @@ def _schema(schema: Registered, needs: Sequence[tuple[str, str, int]]) -> Schema
 
 
 def _meaning(error: Exception, what: str) -> BaseException:
-    """Return what an exception of the client's means."""
+    """Translate an exception of Confluent's client."""
     status, said = getattr(error, "http_status_code", None), str(getattr(error, "error_message", error))
     if isinstance(error, NoSuchSchema | SchemaError | EnvironmentFault):
         return error
@@ -295,25 +295,25 @@ def _meaning(error: Exception, what: str) -> BaseException:
         return RegistryUnavailableError(
             f"the schema registry does not answer about {what}",
             why=why,
-            what_to_do="see to the registry, to what stands in front of it, and to the path of its URL",
+            what_to_do="check the registry, a proxy before it, and the path of its URL",
         )
     if isinstance(error, ValueError | TypeError | AttributeError | KeyError):
-        # What the client raises of an answer that it did not expect: no JSON, no object, nothing.
+        # The client raises these if an answer is no JSON, no object, or empty.
         return RegistryUnavailableError(
-            f"what answers about {what} is no schema registry",
-            why=f"of its answer: {error}"[:500].rstrip("."),
-            what_to_do="see to what stands in front of the registry, and to the URL",
+            f"the answer about {what} did not come from a schema registry",
+            why=f"it has another form: {error}"[:500].rstrip("."),
+            what_to_do="check the URL, and a proxy before the registry",
         )
     if status is not None:
         return EnvironmentFault(
             f"the schema registry refuses {what}",
             why=f"it answers {status}: {said:.500}",
-            what_to_do="see what the registry says, and to its URL and login",
+            what_to_do="check its URL and the login",
         )
     return error
 
 
-def needed(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
+def make_library_error(extra: str, package: str, missing: ImportError) -> EnvironmentFault:
     return EnvironmentFault(
         f"a format needs {package}: it is not installed here",
         why=str(missing),

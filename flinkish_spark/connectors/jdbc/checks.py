@@ -1,4 +1,4 @@
-"""Checks that a table keeps records as they are, made before the start and in each commit."""
+"""Checks that a table stores records without changing them, made before the start and in each commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXACT_KEYS = (
     "or use a key of numbers"
 )
 _NO_CONVERSION = (
-    "change the column, or cast the field to the column's type in front of the sink, as with transform(...); "
+    "change the column, or cast the field to the column's type before the sink, as with transform(...); "
     "a DECIMAL, DATE or TIMESTAMP may also be declared where the field is read"
 )
 
@@ -26,7 +26,7 @@ class TableCheck:
         self._where = f"sink '{context.uid}'"
 
     def check_table(self, session: Session) -> tuple[ColumnInfo, ...]:
-        """Return the table's columns; they stay like that where :meth:`.Dialect.hold` was called before."""
+        """Check the table and return its columns; :meth:`.Dialect.hold` keeps them from changing."""
         settings, dialect = self._settings, self._settings.dialect
         columns = {c.name: c for c in dialect.columns_of(session, settings.table_name)}
         if not columns:
@@ -83,7 +83,7 @@ class TableCheck:
             raise SchemaError(
                 f"{self._where} upserts by {', '.join(settings.key)}, and {settings.table_name} has no "
                 "unique constraint on exactly these columns",
-                why="without it a row could not take the place of the one before",
+                why="without it a row could not replace the one with its key",
                 what_to_do="add a primary key or a unique constraint (not deferrable), or name its columns",
             )
         if why := settings.dialect.why_not_upserted(session, settings.target(self._context.schema)):
@@ -95,7 +95,7 @@ class TableCheck:
             )
 
     def _check_key_is_exact(self, session: Session) -> None:
-        """Refuse a table that takes two keys of the stream for one: a row would replace another's."""
+        """Refuse a table to which two different keys are equal: a row would replace another key's row."""
         settings, schema = self._settings, self._context.schema
         key = [schema[name] for name in settings.key]
         for part in key:
@@ -107,8 +107,8 @@ class TableCheck:
 
     def _inexact(self, why: str) -> SchemaError:
         return SchemaError(
-            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} does "
-            "not tell all such keys apart",
+            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} "
+            "takes some different keys for equal",
             why=why,
             what_to_do=_EXACT_KEYS,
             uid=self._context.uid,

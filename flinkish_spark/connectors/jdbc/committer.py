@@ -1,4 +1,4 @@
-"""Committing checkpoints into a table: compare-and-set, rows, refused records, in one transaction."""
+"""Commit of a checkpoint into a table: compare-and-set, rows and refused records in one transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.buffer import Applied, BufferedCommitter, BufferedRows
+from flinkish_spark.connectors.buffer import ApplyStatus, BufferedCommitter, BufferedRows
 from flinkish_spark.connectors.jdbc.checks import TableCheck
 from flinkish_spark.connectors.jdbc.control import TIMELINE
 from flinkish_spark.connectors.jdbc.database import Database
@@ -19,7 +19,7 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Params,
     Session,
     Trouble,
-    Unfit,
+    UnfitValue,
     WriteMode,
     parameters,
     python_values,
@@ -40,53 +40,54 @@ from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.protocol.timeline import Mark
 
-#: Rows that are handed to the database at once, and so are in memory as Python values.
+#: Rows that are sent to the database at once, and so are in memory as Python values.
 _ROWS_AT_ONCE = 50_000
-#: Why a record was not tried: it is never shown, for the record before it is refused first.
-_BEHIND = "a record with its key waits"
-#: Longest part of what the database says about a record.
+#: Reason of a record that was not sent. It is never shown, since the earlier record is refused first.
+_BEHIND = "an earlier record with its key waits"
+#: Longest part of the database's reason that is shown.
 _MOST_REASON = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record on its way into the table, and what it asks for."""
+    """A record as a change of the table."""
 
     batch: pa.RecordBatch
     index: int
-    #: Within its checkpoint, from 0.
+    #: Number of the record in its checkpoint, from 0.
     position: int
-    #: Equal for records whose order among each other counts.
+    #: Records with equal keys must keep their order.
     key: Params
-    #: Of the columns of the table.
+    #: Values of the table's columns.
     params: Params
-    #: Whether the row with its key goes.
+    #: If the change deletes the row with its key.
     deletes: bool
 
 
-#: A change that the database did not take, and why.
+#: A change that the database refused, and the reason.
 _Waiting = tuple[Change, str]
 
 
-class _EarlierCounts(Exception):
-    """The last record of a key can never be taken, so one before it stands in the end."""
+class _EarlierRecordCounts(Exception):
+    """The last record of a key was refused, so an earlier record of the key must be written."""
 
 
 class CheckpointWrite:
     """Writes the rows of one checkpoint, within its transaction."""
 
-    # What stands in the table in the end is as if the records had come one by one: by micro-batch, task, and
-    # the order in which the task saw them. All of it or nothing is tried first:
+    # The result is the same as if the records had been written one by one, ordered by micro-batch, task, and
+    # the task's own order. First the whole checkpoint is tried, all or nothing:
     #
-    # - In an ordered table something sees each step, such as a trigger: each record in its order.
-    # - In any other one, of each key the last record. If another row is in the way, as under a further unique
-    #   constraint, the same behind a removal of all rows that are written: so rows can change places. Where a
-    #   row has columns that the sink does not write, it must stay: then each record in its order.
+    # - In an ordered table, where something such as a trigger sees each step: every record, in order.
+    # - In any other table: the last record of each key. If another row is in the way, for example under a
+    #   second unique constraint, all rows that will be written are deleted first, so that rows can swap
+    #   values. If rows have columns that the sink does not write, they must not be deleted: then every
+    #   record, in order.
     #
-    # If that is not taken, records may be refused. Again the last one of each key is sent, and all of keys
-    # that do not get in. One that is refused waits, and with it what comes later with its key, until the
-    # others have had their turn, since records of different tasks have no order among each other. When a pass
-    # inserts nothing any more, the first waiting record of each key is refused for good.
+    # If the database refuses that, single records may be refused. Again the last record of each key is sent,
+    # and all records of keys that were refused. A refused record waits, with later records of its key, until
+    # the others were sent, since records of different tasks have no order. When a pass inserts nothing, the
+    # first waiting record of each key is rejected.
 
     def __init__(
         self, session: Session, settings: JdbcSettings, context: SinkContext, columns: Sequence[ColumnInfo]
@@ -100,19 +101,21 @@ class CheckpointWrite:
 
     def run(self, rows: BufferedRows) -> None:
         last = {} if self._is_ordered else self._last_of_each_key(rows)
-        stuck = [] if self._write_all(rows, last) else self._in_turns(self._lasts(rows, last))
-        # A record that is not taken does not take the place of an earlier one either.
+        stuck = [] if self._write_all(rows, last) else self._send_repeatedly(self._lasts(rows, last))
+        # A rejected record does not replace an earlier one of its key, so all records of such keys are sent.
         keys = {change.key for change, _ in stuck} | self._refused_keys
         if last and keys:
             parts = self._parts(rows, {})
-            stuck = self._in_turns([one for one in changes if one.key in keys] for changes in parts)
+            stuck = self._send_repeatedly([one for one in changes if one.key in keys] for changes in parts)
         while stuck:
-            # Nobody gets in as things are: the first of each key never will.
+            # The last pass wrote nothing: reject the first waiting record of each key.
             firsts = {change.key: change for change, _ in reversed(stuck)}
             for change, reason in stuck:
                 if firsts[change.key] is change:
                     self._refuse(change, reason)
-            stuck = self._in_turns([[change for change, _ in stuck if firsts[change.key] is not change]])
+            stuck = self._send_repeatedly(
+                [[change for change, _ in stuck if firsts[change.key] is not change]]
+            )
 
     def facts(self, rows: BufferedRows) -> dict[str, Any]:
         found: dict[str, Any] = {"rows": self._written}
@@ -123,57 +126,64 @@ class CheckpointWrite:
 
     @property
     def refusals(self) -> list[tuple[int, str, str]]:
-        """Position, reason and JSON of each record that was refused for good."""
+        """Position, reason and JSON of each rejected record."""
         return [(position, *self._refusals[position]) for position in sorted(self._refusals)]
 
     def _begin_again(self) -> None:
         self._written = self._deleted = 0
-        #: By position: a record that is tried again is refused again.
+        #: Reasons and records by position: a record that is sent twice is refused twice.
         self._refusals: dict[int, tuple[str, str]] = {}
         self._refused_keys: set[Params] = set()
 
     def _write_all(self, rows: BufferedRows, last: Mapping[Params, int]) -> bool:
-        """Write everything, judged by what it comes to in the end, or nothing; say if it is written."""
+        """Write the whole checkpoint or nothing, checking constraints at the end; return if it is written."""
         error = self._try(self._lasts(rows, last))
         if error is not None and last and self._dialect.is_taken(error):
-            error = self._try(self._cleared(rows, last) if self._writes_all else self._yield_all(rows))
+            error = self._try(
+                self._yield_after_delete(rows, last) if self._writes_all else self._yield_all(rows)
+            )
         return error is None
 
     def _try(self, parts: Iterator[Sequence[Change]]) -> Exception | None:
-        """Return why the database did not take all of it."""
+        """Write changes, all or nothing; return the error if the database refuses one."""
         self._begin_again()
         try:
-            with self._session.savepoint(), self._dialect.deferred(self._session):
+            with self._session.savepoint(), self._dialect.defer_constraints(self._session):
                 for changes in parts:
                     self._hand_over(changes)
             return None
         except Exception as error:
-            if not isinstance(error, _EarlierCounts) and self._dialect.trouble(error) is not Trouble.REFUSED:
+            if (
+                not isinstance(error, _EarlierRecordCounts)
+                and self._dialect.trouble(error) is not Trouble.REFUSED
+            ):
                 raise
             self._begin_again()
             return error
 
-    def _cleared(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
+    def _yield_after_delete(
+        self, rows: BufferedRows, last: Mapping[Params, int]
+    ) -> Iterator[Sequence[Change]]:
         for changes in self._parts(rows, last):
             if changes:
                 self._delete(changes)
         if self._refused_keys & last.keys():
-            raise _EarlierCounts
+            raise _EarlierRecordCounts
         self._begin_again()
         yield from self._lasts(rows, last)
 
     def _yield_all(self, rows: BufferedRows) -> Iterator[Sequence[Change]]:
         yield from self._parts(rows, {})
-        # The earlier records of their keys are in, too.
+        # Earlier records of refused keys were written too.
         self._refused_keys.clear()
 
     def _lasts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
         for changes in self._parts(rows, last):
-            # Rows that go make room for others.
+            # Deletions first: they make room for other rows.
             yield changes if self._is_ordered else sorted(changes, key=lambda one: not one.deletes)
 
-    def _in_turns(self, parts: Iterable[Sequence[Change]]) -> list[_Waiting]:
-        """Send changes, again and again those that did not get in; return whom that does not help."""
+    def _send_repeatedly(self, parts: Iterable[Sequence[Change]]) -> list[_Waiting]:
+        """Send changes, and refused ones again until a pass writes nothing; return those still refused."""
         waiting: list[_Waiting] = []
         for changes in parts:
             waiting += self._send(changes, {change.key for change, _ in waiting})
@@ -185,9 +195,9 @@ class CheckpointWrite:
             waiting = left
 
     def _send(self, changes: Sequence[Change], held: set[Params]) -> list[_Waiting]:
-        """Hand changes to the database in their order; return those that it did not take, or did not get."""
-        # Of keys that are held nothing is sent, so that no record overtakes another one with its key; those
-        # of refused records are added.
+        """Send changes to the database in order; return those that were refused or held back."""
+        # Changes of held keys are not sent, so that no record overtakes an earlier one of its key. Keys of
+        # refused records are added to `held`.
         kept = [(one, _BEHIND) for one in changes if one.key in held] if held else []
         if kept:
             changes = [one for one in changes if one.key not in held]
@@ -202,9 +212,9 @@ class CheckpointWrite:
                 raise
             if len(changes) == 1:
                 held.add(changes[0].key)
-                reason = self._settings.scrubbed(self._dialect.reason(error))[:_MOST_REASON]
+                reason = self._settings.scrub(self._dialect.reason(error))[:_MOST_REASON]
                 return [*kept, (changes[0], reason)]
-        # Of what is refused as a whole, find out who is meant; the earlier half first.
+        # Bisect to find the refused change; the earlier half first.
         half = len(changes) // 2
         return [*kept, *self._send(changes[:half], held), *self._send(changes[half:], held)]
 
@@ -234,7 +244,7 @@ class CheckpointWrite:
         return tuple(name for name in batch.schema.names if name != self._settings.deletes_by)
 
     def _parts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[list[Change]]:
-        """Yield what all records ask for, or the last of each key, in parts that fit into memory."""
+        """Yield the changes of all records, or of the last of each key, in parts that fit into memory."""
         position = 0
         for batch in rows.batches():
             for begin in range(0, batch.num_rows, _ROWS_AT_ONCE):
@@ -243,7 +253,7 @@ class CheckpointWrite:
                 position += part.num_rows
 
     def _changes(self, batch: pa.RecordBatch, first: int, last: Mapping[Params, int]) -> list[Change]:
-        """Return what the records of a batch ask for; refuse those that no database can hold."""
+        """Return the changes of a batch's records; refuse records that no database can hold."""
         names, delete_when, changes = self._columns(batch), self._settings.deletes_by, []
         deletes = deletions(batch, delete_when).to_pylist() if delete_when else [False] * batch.num_rows
         params_of_rows = parameters(batch, names, self._dialect, self._checks)
@@ -266,20 +276,20 @@ class CheckpointWrite:
         position = 0
         for batch in rows.batches():
             for key in self._keys(batch, position):
-                # What can be no key is refused; another such record does not take its place.
-                if not any(value is None or isinstance(value, Unfit) for value in key):
+                # A value that cannot be a key is refused; a later record does not replace it.
+                if not any(value is None or isinstance(value, UnfitValue) for value in key):
                     last[key] = position
                 position += 1
         return last
 
     def _keys(self, batch: pa.RecordBatch, first: int) -> Iterator[Params]:
-        """Return what is equal for records that are about one row; of inserts each is about its own."""
+        """Return the keys of records: equal for records of one row. Each insert has its own key."""
         if self._target.mode is WriteMode.INSERT:
             return ((first + index,) for index in range(batch.num_rows))
         columns = []
         for name in self._target.key:
             values = python_values(batch.column(batch.schema.get_field_index(name)))
-            # NaN is equal to nothing, and is one key.
+            # NaN differs from itself, but must be one key.
             columns.append(["NaN" if isinstance(v, float) and math.isnan(v) else v for v in values])
         return zip(*columns, strict=True)
 
@@ -288,7 +298,7 @@ class CheckpointWrite:
             return why_no_kind(self._settings.deletes_by)
         for name, value in zip(names, params, strict=True):
             is_key = self._target.mode is WriteMode.UPSERT and name in self._target.key
-            if isinstance(value, Unfit) and (is_key or not is_delete):
+            if isinstance(value, UnfitValue) and (is_key or not is_delete):
                 return f"{name}: {value}"
             if value is None and is_key:
                 return why_no_key(name)
@@ -300,8 +310,8 @@ class CheckpointWrite:
             raise BadRecordError(
                 f"the table {self._target.table} refuses a record of sink '{self._uid}': {shown}",
                 why=reason,
-                what_to_do="nothing of its checkpoint is visible, and the checkpoint stays decided: mend the "
-                "table so that it takes the record, or set on_refused, and start the job again",
+                what_to_do="nothing of its checkpoint is visible, and the checkpoint stays decided: change "
+                "the table so that it accepts the record, or set on_refused, and start the job again",
                 sink=self._uid,
             )
         self._refusals[change.position] = reason, record_json(change.batch, change.index)
@@ -318,10 +328,11 @@ class JdbcCommitter(BufferedCommitter):
         self._control = settings.control(context)
 
     def apply(self, checkpoint: CheckpointId, rows: BufferedRows) -> CommitAnswer:
-        """Write all rows with the checkpoint's id, or find that it was done."""
+        """Write all rows with the checkpoint's id, unless that was done before."""
         dialect, settings = self._settings.dialect, self._settings
         with self._database.use(self._prepare) as session, session.transaction(dialect.begin):
-            # This order matters: behind the claim nobody else changes the row until this transaction ends.
+            # This order matters: after the claim no other process can change the row until this transaction
+            # ends.
             if self._claim(session, checkpoint) is None:
                 return CommitAnswer(Outcome.FENCED, "a newer owner has written to the control table")
             if not self._control.take_turn(session, checkpoint):
@@ -329,8 +340,8 @@ class JdbcCommitter(BufferedCommitter):
                 facts.pop(TIMELINE, None)
                 is_newest = newest == int(checkpoint)
                 return CommitAnswer(Outcome.ALREADY_COMMITTED, facts=facts if is_newest else {})
-            # Looked at each time: somebody may have changed a table since. This order matters: nobody does
-            # between the look and the end.
+            # Checked in each commit, since a table may have been altered. This order matters: `hold` keeps it
+            # from being altered between the check and the end.
             for table in settings.tables:
                 dialect.hold(session, table)
             columns = TableCheck(settings, self._context).check_table(session)
@@ -353,12 +364,12 @@ class JdbcCommitter(BufferedCommitter):
             self._context.require_ours(mark, checkpoint)
         return mark
 
-    def has_applied(self, checkpoint: CheckpointId) -> Applied:
+    def has_applied(self, checkpoint: CheckpointId) -> ApplyStatus:
         with self._database.use(self._prepare) as session, session.transaction(self._settings.dialect.begin):
             mark = self._claim(session, checkpoint)
         if mark is None:
-            return Applied.UNKNOWN
-        return Applied.YES if mark.checkpoint >= checkpoint else Applied.NO
+            return ApplyStatus.UNKNOWN
+        return ApplyStatus.YES if mark.checkpoint >= checkpoint else ApplyStatus.NO
 
     def why_not_superseded(self, target: CheckpointId) -> str:
         with self._database.use(self._prepare) as session:

@@ -1,11 +1,11 @@
-"""The control table: which checkpoint of a sink the database holds, and whose owner was there last.
+"""The control table: the newest committed checkpoint of each sink, and the owner epoch that wrote it.
 
-One row per job and sink. It is written in the transaction of the checkpoint's rows, so it says exactly
-what is visible. Whoever changes it has the row locked until the transaction ends, so of two processes
-one waits for the other, and the older owner is turned away.
+It has one row per job and sink, written in the transaction of the checkpoint's rows, so it names exactly what
+is visible. A transaction that changes the row locks it until its end, so of two processes one waits for the
+other, and the older owner is turned away.
 
-That the row was made is noted in the sink's folder, too: a row that goes away afterwards takes the evidence
-with it, and is never made again as if nothing had been committed.
+A note in the sink's folder records that the row was created: a row that is deleted later is missing evidence,
+and must not be created again as if nothing had been committed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,8 @@ from flinkish_spark.protocol.timeline import Mark, find_token
 
 _JOB, _SINK = "job_uuid", "sink_uid"
 _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
-#: Among the facts: the token of the timeline.
+#: Key of the timeline's token among the facts.
 TIMELINE = "timeline"
-
-
-class ControlRowGone(EnvironmentFault):
-    """The evidence of what is in the database has been deleted."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class ControlTable:
 
     @staticmethod
     def columns(dialect: Dialect) -> list[tuple[str, str]]:
-        """Return names and types of its columns; the first two are the key."""
+        """Return names and types of the columns; the first two are the key."""
         return [
             (_JOB, f"{dialect.name_text} NOT NULL"),
             (_SINK, f"{dialect.name_text} NOT NULL"),
@@ -60,9 +56,9 @@ class ControlTable:
         session.run(dialect.create_table(table, cls.columns(dialect), (_JOB, _SINK)))
 
     def claim(self, session: Session) -> Mark | None:
-        """Turn older owners away from now on; return what is visible, or None if a newer one was there."""
-        # Waits for a transaction of an older owner that is under way. Behind it the answer stands: what is
-        # not visible then can become so only through this owner or a newer one.
+        """Fence older owners; return what is visible, or None if a newer owner has claimed the row."""
+        # This waits for a running transaction of an older owner. After that, only this owner or a newer one
+        # can make more rows visible.
         self._update(session, {_EPOCH: int(self.epoch)}, (_EPOCH, "<=", int(self.epoch)))
         mark = self.mark(session)
         return None if mark.owner_epoch is None or mark.owner_epoch > self.epoch else mark
@@ -83,28 +79,28 @@ class ControlTable:
         self.note(session, facts)
 
     def note(self, session: Session, facts: Mapping[str, Any], token: str | None = None) -> None:
-        """Write what a repeated commit shall say about the checkpoint whose turn it is."""
+        """Store the facts that a repeated commit of the checkpoint returns."""
         self._update(session, {_FACTS: json.dumps({**facts, **({TIMELINE: token} if token else {})})})
 
     def _update(self, session: Session, sets: Mapping[str, int | str], *limits: tuple[str, str, int]) -> int:
-        """Set columns of the row, if it is within limits; return how many rows that is."""
-        mark, quoted = self.dialect.marker, self.dialect.quoted
-        columns = ", ".join(f"{quoted(name)} = {mark}" for name in sets)
-        within = "".join(f" AND {quoted(name)} {operator} {mark}" for name, operator, _ in limits)
+        """Set columns of the row if it meets the limits; return the number of updated rows."""
+        mark, quote = self.dialect.marker, self.dialect.quote
+        columns = ", ".join(f"{quote(name)} = {mark}" for name in sets)
+        within = "".join(f" AND {quote(name)} {operator} {mark}" for name, operator, _ in limits)
         return session.run(
             f"UPDATE {self.dialect.table(self.table)} SET {columns} {self._where}{within}",
             (*sets.values(), *self._key, *(value for *_, value in limits)),
         )
 
     def read(self, session: Session) -> tuple[int, int, dict[str, Any]]:
-        """Return checkpoint, owner epoch and facts; raise ControlRowGone if there is no row."""
+        """Return checkpoint, owner epoch and facts; raise EnvironmentFault if there is no row."""
         names = self.dialect.list_of((_CHECKPOINT, _EPOCH, _FACTS))
         found = session.rows(f"SELECT {names} FROM {self.dialect.table(self.table)} {self._where}", self._key)
         if not found:
-            raise ControlRowGone(
+            raise EnvironmentFault(
                 f"the row of sink '{self.uid}' is gone from the control table {self.table}",
-                why="without it nobody knows which checkpoints are in the database, and they could get in "
-                "twice",
+                why="without it, it is unknown which checkpoints are in the database, and they could be "
+                "written twice",
                 what_to_do=f"restore it; or insert one with job_uuid '{self.job}', sink_uid '{self.uid}', "
                 "the newest checkpoint_id whose rows are in, owner_epoch 0 and facts '{}'",
                 uid=self.uid,
@@ -113,16 +109,16 @@ class ControlTable:
         return int(checkpoint), int(epoch), json.loads(facts)
 
     def require_row(self, session: Session, place: StoreSpec, database: str) -> None:
-        """Make the row if this sink never had one; call it outside of a transaction, before any other."""
+        """Create the row if this sink never had one; call it first, outside of a transaction."""
         store = place.open()
-        # Another one for each database and each row.
+        # A separate note for each database and row.
         row = f"{database} {self.table} {self.job} {self.uid}"
         note = f"control-row-{hashlib.sha256(row.encode()).hexdigest()[:16]}"
         try:
             store.read(note)
         except ObjectMissing:
             self._make_row(session)
-            # This order matters: whatever is committed later has the note behind it.
+            # This order matters: the note exists before anything is committed.
             store.put(note, b"")
         else:
             self.read(session)
@@ -133,8 +129,8 @@ class ControlTable:
 
     @property
     def _where(self) -> str:
-        mark, quoted = self.dialect.marker, self.dialect.quoted
-        return f"WHERE {quoted(_JOB)} = {mark} AND {quoted(_SINK)} = {mark}"
+        mark, quote = self.dialect.marker, self.dialect.quote
+        return f"WHERE {quote(_JOB)} = {mark} AND {quote(_SINK)} = {mark}"
 
     @property
     def _key(self) -> tuple[str, str]:

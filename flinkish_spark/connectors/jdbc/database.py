@@ -1,4 +1,4 @@
-"""One connection to a database: errors as this package's, and a limit for the server's silence."""
+"""One connection to a database, with translated errors and a time limit for a silent server."""
 
 from __future__ import annotations
 
@@ -7,28 +7,24 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from flinkish_spark.connectors.buffer import BufferedFileGone
-from flinkish_spark.connectors.jdbc.dialect import Session, TransactionLost, Trouble
+from flinkish_spark.connectors.buffer import BufferedFileError
+from flinkish_spark.connectors.jdbc.dialect import LostTransaction, Session, Trouble
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
 from flinkish_spark.core.forks import Connected, never_finalized
 
-#: How often a silent server is looked at within its time; it may take one look more.
+#: Checks of a silent server within the timeout; it ends at most one check later.
 _LOOKS = 4
 
 
 class DatabaseUnavailable(EnvironmentFault):
-    """The database does not answer, or cannot do it now."""
+    """The database does not answer, or cannot execute a statement now."""
 
     restartable = True
 
 
-class DatabaseRefused(EnvironmentFault):
-    """The database refuses what the sink does; somebody has to see to it."""
-
-
 class Database(Connected):
-    """One connection at a time, made anew when it is lost; errors as this package's, without secrets."""
+    """One connection at a time, reopened when it is lost; errors are translated and contain no secrets."""
 
     def __init__(self, settings: JdbcSettings, uid: str, connect: Callable[[], Any] | None = None) -> None:
         self._settings, self._uid = settings, uid
@@ -39,15 +35,15 @@ class Database(Connected):
         self.keep_from_children()
 
     def leave_to_parent(self) -> None:
-        # To close it in a child would end the parent's session, or roll it back.
+        # Closing it in a child process would end the parent's session, or roll it back.
         if self._session is not None:
             never_finalized(self._session.connection)
             self._session = None
 
     @contextlib.contextmanager
     def use(self, prepare: Callable[[Session], None] = lambda session: None) -> Iterator[Session]:
-        """Give the connection; whatever goes wrong in the block closes it."""
-        # Without `from`: the driver's error may show how it was called.
+        """Yield the connection; an error in the block closes it."""
+        # Raised without `from`: the driver's error may show the arguments of its call.
         failed: FlinkishError
         patience: _Patience | None = None
         try:
@@ -60,7 +56,7 @@ class Database(Connected):
                     self._is_prepared = True
                 yield self._session
             return
-        except (FlinkishError, BufferedFileGone):
+        except (FlinkishError, BufferedFileError):
             self.close()
             raise
         except Exception as error:
@@ -74,7 +70,7 @@ class Database(Connected):
                 self._settings.dialect.interrupt(self._session.connection)
 
     def _is_at_work(self) -> bool:
-        """Ask the server, over a connection of its own, whether it works on what it was told."""
+        """Ask the server, over a second connection, if it is executing this connection's statement."""
         session, other = self._session, None
         try:
             other = Session(self._connect())
@@ -86,40 +82,40 @@ class Database(Connected):
                 other.close()
 
     def _fault(self, error: Exception, *, is_ours: bool) -> FlinkishError:
-        if isinstance(error, TransactionLost):
+        if isinstance(error, LostTransaction):
             is_about_values = self._settings.dialect.trouble(error.first) is Trouble.REFUSED
             return self._fault(error.second if is_about_values else error.first, is_ours=is_ours)
         trouble = self._settings.dialect.trouble(error)
-        why = self._settings.scrubbed(self._settings.dialect.reason(error))
+        why = self._settings.scrub(self._settings.dialect.reason(error))
         place = f"the database {self._settings.url} of sink '{self._uid}'"
         if is_ours:
             return DatabaseUnavailable(
                 f"{place} was silent for {self._settings.timeout_ms} ms, so this sink ended the connection",
-                why=f"{why}; neither did an answer come, nor does the server say that it works on one",
+                why=f"{why}; the server sent no answer, and does not say that it is executing a statement",
                 what_to_do="see whether it can be reached; if its answers take longer, raise timeout_ms",
             )
         if trouble is Trouble.PASSING:
             return DatabaseUnavailable(
                 f"{place} cannot be used now", why=why, what_to_do="see whether it runs and can be reached"
             )
-        return DatabaseRefused(
+        return EnvironmentFault(
             f"{place} refuses a statement",
             why=why,
-            what_to_do="see to tables and rights, then start the job again; what is decided is kept",
+            what_to_do="check tables and rights, then start the job again; decided checkpoints are kept",
         )
 
     def close(self) -> None:
-        with self._lock:  # behind this its number may be somebody else's
+        with self._lock:  # after this its file descriptor may belong to another connection
             if self._session is not None:
                 self._session.close()
                 self._session = None
 
 
 class _Patience:
-    """Ends the connection to a server that is silent: a limit for silence, not for work."""
+    """Ends the connection to a silent server; a server that is executing a statement has no time limit."""
 
-    # It begins anew with each answer. Where none came, the server is asked whether it is at work: a trigger
-    # may take longer than any limit, and the same work begins with the next try.
+    # The time starts again with each answer. Without an answer the server is asked if it is executing the
+    # statement: a trigger may take longer than any limit, and the next try would start the same work again.
 
     def __init__(
         self, timeout_ms: int, session: Session, is_at_work: Callable[[], bool], end: Callable[[], None]
@@ -133,7 +129,7 @@ class _Patience:
     def _watch(self) -> None:
         seen, silent = -1, 0
         while not self._left.wait(self._step_s):
-            # What this process does between two statements is no silence of the server's.
+            # Time between two statements does not count as silence.
             is_silent = self._session.is_asking and self._session.answers == seen
             seen, silent = self._session.answers, silent + 1 if is_silent else 0
             if silent < _LOOKS:
@@ -151,5 +147,5 @@ class _Patience:
         self._thread.start()
 
     def __exit__(self, *error: object) -> None:
-        with self._lock:  # behind this nobody is interrupted for what is over
+        with self._lock:  # after this the watching thread interrupts nothing
             self._left.set()

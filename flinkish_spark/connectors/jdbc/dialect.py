@@ -1,7 +1,7 @@
-"""What differs between databases, behind one class; their drivers; values as parameters.
+"""Dialects: the differences between databases, their drivers, and conversion of values to parameters.
 
-SQL is put together from two things only: text of this package, and identifiers through
-:meth:`Dialect.quoted`. Values go as parameters, always. Drivers are extras, imported when they are used.
+SQL consists of text of this package and of identifiers quoted by :meth:`Dialect.quote`; values are always
+passed as parameters. Drivers are extras, imported on first use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,26 +27,26 @@ from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, SqlType, why_decimal_unfit, why_integer_unfit
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.types.arrow_columns import beyond_years, leaves
+from flinkish_spark.types.arrow_columns import find_beyond_years, leaves
 
 Params = tuple[Any, ...]
 
 
 class Trouble(enum.Enum):
-    """Kinds of errors of a database, for a checkpoint that is decided."""
+    """Kinds of database errors during the commit of a decided checkpoint."""
 
-    #: It may go away: connection lost, locked, restarting, full.
+    #: The error may go away: connection lost, locked, restarting, full.
     PASSING = "PASSING"
-    #: It is about the values: a constraint, a length, a cast. Other rows may be taken.
+    #: The error is about values: a constraint, a length, a cast. Other rows may be accepted.
     REFUSED = "REFUSED"
-    #: Somebody has to see to it: no such table, no right, a bug.
+    #: The user must act: no such table, no right, a bug.
     LASTING = "LASTING"
 
 
 class WriteMode(enum.Enum):
-    #: Each row is a new one.
+    #: Each record is inserted as a new row.
     INSERT = "insert"
-    #: A row takes the place of the one with its key.
+    #: A record replaces the row with its key.
     UPSERT = "upsert"
 
     @classmethod
@@ -55,14 +55,14 @@ class WriteMode(enum.Enum):
             return cls(value)
         except ValueError:
             raise ConfigError(
-                f"mode={value!r} is no way to write into a table", what_to_do="use 'insert' or 'upsert'"
+                f"mode={value!r} is no write mode", what_to_do="use 'insert' or 'upsert'"
             ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     table: TableName
-    #: Those that are written, in the order of parameters.
+    #: The columns that are written, in the order of parameters.
     columns: tuple[str, ...]
     key: tuple[str, ...]
     mode: WriteMode
@@ -70,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Settings of a connection; the password is in it, so it is made for a moment only."""
+    """Settings of a connection; contains the password, so it must not be kept."""
 
     url: JdbcUrl
     user: str
@@ -84,22 +84,22 @@ class Login:
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
     name: str
-    #: As the database writes it, in lower case.
+    #: The type as the database writes it, in lower case.
     type: str
-    #: Whether a row without it is refused: not null, and no default.
+    #: If a row without this column is refused: NOT NULL without a default.
     must_be_given: bool
-    #: Whether a null that is written is refused, whatever else there is: nothing could put a value there.
+    #: If a null is always refused: no trigger or rule could replace it.
     refuses_null: bool = False
-    #: Whether its type is an enum of PostgreSQL.
+    #: If its type is an enum of PostgreSQL.
     is_enum: bool = False
-    #: Whether the database computes its values.
+    #: If the database computes its values.
     is_generated: bool = False
-    #: The character set of a text, in MySQL.
+    #: The character set of a text column, in MySQL.
     letters: str = ""
 
 
-class TransactionLost(Exception):
-    """An error ended more than the statement: the transaction is gone, or the connection."""
+class LostTransaction(Exception):
+    """After an error the rollback to a savepoint failed: the transaction or the connection is lost."""
 
     def __init__(self, first: Exception, second: Exception) -> None:
         super().__init__(str(first))
@@ -107,12 +107,13 @@ class TransactionLost(Exception):
 
 
 class Session:
-    """A connection of a dialect; every statement of the sink goes through here."""
+    """A connection of a dialect; executes every statement of the sink."""
 
     def __init__(self, connection: Any) -> None:
-        # In autocommit: transactions are begun and ended by statements.
+        # In autocommit: statements begin and end transactions.
         self.connection, self._depth = connection, 0
-        #: Whether the server is to answer, and how often it has, or has taken more of what it was given.
+        #: If a statement is running; the number of answers so far, where each row sent to the server counts,
+        #: too.
         self.is_asking, self.answers = False, 0
 
     @contextlib.contextmanager
@@ -139,10 +140,10 @@ class Session:
 
     def run_many(self, sql: str, params: Sequence[Params]) -> None:
         with self.cursor() as cursor:
-            cursor.executemany(sql, self.counted(params))
+            cursor.executemany(sql, self.count_answers(params))
 
-    def counted(self, rows: Iterable[Params]) -> Iterator[Params]:
-        # Each row that is taken is an answer.
+    def count_answers(self, rows: Iterable[Params]) -> Iterator[Params]:
+        # Each row that the driver takes counts as an answer.
         for row in rows:
             yield row
             self.answers += 1
@@ -158,7 +159,7 @@ class Session:
             with contextlib.suppress(Exception):
                 self.run("ROLLBACK")
             raise
-        # An error of the COMMIT itself says nothing about whether it was done.
+        # If COMMIT itself fails, the transaction may have been committed or not.
         self.run("COMMIT")
 
     @contextlib.contextmanager
@@ -173,7 +174,7 @@ class Session:
             try:
                 self.run(f"ROLLBACK TO SAVEPOINT {name}")
             except Exception as second:
-                raise TransactionLost(error, second) from None
+                raise LostTransaction(error, second) from None
             raise
         else:
             self.run(f"RELEASE SAVEPOINT {name}")
@@ -188,20 +189,20 @@ class Session:
 class Dialect(ABC):
     """One kind of database. Stateless; its statements are for :class:`Session`."""
 
-    #: As in a JDBC URL.
+    #: The name in a JDBC URL.
     name: str
-    #: What stands for a parameter.
+    #: The marker of a parameter in SQL.
     marker: str
     #: Statements that begin a transaction in which rows are written.
     begin: tuple[str, ...] = ("BEGIN",)
-    #: Whether a ROLLBACK takes back a CREATE TABLE.
+    #: If a ROLLBACK undoes a CREATE TABLE.
     has_transactional_ddl = True
-    #: Types of the control and dead-letter tables, by what they hold.
+    #: Column types of the control and dead-letter tables: for texts, names and numbers.
     text, name_text, number = "TEXT", "TEXT", "BIGINT"
-    #: Types of columns for those of Spark, and others that hold all of their values as they are.
+    #: Column types by Spark type: the one for new tables, and others that store all values unchanged.
     types: Mapping[type[T.DataType], str] = MappingProxyType({})
     also: Mapping[type[T.DataType], frozenset[str]] = MappingProxyType({})
-    #: Bits of whole numbers, by the names of their types; the name of exact ones.
+    #: Bits of integer types, by name; the name of the decimal type.
     bits: Mapping[str, int] = MappingProxyType({})
     decimal = ""
     _quote = '"'
@@ -213,24 +214,24 @@ class Dialect(ABC):
 
     @abstractmethod
     def interrupt(self, connection: Any) -> None:
-        """Make a statement that another thread runs fail soon. Never raises."""
+        """Make a statement that another thread executes fail soon. Never raises."""
 
     def is_at_work(self, connection: Any, other: Session) -> bool:
         return True
 
     @abstractmethod
     def trouble(self, error: BaseException) -> Trouble:
-        """Say what an error means."""
+        """Classify an error."""
 
     def is_taken(self, error: BaseException) -> bool:
-        """Say if another row is in the way, by a further unique constraint, and may go or change."""
+        """Return if another row violates a unique constraint, and may be deleted or changed."""
         return False
 
     def reason(self, error: BaseException) -> str:
         return " ".join(str(error).split()) or type(error).__name__
 
-    def quoted(self, identifier: str) -> str:
-        """Return an identifier for SQL, whatever characters it has."""
+    def quote(self, identifier: str) -> str:
+        """Return an identifier quoted for SQL."""
         size = len(identifier.encode())
         if not identifier or "\0" in identifier or size > self._longest_identifier_bytes:
             raise ConfigError(
@@ -239,28 +240,28 @@ class Dialect(ABC):
                 what_to_do="use another name",
             )
         quote = self._quote
-        return quote + self._escaped(identifier).replace(quote, quote * 2) + quote
+        return quote + self._escape(identifier).replace(quote, quote * 2) + quote
 
-    def _escaped(self, text: str) -> str:
-        """Return text that the driver does not take for a parameter."""
+    def _escape(self, text: str) -> str:
+        """Escape text, so that the driver sees no parameter in it."""
         return text.replace("%", "%%") if self.marker == "%s" else text
 
     def table(self, name: TableName) -> str:
-        return ".".join(self.quoted(part) for part in name.parts)
+        return ".".join(self.quote(part) for part in name.parts)
 
     def list_of(self, columns: Sequence[str]) -> str:
-        return ", ".join(self.quoted(column) for column in columns)
+        return ", ".join(self.quote(column) for column in columns)
 
     def insert(self, table: TableName, columns: Sequence[str]) -> str:
         markers = ", ".join([self.marker] * len(columns))
         return f"INSERT INTO {self.table(table)} ({self.list_of(columns)}) VALUES ({markers})"
 
     def on_conflict(self, target: Target) -> str:
-        """Return what an INSERT says about rows whose key is there; empty for a plain insert."""
+        """Return the conflict clause of an INSERT; empty for a plain insert."""
         if target.mode is WriteMode.INSERT:
             return ""
         others = [c for c in target.columns if c not in target.key]
-        sets = ", ".join(f"{self.quoted(c)} = EXCLUDED.{self.quoted(c)}" for c in others)
+        sets = ", ".join(f"{self.quote(c)} = EXCLUDED.{self.quote(c)}" for c in others)
         action = f"UPDATE SET {sets}" if sets else "NOTHING"
         return f" ON CONFLICT ({self.list_of(target.key)}) DO {action}"
 
@@ -268,27 +269,27 @@ class Dialect(ABC):
         return f"{self.insert(table, columns)} ON CONFLICT ({self.list_of(key)}) DO NOTHING"
 
     def delete_by_key(self, target: Target) -> str:
-        where = " AND ".join(f"{self.quoted(c)} = {self.marker}" for c in target.key)
+        where = " AND ".join(f"{self.quote(c)} = {self.marker}" for c in target.key)
         return f"DELETE FROM {self.table(target.table)} WHERE {where}"
 
     def create_table(
         self, table: TableName, columns: Sequence[tuple[str, str]], key: Sequence[str] = ()
     ) -> str:
-        parts = [f"{self.quoted(name)} {type_}" for name, type_ in columns]
+        parts = [f"{self.quote(name)} {type_}" for name, type_ in columns]
         parts += [f"PRIMARY KEY ({self.list_of(key)})"] if key else []
         return f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(parts)})"
 
     def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Insert or upsert rows with keys that differ, in the fastest way there is."""
+        """Insert or upsert rows with distinct keys, in the fastest way."""
         session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
 
     def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Insert or upsert rows one after the other; a key may come again."""
+        """Insert or upsert rows one after the other; keys may repeat."""
         session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
 
     @contextlib.contextmanager
-    def deferred(self, session: Session) -> Iterator[None]:
-        """Put off to the end of the block what the database can check later; raise there what it finds."""
+    def defer_constraints(self, session: Session) -> Iterator[None]:
+        """Defer constraints to the end of the block; the block's end raises violations."""
         yield
 
     def delete(self, session: Session, target: Target, keys: Sequence[Params]) -> None:
@@ -308,23 +309,23 @@ class Dialect(ABC):
 
     @abstractmethod
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        """Return the sets of columns by which the table knows at most one row, at all times."""
+        """Return the sets of columns with a unique constraint that is checked at all times."""
 
     @abstractmethod
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
-        """Return why two keys that differ would be one for the table; empty if all are told apart."""
+        """Return why the table takes two different keys for equal; empty if it does not."""
 
     @abstractmethod
     def is_ordered(self, session: Session, table: TableName) -> bool:
-        """Say if something sees each step of a row, or hangs on it: a trigger, a rule, a foreign key."""
+        """Return if each change of a row has effects: by a trigger, a rule, or a foreign key."""
 
     def why_not_upserted(self, session: Session, target: Target) -> str:
-        """Return why an upsert could find another row than that with its key; empty if it cannot."""
+        """Return why an upsert could replace a row with another key; empty if it cannot."""
         return ""
 
     @abstractmethod
     def why_unsafe(self, session: Session, table: TableName) -> str:
-        """Return why writes into a table are not within a transaction, or do not last; empty if they are."""
+        """Return why writes into a table are not transactional or not durable; empty if they are."""
 
     def why_lost_without_power(self, session: Session) -> str:
         return ""
@@ -334,14 +335,14 @@ class Dialect(ABC):
         session.run(f"SELECT 1 FROM {self.table(table)} WHERE 1 = 0")
 
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str:
-        """Return the column type for a Spark type that is supported."""
+        """Return the column type for a supported Spark type."""
         if isinstance(data_type, T.DecimalType):
             return f"{self.decimal}({data_type.precision}, {data_type.scale})"
         return self.types[type(data_type)]
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Return why a column cannot hold every value of a Spark type as it is; empty if it can."""
-        # Pairs that are known to be exact are taken, and no others.
+        """Return why a column cannot store every value of a Spark type unchanged; empty if it can."""
+        # Only pairs of types that are known to be exact are accepted.
         found, kind = SqlType.parse(column.type), type(data_type)
         if column.is_generated:
             return "the database computes its values"
@@ -356,11 +357,11 @@ class Dialect(ABC):
         return "" if is_known else "values would be converted"
 
     def why_special(self, data_type: T.DataType, column: ColumnInfo, found: SqlType) -> str | None:
-        """Return the same where a database has rules of its own; None where it has none."""
+        """Return the same by a database's own rules; None if it has no rule for this column."""
         return None
 
     def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
-        """Return what says why the column would keep another text, without a word; None if it never would."""
+        """Return a function that says why the column would silently change a text; None if it never does."""
         return None
 
     def checks(self, columns: Iterable[ColumnInfo]) -> dict[str, Callable[[str], str]]:
@@ -368,39 +369,35 @@ class Dialect(ABC):
         return {name: check for name, check in found.items() if check is not None}
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
-        """Say if a column keeps texts with a zero byte in them."""
+        """Return if a column can store texts with a zero byte."""
         return True
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
-        """Return what turns a Python value into a parameter, or an Unfit; None if it is one already."""
+        """Return a function from a Python value to a parameter or UnfitValue; None if none is needed."""
         return json_encoder(arrow_type) if is_nested(arrow_type) else self.scalar_encoder(arrow_type)
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         return None
 
 
-class DriverMissing(EnvironmentFault):
-    """The Python driver of a database is not installed."""
-
-    @classmethod
-    def of(cls, system: str, module: str, extra: str) -> Self:
-        return cls(
-            f"there is no Python driver for {system}",
-            why=f"the module {module} cannot be imported",
-            what_to_do=how_to_install(extra),
-        )
+def make_driver_error(system: str, module: str, extra: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"there is no Python driver for {system}",
+        why=f"the module {module} cannot be imported",
+        what_to_do=how_to_install(extra),
+    )
 
 
-class Unfit(str):
-    """Stands where a value cannot be given to the database; says why."""
+class UnfitValue(str):
+    """Replaces a value that cannot be sent to the database; the text is the reason."""
 
     __slots__ = ()
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return a column's values; an :class:`Unfit` for what Python cannot hold, as the year 10000."""
+    """Return a column's values; an UnfitValue for a value that Python cannot hold, like the year 10000."""
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        # As in any other zone the instant is the same, and an hour that a clock shows twice is told apart.
+        # UTC keeps the instant, and is unambiguous when clocks are set back.
         column = column.cast(pa.timestamp("us", tz="UTC"))
     try:
         return list(column.to_pylist())
@@ -413,18 +410,18 @@ def _python_value(scalar: pa.Scalar) -> Any:
         return scalar.as_py()
     except (ValueError, OverflowError) as error:
         if pa.types.is_timestamp(scalar.type):
-            return Unfit(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
-        return Unfit(f"the value cannot be read: {error}")
+            return UnfitValue(f"the value {scalar.cast('int64').as_py()} is out of range: {error}")
+        return UnfitValue(f"the value cannot be read: {error}")
 
 
 def has_zero_byte(column: pa.Array) -> bool:
-    """Look for a zero byte in the texts of a column, and within its values."""
+    """Return if a text in a column has a zero byte, at any depth."""
     texts = (leaf for leaf in leaves(column) if is_text(leaf.type))
     return any(pc.any(pc.match_substring(text, "\0")).as_py() for text in texts)
 
 
 def may_be_unfit(column: pa.Array) -> bool:
-    """Look quickly, without making values, for one that cannot be given to a database."""
+    """Return if a column may have a value that cannot be sent to a database; fast, without Python values."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:  # bytes that are no text
@@ -436,7 +433,7 @@ def _is_suspect(leaf: pa.Array, *, is_in_json: bool) -> bool:
     if pa.types.is_floating(leaf.type):
         return not is_in_json and pc.all(pc.is_finite(leaf)).as_py() is False
     if pa.types.is_date32(leaf.type) or (pa.types.is_timestamp(leaf.type) and leaf.type.unit == "us"):
-        return bool(beyond_years(leaf).any())
+        return bool(find_beyond_years(leaf).any())
     return bool(pa.types.is_temporal(leaf.type))
 
 
@@ -450,7 +447,7 @@ def parameters(
     dialect: Dialect,
     checks: Mapping[str, Callable[[str], str]],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a batch as parameters in the order of `columns`."""
+    """Return the rows of a batch as parameters, in the order of `columns`."""
     if not columns:
         return [()] * batch.num_rows
     encoded = []
@@ -458,15 +455,15 @@ def parameters(
         column = batch.column(batch.schema.get_field_index(name))
         values, encode = python_values(column), dialect.encoder(column.type)
         if encode is not None:
-            values = [v if v is None or isinstance(v, Unfit) else encode(v) for v in values]
+            values = [v if v is None or isinstance(v, UnfitValue) else encode(v) for v in values]
         if (check := checks.get(name)) is not None and is_text(column.type):
-            values = [Unfit(why) if type(v) is str and (why := check(v)) else v for v in values]
+            values = [UnfitValue(why) if type(v) is str and (why := check(v)) else v for v in values]
         encoded.append(values)
     return list(zip(*encoded, strict=True))
 
 
 def to_text(value: Any) -> str:
-    """Return a text of a catalog, which some servers give as bytes."""
+    """Return a catalog's text, which some servers return as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -479,18 +476,18 @@ def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:
 
 
 def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None = None) -> str:
-    """Return one row as a JSON object: all of it, or some columns."""
+    """Return a row as a JSON object, with all or some columns."""
     record = {}
     for name in batch.schema.names if columns is None else columns:
         column = batch.column(batch.schema.get_field_index(name))
         (value,) = python_values(column.slice(row, 1))
-        record[name] = str(value) if isinstance(value, Unfit) else json_value(value, column.type)
+        record[name] = str(value) if isinstance(value, UnfitValue) else json_value(value, column.type)
     return json.dumps(record, ensure_ascii=False)
 
 
 def json_value(value: Any, arrow_type: pa.DataType) -> Any:
-    """Return a value as JSON has it. What JSON has no exact form for is a string."""
-    # A map with keys that are no strings is an array of pairs.
+    """Return a value in JSON types; a string if JSON has no exact form for it."""
+    # A map whose keys are no strings becomes an array of pairs.
     if value is None:
         return None
     if pa.types.is_map(arrow_type):

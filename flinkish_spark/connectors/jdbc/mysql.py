@@ -14,27 +14,27 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.jdbc.dialect import (
     ColumnInfo,
     Dialect,
-    DriverMissing,
     Login,
     Params,
     Session,
     Target,
     Trouble,
-    Unfit,
+    UnfitValue,
     WriteMode,
+    make_driver_error,
     to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
-from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, TEXT_CAST, SqlType, cuts_blanks
+from flinkish_spark.connectors.jdbc.types import INTEGER_BITS, TEXT_CAST, SqlType, make_blank_check
 from flinkish_spark.core.errors import ConfigError
 
 _CONNECT_TIMEOUT_S, _IDLE_S, _LOCK_WAIT_S = 10, 60, 20
 _ROWS_A_STATEMENT = 500
-#: A letter may take four bytes, or be escaped; with the numbers it is still within what the server reads.
+#: A letter may take four bytes, or be escaped; the factor leaves room for other values.
 _LETTERS_PER_PACKET_BYTE = 8
 _MICROSECONDS = 6
 _LONGEST_NAME, _LAST_LETTER = 64, 0xFFFF
-#: The information schema compares without case, and so finds the columns of two tables for one name.
+#: The information schema compares names without case, and so would find the columns of two tables.
 _EXACTLY = "CAST(table_name AS CHAR CHARACTER SET utf8mb4) COLLATE utf8mb4_bin = %s"
 _SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,NO_ZERO_DATE,NO_ZERO_IN_DATE"
 
@@ -55,40 +55,42 @@ _TYPES: dict[type[T.DataType], str] = {
     T.MapType: "json",
     T.StructType: "json",
 }
-#: An index needs a length: 255 characters of four bytes are within every row format's limit but the oldest.
+#: An index needs a length: 255 characters of four bytes are within the limit of all but the oldest row
+#: formats.
 _KEY_TYPES: dict[type[T.DataType], str] = {T.StringType: "varchar(255)", T.BinaryType: "varbinary(255)"}
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
-#: Bytes that they hold; of a VARCHAR the letters are in its type.
+#: Longest texts in bytes; a VARCHAR has its length in its type.
 _TEXT_BYTES = {"tinytext": 255, "text": 65_535, "mediumtext": 16_777_215, "longtext": 4_294_967_295}
-#: These keep every text, or refuse it. CHAR forgets blanks at the end; ENUM and SET take others for members.
+#: Types that store a text unchanged or refuse it. CHAR drops trailing blanks; ENUM and SET convert texts.
 _STRINGS = frozenset({"varchar", *_TEXT_BYTES})
-#: The same without BINARY, which fills values up with zero bytes.
+#: Types that store bytes unchanged or refuse them. BINARY pads values with zero bytes.
 _BINARIES = frozenset({"varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _ALSO: dict[type[T.DataType], frozenset[str]] = {
     T.BinaryType: _BINARIES,
     T.BooleanType: frozenset({*_BITS, *(f"{name} unsigned" for name in _BITS)}),
     **dict.fromkeys((T.ArrayType, T.MapType, T.StructType), _STRINGS),
 }
-#: Character sets with every letter, or that refuse the others; some more take two letters for one.
+#: Character sets that have every letter or refuse the missing ones; others store two letters as one.
 _LETTERS = frozenset({"", "utf8mb4", "utf8mb3", "utf8", "utf16", "utf32", "ucs2", "latin1", "ascii"})
-#: Values: null, duplicate, out of range, truncated, wrong, too long, division, no default, foreign keys,
-#: checks, SIGNAL in a trigger, JSON, rows that are too large, rows that no partition takes.
+#: Errors about values: null, duplicate, out of range, truncated, wrong, too long, division, no default,
+#: foreign keys, checks, SIGNAL in a trigger, JSON, too large rows, rows without a partition.
 _REFUSED = frozenset(
     {1048, 1062, 1118, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1451, 1452, 1526, 1644, 1690, 3140}
     | {3819, 4025}
 )
-#: Connections, locks, deadlocks, shutdown, full disks, a replica that is not yet the primary.
+#: Errors that pass: connections, locks, deadlocks, shutdown, full disks, a replica that is not yet the
+#: primary.
 _PASSING = frozenset(
     {1021, 1037, 1040, 1041, 1053, 1152, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1290, 1317, 1836, 1927}
     | {2002, 2003, 2006, 2013, 2055, 4031}
 )
 
-#: Tells texts apart that differ in case, or in spaces at their end: in a comment of its own for each server.
+#: A collation to which texts differ by case and trailing spaces: a version comment for each server.
 _COLLATION = "/*!50799 COLLATE utf8mb4_0900_bin */ /*M!100202 COLLATE utf8mb4_nopad_bin */"
 
-#: Ends of the names of collations under which texts that are not the same are not equal, spaces included.
+#: Suffixes of collations to which different texts are never equal, including trailing spaces.
 _EXACT_COLLATIONS = ("_0900_bin", "_nopad_bin")
-#: The one whose tables are within a transaction; others are none of ours, or hold rows elsewhere.
+#: The engine with transactions; others have none, or keep their rows elsewhere.
 _ENGINE = "InnoDB"
 
 
@@ -111,7 +113,7 @@ class MySql(Dialect):
         try:
             import pymysql
         except ImportError as error:
-            raise DriverMissing.of("MySQL", "pymysql", "mysql") from error
+            raise make_driver_error("MySQL", "pymysql", "mysql") from error
         url, timeout_s = login.url, max(1, login.timeout_ms // 1000)
         connection = pymysql.connect(
             host=url.host,
@@ -128,7 +130,7 @@ class MySql(Dialect):
         )
         try:
             session = Session(connection)
-            # Otherwise it cuts and rounds what does not fit, and says so nowhere.
+            # Without a strict mode MySQL silently cuts and rounds values that do not fit.
             session.run(f"SET SESSION sql_mode = '{_SQL_MODE}'")
             session.run("SET SESSION time_zone = '+00:00'")
             session.run(
@@ -138,7 +140,8 @@ class MySql(Dialect):
         except BaseException:
             connection.close()
             raise
-        # It would end a statement that the server works on; the committer asks the server before.
+        # The driver's timeout would end a statement that the server is executing; `_Patience` asks the server
+        # first.
         connection._read_timeout = None
         return connection
 
@@ -159,7 +162,7 @@ class MySql(Dialect):
         import pymysql
 
         if not isinstance(error, pymysql.Error):
-            # PyMySQL's words for values that it cannot write as literals, and ours.
+            # PyMySQL's error for values that it cannot write as literals, and ours.
             is_refused = isinstance(error, UnicodeEncodeError | StatementTooLong)
             return Trouble.REFUSED if is_refused else Trouble.LASTING
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
@@ -173,8 +176,8 @@ class MySql(Dialect):
             return " ".join(f"{error.args[1]} ({error.args[0]})".split())
         return super().reason(error)
 
-    def quoted(self, identifier: str) -> str:
-        """Return an identifier for SQL; raise ConfigError for one that MySQL cuts or refuses."""
+    def quote(self, identifier: str) -> str:
+        """Return an identifier quoted for SQL; raise ConfigError for one that MySQL cuts or refuses."""
         is_beyond = any(ord(letter) > _LAST_LETTER for letter in identifier)
         if is_beyond or len(identifier) > _LONGEST_NAME or identifier != identifier.rstrip():
             raise ConfigError(
@@ -182,18 +185,18 @@ class MySql(Dialect):
                 why=f"names have up to {_LONGEST_NAME} letters of the basic plane and no space at their end",
                 what_to_do="use another name",
             )
-        return super().quoted(identifier)
+        return super().quote(identifier)
 
     def on_conflict(self, target: Target) -> str:
-        """Return the ON DUPLICATE KEY UPDATE; it has no word for which key."""
+        """Return the ON DUPLICATE KEY UPDATE clause, which cannot name the key."""
         if target.mode is WriteMode.INSERT:
             return ""
         others = [c for c in target.columns if c not in target.key] or [target.key[0]]
-        sets = ", ".join(f"{self.quoted(c)} = VALUES({self.quoted(c)})" for c in others)
+        sets = ", ".join(f"{self.quote(c)} = VALUES({self.quote(c)})" for c in others)
         return f" ON DUPLICATE KEY UPDATE {sets}"
 
     def insert_if_absent(self, table: TableName, columns: Sequence[str], key: Sequence[str]) -> str:
-        same = self.quoted(key[0])
+        same = self.quote(key[0])
         return f"{self.insert(table, columns)} ON DUPLICATE KEY UPDATE {same} = {same}"
 
     def create_table(
@@ -221,11 +224,11 @@ class MySql(Dialect):
             session.run(sql, params)
 
     def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        # One statement takes its rows one after the other.
+        # A statement with several rows writes them one after the other.
         self.write(session, target, rows)
 
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
-        # A null is filled in by a trigger, an AUTO_INCREMENT, and in old settings by a TIMESTAMP.
+        # A trigger, an AUTO_INCREMENT and, in old settings, a TIMESTAMP replace a null.
         select = (
             "column_name, column_type, is_nullable = 'NO' AND column_default IS NULL "
             "AND extra NOT LIKE %s AND extra NOT LIKE %s, is_nullable = 'NO' AND extra NOT LIKE %s "
@@ -242,12 +245,12 @@ class MySql(Dialect):
         ]
 
     def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        # Of a part of a column, or an expression, there is no name.
+        # Indexes over parts of columns or expressions are left out.
         indexes = self._find_unique_indexes(session, table)
         return [columns for columns in indexes.values() if None not in columns]
 
     def _find_unique_indexes(self, session: Session, table: TableName) -> dict[str, frozenset[Any]]:
-        """Return the columns of each; None for a part of one, or an expression."""
+        """Return the columns of each unique index; None for a part of a column, or an expression."""
         select = "index_name, column_name, sub_part FROM information_schema.statistics"
         found = self._ask_about(session, table, select, more="AND non_unique = 0")
         indexes: dict[str, frozenset[Any]] = {}
@@ -257,7 +260,7 @@ class MySql(Dialect):
         return indexes
 
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
-        """Ask for types and collations: most take case and accents for equal, and spaces at the end."""
+        """Check types and collations: most collations ignore case, accents and trailing spaces."""
         kinds = {field.name: field.dataType for field in key}
         select = "column_name, data_type, collation_name FROM information_schema.columns"
         found = self._ask_about(session, table, select)
@@ -272,7 +275,7 @@ class MySql(Dialect):
         return ""
 
     def is_ordered(self, session: Session, table: TableName) -> bool:
-        """Ask the information schema for triggers, and foreign keys at both ends, as far as rights go."""
+        """Look for triggers and foreign keys, at both ends, that this user may see."""
         # There are no further unique keys: see why_not_upserted().
         found = session.rows(
             "SELECT 1 FROM information_schema.triggers "
@@ -285,7 +288,7 @@ class MySql(Dialect):
         return bool(found)
 
     def why_not_upserted(self, session: Session, target: Target) -> str:
-        """Look for unique indexes beside the key's, those over parts of columns or expressions, too."""
+        """Look for unique indexes besides the key's, including those over parts of columns or expressions."""
         for index, columns in sorted(self._find_unique_indexes(session, target.table).items()):
             if columns != set(target.key):
                 return f"MySQL's upsert also replaces a row that is equal in its unique index {index}"
@@ -296,7 +299,7 @@ class MySql(Dialect):
         found = self._ask_about(session, table, select)
         others = [str(engine) for (engine,) in found if engine != _ENGINE]
         if others:
-            return f"its engine {others[0]} has no transactions, or its rows are not here as {_ENGINE}'s are"
+            return f"its engine {others[0]} has no transactions, or keeps its rows elsewhere: use {_ENGINE}"
         ((flush,),) = session.rows("SELECT @@innodb_flush_log_at_trx_commit")
         return "" if int(flush) else "innodb_flush_log_at_trx_commit is 0: a server that ends forgets commits"
 
@@ -325,19 +328,19 @@ class MySql(Dialect):
         if type(data_type) in INTEGER_BITS and column.type.endswith(" unsigned"):
             return "it has a sign"
         if found.name == "double" and found.size is not None:
-            return f"it would be rounded to {found.scale} digits behind the point"
+            return f"it would be rounded to {found.scale} digits after the point"
         if isinstance(data_type, T.TimestampType | T.TimestampNTZType) and found.name == "datetime":
             is_exact = found.size == _MICROSECONDS
             return "" if is_exact else f"it would be rounded to {found.size or 0} digits of a second"
         return None
 
     def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
-        """Return a check for blanks that do not fit: they are cut off, whatever the mode."""
+        """Return a check for trailing blanks beyond the length: MySQL cuts them off in every mode."""
         found = SqlType.parse(column.type)
         if found.name == "varchar" and found.size is not None:
-            return cuts_blanks(found.size, column.type, len)
+            return make_blank_check(found.size, column.type, len)
         if found.name in _TEXT_BYTES:
-            return cuts_blanks(_TEXT_BYTES[found.name], column.type, lambda text: len(text.encode()))
+            return make_blank_check(_TEXT_BYTES[found.name], column.type, lambda text: len(text.encode()))
         return None
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
@@ -349,7 +352,7 @@ class MySql(Dialect):
 
 
 def _parts(rows: Sequence[Params], most_letters: int) -> Iterator[list[Params]]:
-    """Yield rows as they go into one statement; it is longer only if one row alone is."""
+    """Yield groups of rows for one statement each; one row may exceed the limit."""
     part: list[Params] = []
     letters = 0
     for row in rows:
@@ -367,5 +370,5 @@ def _letters(row: Params) -> int:
     return sum(len(value) for value in row if isinstance(value, str | bytes))
 
 
-def _number(value: float) -> float | Unfit:
-    return value if math.isfinite(value) else Unfit("MySQL has no NaN and no infinity")
+def _number(value: float) -> float | UnfitValue:
+    return value if math.isfinite(value) else UnfitValue("MySQL has no NaN and no infinity")

@@ -1,4 +1,4 @@
-"""JDBC URLs and names of tables, as far as this sink takes them."""
+"""JDBC URLs and names of tables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FORMS = (
     "it has to be jdbc:postgresql://host:port/database, jdbc:mysql://host:port/database or "
     "jdbc:sqlite:/absolute/path; other letters of a database's name are written as %23 for #, and so on"
 )
-#: Host and database of a URL that may be wrong, without what stands before an @ or behind a ?.
+#: Host and database of a URL that may be wrong, without text before an @ or after a ?.
 _PLACE = re.compile(r"jdbc:(?:postgresql|mysql|mariadb)://([^/@]*)(?:/([^?@]*))?(?:\?[^@]*)?$")
 _PORTS = {"postgresql": 5432, "mysql": 3306}
-#: Options that name who connects, or hold what nobody may see: a URL is shown in messages.
+#: Options with a user or a secret, which a URL must not have: it is shown in messages.
 _CREDENTIALS = re.compile(r"user(name)?|.*(password|passwd|passphrase|secret|token).*", re.IGNORECASE)
 
 
@@ -30,10 +30,10 @@ class JdbcUrl:
     system: str
     #: For SQLite an absolute path.
     database: str
-    #: Of the server; empty and 0 for SQLite.
+    #: Host and port of the server; empty and 0 for SQLite.
     host: str = ""
     port: int = 0
-    #: For the driver, from behind the question mark.
+    #: Options for the driver, after the question mark.
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -62,7 +62,7 @@ class JdbcUrl:
 
 
 def _why_unreadable(text: str) -> str:
-    """Return what is wrong with a server's URL, without a letter that could be of a secret."""
+    """Return what is wrong with a server's URL, without text that could be a secret."""
     found = _PLACE.match(text)
     if found is None:
         return "the JDBC URL cannot be read"
@@ -99,9 +99,9 @@ _TABLE = re.compile(rf"(?:{_PART}\.)?{_PART}")
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table's name, with the schemas it is in; always quoted in SQL, so the case of letters counts."""
+    """A table's name with its schemas; always quoted in SQL, so it is case-sensitive."""
 
-    #: From the outermost in; the last is the table.
+    #: From the outermost schema to the table.
     parts: tuple[str, ...]
 
     @classmethod

@@ -14,7 +14,6 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.jdbc.dialect import (
     ColumnInfo,
     Dialect,
-    DriverMissing,
     Login,
     Params,
     Session,
@@ -22,15 +21,16 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Trouble,
     WriteMode,
     is_nested,
+    make_driver_error,
     to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
-from flinkish_spark.connectors.jdbc.types import TEXT_CAST, SqlType, cuts_blanks
+from flinkish_spark.connectors.jdbc.types import TEXT_CAST, SqlType, make_blank_check
 
 #: Fewer rows than this go as parameters of an INSERT; for more, COPY is faster.
 _FEW_ROWS = 20
 _STAGE = "flinkish_stage"
-#: What a stalled process may hold the control row for, and how long others wait for it.
+#: How long a stalled process may hold the control row, and how long others wait for it.
 _IDLE_MS, _LOCK_WAIT_MS = 60_000, 20_000
 _CONNECT_TIMEOUT_S = 10
 
@@ -56,34 +56,34 @@ _ALSO: dict[type[T.DataType], frozenset[str]] = {
     **dict.fromkeys((T.ArrayType, T.MapType, T.StructType), frozenset({"json", "text"})),
 }
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
-#: Types that tell all texts apart, under a collation that does.
+#: Types to which different texts are never equal, under a deterministic collation.
 _TEXTS = frozenset({"text", "character varying"})
-#: These keep a text letter by letter, or refuse it; a VARCHAR cuts blanks, see `check_of`.
+#: Types that store a text unchanged or refuse it; a VARCHAR cuts trailing blanks, see `check_of`.
 _TEXT_TYPES = frozenset({"text", "character varying", "citext", "json"})
-#: These keep what a text names, which is one thing only, or refuse it: '07' is the integer 7.
+#: Types that store the value which a text denotes, or refuse it: '07' is the integer 7.
 _NAMED_BY_TEXT = frozenset(
     {"boolean", "smallint", "integer", "bigint", "numeric"}
     | {"inet", "cidr", "macaddr", "macaddr8", "jsonb", "uuid"}
 )
 _MICROSECONDS = 6
-#: Classes of SQLSTATE, or whole ones, that speak of values: data, constraints, views with a check, RAISE in a
-#: trigger, values too long for an index. 21000 comes where two keys differ for Python and not for the
-#: database; one by one they are taken.
+#: SQLSTATEs, or their classes, of errors about values: data, constraints, views with a check, RAISE in a
+#: trigger, values too long for an index. 21000 means that two keys of a statement are equal for the database
+#: but not for Python; one by one they are accepted.
 _REFUSED = ("22", "23", "44", "P0001", "54000", "21000")
-#: Another row has the value of a unique index, or one that an exclusion constraint does not let beside it.
+#: Violations of a unique index, or of an exclusion constraint.
 _TAKEN = ("23505", "23P01")
-#: Connections, resources, conflicts, an operator's doing, a standby that is not yet the primary.
+#: Errors that pass: connections, resources, conflicts, administration, a standby that is not yet the primary.
 _PASSING = ("08", "53", "40", "57", "58", "55P03", "25006", "25P03", "25P04")
 
-#: Kinds of relations whose rows are within a transaction: tables, partitioned ones, views; their indexes.
+#: Kinds of relations with transactions: tables, partitioned tables, views, and their indexes.
 _IN_TRANSACTIONS = frozenset("rpvSiI")
 
 
 class Postgres(Dialect):
-    """PostgreSQL 12 and later, and what speaks its protocol and has COPY and temporary tables."""
+    """PostgreSQL 12 and later, and databases with its protocol, COPY and temporary tables."""
 
     name, marker = "postgresql", "%s"
-    # A constraint that is checked at COMMIT could not tell which row it is about.
+    # If a constraint is checked at COMMIT, its error cannot be traced to a row.
     begin = ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE")
     _longest_identifier_bytes = 63
     types, also, bits, decimal = _TYPES, _ALSO, _BITS, "numeric"
@@ -92,7 +92,7 @@ class Postgres(Dialect):
         try:
             import psycopg
         except ImportError as error:
-            raise DriverMissing.of("PostgreSQL", "psycopg", "postgresql") from error
+            raise make_driver_error("PostgreSQL", "psycopg", "postgresql") from error
         url = login.url
         settings: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "flinkish"}
         settings |= url.options
@@ -113,7 +113,7 @@ class Postgres(Dialect):
                 "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{_IDLE_MS}ms",)
             )
             session.run("SET TIME ZONE 'UTC'")
-            # What is reported as committed must survive a crash of the server.
+            # Committed rows must survive a crash of the server.
             if session.rows("SELECT current_setting('synchronous_commit')") == [("off",)]:
                 session.run("SET synchronous_commit = on")
         except BaseException:
@@ -139,7 +139,7 @@ class Postgres(Dialect):
         )
 
     def trouble(self, error: BaseException) -> Trouble:
-        """Go by SQLSTATE; an error without one is psycopg's own."""
+        """Classify an error by its SQLSTATE; an error without one is psycopg's own."""
         import psycopg
 
         state = getattr(error, "sqlstate", None)
@@ -164,7 +164,7 @@ class Postgres(Dialect):
         return " ".join(f"{diag.message_primary}{detail} ({diag.sqlstate})".split())
 
     def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """COPY into the table, or for an upsert into a temporary one beside it."""
+        """COPY rows into the table; for an upsert, into a temporary table first."""
         if len(rows) < _FEW_ROWS:
             super().write(session, target, rows)
         elif target.mode is WriteMode.INSERT:
@@ -174,7 +174,7 @@ class Postgres(Dialect):
                 with session.savepoint():
                     self._copy(session, self.table(target.table), target.columns, rows)
             except psycopg.errors.FeatureNotSupported:
-                # A table with row-level security, or a view with rules: it takes INSERT only.
+                # A table with row-level security, or a view with rules, accepts INSERT only.
                 super().write(session, target, rows)
         else:
             self._stage(session, target, target.columns, rows)
@@ -186,14 +186,14 @@ class Postgres(Dialect):
             session.run(f"DROP TABLE pg_temp.{_STAGE}")
 
     def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Upsert row by row: one statement takes a key once only."""
+        """Upsert row by row: a statement may have each key only once."""
         if target.mode is WriteMode.INSERT:
             self.write(session, target, rows)
         else:
             super().write_in_order(session, target, rows)
 
     @contextlib.contextmanager
-    def deferred(self, session: Session) -> Iterator[None]:
+    def defer_constraints(self, session: Session) -> Iterator[None]:
         session.run("SET CONSTRAINTS ALL DEFERRED")
         yield
         session.run("SET CONSTRAINTS ALL IMMEDIATE")
@@ -203,7 +203,7 @@ class Postgres(Dialect):
             super().delete(session, target, keys)
             return
         self._stage(session, target, target.key, keys)
-        same = " AND ".join(f"t.{self.quoted(c)} = s.{self.quoted(c)}" for c in target.key)
+        same = " AND ".join(f"t.{self.quote(c)} = s.{self.quote(c)}" for c in target.key)
         session.run(f"DELETE FROM {self.table(target.table)} t USING pg_temp.{_STAGE} s WHERE {same}")
         session.run(f"DROP TABLE pg_temp.{_STAGE}")
 
@@ -220,14 +220,14 @@ class Postgres(Dialect):
         statement = f"COPY {table} ({self.list_of(columns)}) FROM STDIN"
         with (
             session.cursor() as cursor,
-            # A statement without parameters: nothing takes the doubled percent signs back.
+            # A COPY has no parameters, so the driver does not undo the doubling of percent signs.
             cursor.copy(statement.replace("%%", "%")) as copy,
         ):
-            for row in session.counted(rows):
+            for row in session.count_answers(rows):
                 copy.write_row(row)
 
     def probe(self, session: Session, target: Target, *, deletes: bool) -> None:
-        """Try what an upsert needs besides: a temporary table."""
+        """Also check the right to create the temporary table of an upsert."""
         super().probe(session, target, deletes=deletes)
         if target.mode is WriteMode.UPSERT:
             self._stage(session, target, target.columns, ())
@@ -235,7 +235,7 @@ class Postgres(Dialect):
 
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         found = session.rows(
-            # Of a domain the type that it is made of; a trigger or a rule may put a value for a null.
+            # For a domain, its base type; a trigger or a rule may replace a null.
             "SELECT a.attname, format_type(COALESCE(NULLIF(t.typbasetype, 0), t.oid), "
             "CASE WHEN t.typbasetype = 0 THEN a.atttypmod ELSE t.typtypmod END), "
             "a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', "
@@ -264,7 +264,7 @@ class Postgres(Dialect):
         return [frozenset(map(str, names)) for (names,) in found]
 
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
-        """Ask for the types of text columns, and for collations that take different texts for equal."""
+        """Check the types of text columns, and look for non-deterministic collations."""
         texts = {field.name for field in key if isinstance(field.dataType, T.StringType)}
         for column in self.columns_of(session, table):
             if column.name in texts and (kind := SqlType.parse(column.type).name) not in _TEXTS:
@@ -284,7 +284,7 @@ class Postgres(Dialect):
         return f"{wrong[0]} takes different texts for equal" if wrong else ""
 
     def is_ordered(self, session: Session, table: TableName) -> bool:
-        """Ask the catalog for triggers (foreign keys are some, at both ends), rules, policies, partitions."""
+        """Look for triggers (foreign keys are triggers, at both ends), rules, policies and partitions."""
         found = session.rows(
             "SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(%s) "
             "AND (c.relkind <> 'r' OR c.relrowsecurity OR c.relhasrules OR EXISTS ("
@@ -295,7 +295,7 @@ class Postgres(Dialect):
         return bool(found)
 
     def why_unsafe(self, session: Session, table: TableName) -> str:
-        """Ask what the table is, and what its partitions are, or the tables behind a view."""
+        """Check the kind of the table, of its partitions, and of the tables behind a view."""
         found = session.rows(
             "WITH RECURSIVE r (oid) AS (SELECT to_regclass(%s)::oid "
             "UNION SELECT n.oid FROM r, LATERAL (SELECT i.inhrelid AS oid FROM pg_inherits i "
@@ -311,7 +311,7 @@ class Postgres(Dialect):
                 which = {"u": "UNLOGGED", "t": "TEMPORARY"}.get(persistence, persistence)
                 return f"the table {name} is {which}: it is empty when the server or the session has ended"
             if kind not in _IN_TRANSACTIONS:
-                return f"{name} is no table of this database, and what is written there is not taken back"
+                return f"{name} is no table of this database, and writes into it are not transactional"
         return ""
 
     def why_lost_without_power(self, session: Session) -> str:
@@ -319,11 +319,11 @@ class Postgres(Dialect):
         return "" if fsync == "on" else f"fsync is {fsync}"
 
     def hold(self, session: Session, table: TableName) -> None:
-        # The lock that an INSERT takes: a SELECT of no rows lets a type be changed.
+        # The same lock as an INSERT: a SELECT of no rows would let others change a type.
         session.run(f"LOCK TABLE {self.table(table)} IN ROW EXCLUSIVE MODE")
 
     def _plain(self, table: TableName) -> str:
-        # As a value, where no driver looks for parameters.
+        # For use as a value, in which the driver looks for no parameters.
         return self.table(table).replace("%%", "%")
 
     def why_special(self, data_type: T.DataType, column: ColumnInfo, found: SqlType) -> str | None:
@@ -336,26 +336,26 @@ class Postgres(Dialect):
         return None
 
     def check_of(self, column: ColumnInfo) -> Callable[[str], str] | None:
-        """Return a check for blanks that a VARCHAR cuts off, and for names that JSONB keeps once."""
+        """Return a check for trailing blanks that a VARCHAR cuts, or for repeated names that JSONB drops."""
         found = SqlType.parse(column.type)
         if found.name == "character varying" and found.size is not None:
-            return cuts_blanks(found.size, column.type, len)
+            return make_blank_check(found.size, column.type, len)
         return _why_not_jsonb if found.name == "jsonb" else None
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
-        """JSON says them as an escape, which jsonb refuses and other types keep."""
+        """Return true for JSON in json and text, where a zero byte is an escape; jsonb refuses it."""
         return is_nested(arrow_type) and column_type in ("json", "text")
 
 
 def _why_not_jsonb(text: str) -> str:
-    """Return why JSONB would keep less than a text says; what is no JSON the database refuses itself."""
+    """Return why JSONB would lose a part of a text; the database itself refuses text that is no JSON."""
 
     def members(pairs: list[tuple[str, Any]]) -> None:
         if len({name for name, _ in pairs}) < len(pairs):
             raise ValueError("two members have the same name")
 
     try:
-        # Numbers stay as they are: Python refuses to read those of thousands of digits.
+        # Numbers are kept as text: Python refuses to parse thousands of digits.
         json.loads(text, object_pairs_hook=members, parse_float=str, parse_int=str)
     except json.JSONDecodeError:
         return ""

@@ -1,4 +1,4 @@
-"""What a JDBC sink works with: settings, secrets, and what becomes of refused records."""
+"""Settings of a JDBC sink, its secrets, and its policies for refused records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Login,
     Session,
     Target,
-    Unfit,
+    UnfitValue,
     WriteMode,
     has_zero_byte,
     may_be_unfit,
@@ -87,24 +87,24 @@ RefusedPolicy = OnBadRecord | DeadLetterTable
 
 
 def show_record(batch: pa.RecordBatch, row: int, key: Sequence[str]) -> str:
-    """Return the key of a record, or all of one without a key, for a message."""
+    """Return a record's key for a message, or the whole record if it has no key."""
     return record_json(batch, row, key or None)[:_MOST_SHOWN]
 
 
 def why_no_key(column: str) -> str:
-    return f"the key column {column} is null, so no row can be found by it"
+    return f"the key column {column} is null, so it identifies no row"
 
 
 @dataclass(frozen=True)
 class RecordCheck:
-    """Refuses records that no commit could write, in the task that buffers them: nothing is decided yet."""
+    """Refuses records that no commit could write; runs in the tasks, before the checkpoint is decided."""
 
     uid: str
     dialect: Dialect
     target: Target
-    #: A record that deletes needs its key only.
+    #: The column that says which records delete; of those only the key is checked.
     delete_when: str
-    #: Of the table, as far as they are known.
+    #: The table's columns, if they are known.
     columns: tuple[ColumnInfo, ...] = ()
 
     @cached_property
@@ -123,7 +123,7 @@ class RecordCheck:
             rows = batch if self._is_key(name) else written
             column = rows.column(rows.schema.get_field_index(name))
             if self._why(name, column):
-                # Which one it is: a whole column at once, and then by halves.
+                # Bisect the column to find the record.
                 first, size = 0, len(column)
                 while size > 1:
                     half = size // 2
@@ -135,7 +135,7 @@ class RecordCheck:
         return self.target.mode is WriteMode.UPSERT and name in self.target.key
 
     def _why(self, name: str, column: pa.Array) -> str:
-        """Return why a value of a column is refused; whole columns at once, since all records come by."""
+        """Return why a value of a column is refused; checks whole columns, since every record passes here."""
         info = next((one for one in self.columns if one.name == name), ColumnInfo(name, "", False))
         if column.null_count and self._is_key(name):
             return why_no_key(name)
@@ -147,18 +147,18 @@ class RecordCheck:
             return ""
         alone = pa.RecordBatch.from_arrays([column], names=[name])
         found = parameters(alone, [name], self.dialect, self._checks)
-        return next((f"{name}: {value}" for (value,) in found if isinstance(value, Unfit)), "")
+        return next((f"{name}: {value}" for (value,) in found if isinstance(value, UnfitValue)), "")
 
     def _refuse_row(self, rows: pa.RecordBatch, place: int, why: str) -> None:
-        from flinkish_spark.connectors.two_phase import refused_record
+        from flinkish_spark.connectors.two_phase import to_bad_record_error
 
-        # The driver looks for markers in the text: a record must not bring one.
+        # The driver searches the message for markers, so a record must not contain one.
         shown = show_record(rows, place, self.target.key).replace("[FLINKISH", "[ FLINKISH")
-        raise refused_record(self.uid, f"{why}: {shown}")
+        raise to_bad_record_error(self.uid, f"{why}: {shown}")
 
 
 def deletions(batch: pa.RecordBatch, column: str) -> pa.BooleanArray:
-    """Return which records delete, by a BOOLEAN column or one of row kinds; null for what is no kind."""
+    """Return which records delete, by a BOOLEAN column or row kinds; null for an invalid row kind."""
     said = batch.column(batch.schema.get_field_index(column))
     if pa.types.is_boolean(said.type):
         return pc.fill_null(said, False)
@@ -175,7 +175,7 @@ DIALECTS: dict[str, Dialect] = {one.name: one for one in (Postgres(), Sqlite(), 
 
 @dataclass(frozen=True, slots=True)
 class JdbcSettings:
-    """Settings of a :class:`~flinkish_spark.connectors.jdbc.sink.JdbcSink`, in types that cannot be wrong."""
+    """Validated settings of a :class:`~flinkish_spark.connectors.jdbc.sink.JdbcSink`."""
 
     url: JdbcUrl
     user: str
@@ -192,7 +192,7 @@ class JdbcSettings:
 
     @property
     def deletes_by(self) -> str:
-        """The column that says which records delete; empty for none. It is not stored."""
+        """The column that says which records delete; empty for none. It is not written to the table."""
         return self.delete_when or self.row_kind
 
     @property
@@ -210,22 +210,22 @@ class JdbcSettings:
     def control(self, context: SinkContext) -> ControlTable:
         return ControlTable(self.dialect, self.control_table, context.job, context.uid, context.owner_epoch)
 
-    def scrubbed(self, text: str) -> str:
+    def scrub(self, text: str) -> str:
         try:
             secret = self.secret.read()
             return text.replace(secret, "***") if secret else text
         except Exception:
-            return "its reason is not shown, since the password cannot be read to take it out"
+            return "the reason is not shown, since the password cannot be read and removed from it"
 
     def target(self, schema: T.StructType) -> Target:
         columns = tuple(name for name in schema.names if name != self.deletes_by)
         return Target(self.table_name, columns, self.key, self.mode)
 
     def create_tables(self, session: Session, schema: T.StructType) -> None:
-        """Create what is missing and may be created; what is there stays as it is."""
-        # The target is last: MySQL commits each table, and a right may be missing for another.
+        """Create the missing tables that may be created."""
+        # The target is last: MySQL commits each CREATE TABLE, and the right to create another may be missing.
         for name in (*self.tables[1:], self.table_name):
-            # Some databases ask for the right to create tables even if there is nothing to create.
+            # Some databases require the right to create tables even if the table exists.
             if self.dialect.columns_of(session, name):
                 continue
             if name == self.control_table:

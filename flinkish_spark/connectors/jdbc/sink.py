@@ -1,4 +1,4 @@
-"""The JDBC sink, and what it refuses before anything starts."""
+"""The JDBC sink and its preflight checks."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class _LookedEnough(Exception):
-    """Ends the transaction of the checks, so that it is rolled back."""
+class _RollbackChecks(Exception):
+    """Raised to roll back the transaction of the checks."""
 
 
 class Checks(TableCheck):
-    """Everything that is looked at before the start."""
+    """Checks before the start: the stream, the table, and the rights."""
 
     def run(self) -> tuple[ColumnInfo, ...]:
-        """Look at everything; what is created for a look is taken back where the database can."""
+        """Make all checks; tables created for them are rolled back if the database can do that."""
         self._check_stream()
         settings, schema = self._settings, self._context.schema
         dialect, database = settings.dialect, Database(settings, self._context.uid)
@@ -52,13 +52,13 @@ class Checks(TableCheck):
                 LOG.warning(lost, self._where, settings.url, why)
             if not dialect.has_transactional_ddl:
                 settings.create_tables(session, schema)
-            with contextlib.suppress(_LookedEnough), session.transaction(dialect.begin):
+            with contextlib.suppress(_RollbackChecks), session.transaction(dialect.begin):
                 settings.create_tables(session, schema)
                 columns = self.check_table(session)
-                # The statements of a checkpoint, without rows: the database checks rights by itself.
+                # Execute a checkpoint's statements without rows: the database checks the rights.
                 dialect.probe(session, settings.target(schema), deletes=bool(settings.deletes_by))
                 settings.control(self._context).try_out(session)
-                raise _LookedEnough
+                raise _RollbackChecks
         return columns
 
     def _check_stream(self) -> None:
@@ -83,7 +83,7 @@ class Checks(TableCheck):
                     f"the key of {self._where} has the column '{declared.name}' of type "
                     f"{declared.dataType.simpleString()}",
                     why="it is stored as JSON, which databases do not compare as a key",
-                    what_to_do="choose columns with one value each",
+                    what_to_do="choose columns of scalar types",
                 )
         said = (
             ("delete_when", settings.delete_when, T.BooleanType),
@@ -126,46 +126,46 @@ DEFAULT_TIMEOUT_MS = 300_000
 
 @dataclass(frozen=True)
 class JdbcSink(BufferedSink):
-    """Write into a table of PostgreSQL, MySQL or SQLite, exactly once.
+    """Writes into a table of PostgreSQL, MySQL or SQLite, exactly once.
 
-    The rows of a checkpoint wait in files of the job directory and enter the table in one transaction,
+    The rows of a checkpoint are buffered in files of the job directory and then written in one transaction,
     together with the checkpoint's id in a control table: a repeated commit, by any process, changes nothing.
-    Statements run in the driver, through a Python driver of the database.
+    Statements run on Spark's driver, through a Python driver of the database.
 
     Parameters
     ----------
     url
         ``jdbc:postgresql://host:port/database``, ``jdbc:mysql://host:port/database`` or
-        ``jdbc:sqlite:/absolute/path``. Options behind a question mark are the Python driver's
+        ``jdbc:sqlite:/absolute/path``. Options after a question mark are the Python driver's
         (``?sslmode=verify-full``). No user and no password.
     table
-        ``table`` or ``schema.table``, letter by letter; parts in double quotes may hold anything.
+        ``table`` or ``schema.table``, case-sensitive; parts in double quotes may contain any character.
     key
-        Columns by which there is one row; needed to upsert.
+        Columns that identify a row; required for upserts.
     mode
-        ``"insert"`` adds every record as a row. ``"upsert"`` lets it take the place of the row with its key;
-        of several in one checkpoint the last one counts.
+        ``"insert"`` adds every record as a row. With ``"upsert"`` a record replaces the row with its key; of
+        several records in one checkpoint the last one is written.
     user, password
-        The password as text, or better where it is found: ``"env:NAME"``, ``"file:/path"``,
-        ``EnvironmentSecret("NAME")``, ``FileSecret("/path")``. It is shown and stored nowhere.
+        The password as text, or better a reference to it: ``"env:NAME"``, ``"file:/path"``,
+        ``EnvironmentSecret("NAME")``, ``FileSecret("/path")``. It is never shown or stored.
     delete_when
-        A BOOLEAN column: a record in which it is true deletes the row with its key. It is not stored.
+        A BOOLEAN column: a record in which it is true deletes the row with its key. The column is not
+        written.
     row_kind
-        In place of it, of a changelog: the STRING column with the kinds of its rows, ``"_row_kind"``. -D and
-        -U delete the row with their key, +I and +U take its place; what else stands there is refused.
+        Instead of `delete_when`, for changelogs: the STRING column with row kinds, ``"_row_kind"``. -D and -U
+        delete the row with their key, +I and +U replace it; any other value is refused.
     create_table
-        Whether the table is created if it is missing, with columns that fit the stream.
+        If the table is created when it is missing, with columns that fit the stream.
     on_refused
-        What becomes of a record that the database refuses at the commit, by a constraint, a length or a cast:
-        ``OnBadRecord.FAIL`` stops the job before anything of the checkpoint is visible, and for what the
-        record alone decides before the checkpoint is decided,
-        ``OnBadRecord.DROP`` leaves it out and counts it, ``DeadLetterTable("name")`` writes it there with
-        the reason, in the same transaction.
+        What happens to a record that the database refuses at the commit, by a constraint, a length or a cast.
+        ``OnBadRecord.FAIL`` stops the job, and nothing of the checkpoint becomes visible; a record that no
+        table could store stops it before the checkpoint is decided. ``OnBadRecord.DROP`` drops and counts the
+        record. ``DeadLetterTable("name")`` writes it to that table with the reason, in the same transaction.
     control_table
-        Where the newest checkpoint is kept; created if it is missing. One table serves all jobs.
+        The table with the newest checkpoint; created if it is missing. One table serves all jobs.
     timeout_ms
-        How long the database may be silent before its connection is taken for lost: no answer has come, and
-        by what the server says it works on none. How long the transaction takes makes no difference.
+        How long the database may be silent before the connection is considered lost. Silent means that it
+        sends no answer and does not report that it executes a statement. Transactions have no time limit.
 
     Examples
     --------
@@ -185,7 +185,8 @@ class JdbcSink(BufferedSink):
     control_table: str = CONTROL_TABLE
     timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS
     row_kind: str = ""
-    #: Of the table, by uid, as the preflight saw them: staging must go on while the database is away.
+    #: The table's columns by uid, found by the preflight: staging must go on while the database is
+    #: unavailable.
     _columns: dict[str, tuple[ColumnInfo, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -224,7 +225,7 @@ class JdbcSink(BufferedSink):
 
     @property
     def settings(self) -> JdbcSettings:
-        """All of it in checked types."""
+        """The validated settings."""
         return JdbcSettings(
             JdbcUrl.parse(self.url),
             self.user,
@@ -241,7 +242,7 @@ class JdbcSink(BufferedSink):
         )
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return the table; a schema that is not named is the database's own."""
+        """Return the table as a dataset, with the database's default schema if none is named."""
         url, table = JdbcUrl.parse(self.url), TableName.parse(self.table)
         if url.system == "sqlite":
             return (Dataset("sqlite", f"{url.database}/{'.'.join(table.parts)}"),)
@@ -253,13 +254,13 @@ class JdbcSink(BufferedSink):
         return (Dataset(f"{system}://{host}:{url.port}", ".".join(inside)),)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Refuse fields, tables, keys and rights that do not fit, and a database that does not answer."""
+        """Check fields, table, key and rights, and that the database answers."""
         super().preflight(spark, context)
         self._columns[context.uid] = Checks(self.settings, context).run()
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
-        """Return the staging half; under FAIL it refuses what no commit could write."""
-        # Other policies have a place for refused records at the commit.
+        """Return the writer; with OnBadRecord.FAIL it refuses records that no commit could write."""
+        # With other policies the commit handles refused records.
         if self.on_refused is not OnBadRecord.FAIL:
             return BufferWriter(context)
         settings = self.settings
@@ -268,5 +269,5 @@ class JdbcSink(BufferedSink):
         return BufferWriter(context, check)
 
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
-        """Return the committing half; it connects when it has something to commit."""
+        """Return the committer; it connects at the first commit."""
         return JdbcCommitter(self.settings, context)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Dialect, Login, Session, Trouble, Unfit
+from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Dialect, Login, Session, Trouble, UnfitValue
 from flinkish_spark.connectors.jdbc.names import TableName
 
 _LOCK_WAIT_S = 20
@@ -33,18 +33,18 @@ _NUMERIC_AFFINITY = ("INTEGER", "REAL", "NUMERIC")
 
 
 class Sqlite(Dialect):
-    """SQLite 3.24 and later. What it has no type for is TEXT: decimals, dates, times, JSON."""
+    """SQLite 3.24 and later. Decimals, dates, times and JSON are stored as TEXT."""
 
     name, marker = "sqlite", "?"
-    # The write lock from the start: a lock that is taken later can be refused in the middle.
+    # Takes the write lock at the start: taking it later in a transaction can fail.
     begin = ("BEGIN IMMEDIATE",)
 
     def connect(self, login: Login) -> Any:
-        """Open the file; it is made if it is missing, its folder is not."""
+        """Open the file; create it if it is missing, but not its folder."""
         connection = sqlite3.connect(
             login.url.database, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False
         )
-        # What is reported as committed must survive a power cut, whatever the library was built with.
+        # Committed rows must survive a power cut, whatever the library's default is.
         connection.execute("PRAGMA synchronous = FULL")
         return connection
 
@@ -53,7 +53,7 @@ class Sqlite(Dialect):
             connection.interrupt()
 
     def trouble(self, error: BaseException) -> Trouble:
-        """Go by SQLite's own codes; an error without one is about a value that the module cannot bind."""
+        """Classify an error by SQLite's code; without a code, Python's module could not bind a value."""
         code = getattr(error, "sqlite_errorcode", None)
         if code is not None:
             if code & _PRIMARY in _REFUSED:
@@ -71,9 +71,9 @@ class Sqlite(Dialect):
         found = session.rows(
             'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?, ?)', place
         )
-        # ON CONFLICT and triggers may do something else about a null; a key INTEGER gets a number.
+        # ON CONFLICT and triggers may replace a null; an INTEGER PRIMARY KEY gets a number.
         may_take_nulls = found and session.rows(
-            f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
+            f"SELECT 1 FROM {self.quote(schema)}.sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
             "AND (type = 'trigger' OR sql LIKE '%on conflict%')",
             (name,),
         )
@@ -102,7 +102,7 @@ class Sqlite(Dialect):
         return keys
 
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
-        """Ask for the collations of unique indexes; that of the column is the key's own index's, too."""
+        """Check the collations of unique indexes, which include that of the key's columns."""
         place, names = self._place(table), {field.name for field in key}
         for (index,) in session.rows('SELECT name FROM pragma_index_list(?, ?) WHERE "unique"', place):
             found = session.rows("SELECT name, coll, key FROM pragma_index_xinfo(?, ?)", (index, place[1]))
@@ -112,9 +112,9 @@ class Sqlite(Dialect):
         return ""
 
     def is_ordered(self, session: Session, table: TableName) -> bool:
-        """Ask for triggers, and whether the connection heeds foreign keys."""
+        """Look for triggers, and if the connection enforces foreign keys."""
         name, schema = self._place(table)
-        sql = f"SELECT 1 FROM {self.quoted(schema)}.sqlite_master WHERE type = 'trigger' "
+        sql = f"SELECT 1 FROM {self.quote(schema)}.sqlite_master WHERE type = 'trigger' "
         triggers = session.rows(sql + "AND tbl_name = ? COLLATE NOCASE", (name,))
         return bool(triggers) or session.rows("PRAGMA foreign_keys") == [(1,)]
 
@@ -133,7 +133,7 @@ class Sqlite(Dialect):
         return "BLOB" if isinstance(data_type, T.BinaryType) else "TEXT"
 
     def why_unfit(self, data_type: T.DataType, column: ColumnInfo) -> str:
-        """Go by the column's affinity, which converts what looks like a number."""
+        """Check the column's affinity, which may convert text that looks like a number."""
         affinity = _affinity(column.type)
         if affinity == "BLOB" or isinstance(data_type, T.BinaryType):
             return ""
@@ -157,8 +157,8 @@ class Sqlite(Dialect):
         return dt.date.isoformat if pa.types.is_date(arrow_type) else None
 
 
-def _number(value: float) -> float | Unfit:
-    return Unfit("SQLite would store NaN as NULL") if math.isnan(value) else value
+def _number(value: float) -> float | UnfitValue:
+    return UnfitValue("SQLite would store NaN as NULL") if math.isnan(value) else value
 
 
 def _time(value: dt.datetime) -> str:
@@ -176,5 +176,5 @@ def _affinity(declared: str) -> str:
     ):
         if any(part in declared for part in parts):
             return affinity
-    # ANY keeps all in a STRICT table only.
+    # ANY stores all values unchanged only in a STRICT table.
     return "NUMERIC" if declared else "BLOB"

@@ -1,4 +1,4 @@
-"""What fits where: rules that databases share."""
+"""SQL types, and rules common to all databases on which Spark types fit them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from flinkish_spark.types.hints import parts_of
 
 _TYPE = re.compile(r"([a-z][a-z0-9_ ]*?)\s*(?:\((\d+)(?:\s*,\s*(-?\d+))?\))?(\s+[a-z ]+)?")
-#: Digits of the integers of Spark's types, and in bits.
+#: Bits of Spark's integer types.
 INTEGER_BITS: dict[type[T.DataType], int] = {
     T.ByteType: 8,
     T.ShortType: 16,
@@ -23,16 +23,16 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """A type as a database writes it, taken apart: ``timestamp(3) with time zone``."""
+    """A parsed type of a database, such as ``timestamp(3) with time zone``."""
 
-    #: Without the numbers.
+    #: The name without the numbers.
     name: str
     size: int | None = None
     scale: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> SqlType:
-        """Read a type in lower case; one of another form is only a name."""
+        """Parse a type in lower case; text of another form becomes the name."""
         match = _TYPE.fullmatch(text)
         if match is None:
             return cls(text)
@@ -42,12 +42,12 @@ class SqlType:
 
 
 def why_decimal_unfit(data_type: T.DecimalType, column: SqlType) -> str:
-    """Return why a NUMERIC with digits would round or refuse values of a decimal; empty if it would not."""
+    """Return why a NUMERIC column would round or refuse values of a decimal type; empty if it would not."""
     if column.size is None:
         return ""
     scale = column.scale or 0
     if scale < data_type.scale:
-        return f"it would be rounded to {scale} digits behind the point"
+        return f"it would be rounded to {scale} digits after the point"
     if column.size - scale < data_type.precision - data_type.scale:
         return f"it has {data_type.precision - data_type.scale} digits before the point"
     return ""
@@ -61,7 +61,8 @@ def why_integer_unfit(data_type: T.DataType, column: SqlType, bits: int | None) 
     return why_decimal_unfit(T.DecimalType(_DIGITS[needed], 0), column)
 
 
-#: What a record may hold; the rest Spark does not hand to Python as values, or no database has it.
+#: Types of fields that the sink can write; Spark cannot convert others to Python values, or no database has
+#: them.
 _SUPPORTED: tuple[type[T.DataType], ...] = (
     *(T.BooleanType, T.NumericType, T.StringType, T.BinaryType, T.DateType, T.TimestampType),
     *(T.TimestampNTZType, T.ArrayType, T.MapType, T.StructType),
@@ -72,8 +73,8 @@ def is_supported(data_type: T.DataType) -> bool:
     return all(isinstance(part, _SUPPORTED) for part in parts_of(data_type))
 
 
-def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Callable[[str], str]:
-    """Return a check that says why a text would lose blanks at its end; the database refuses a longer one."""
+def make_blank_check(limit: int, column_type: str, size: Callable[[str], int]) -> Callable[[str], str]:
+    """Return a check for trailing blanks beyond the limit; the database refuses other long texts."""
 
     def why(text: str) -> str:
         is_cut = text.endswith(" ") and size(text) > limit
@@ -82,4 +83,4 @@ def cuts_blanks(limit: int, column_type: str, size: Callable[[str], int]) -> Cal
     return why
 
 
-TEXT_CAST = "a text would be cast: rounded or cut without a word, or made one with another text"
+TEXT_CAST = "a text would be cast: silently rounded or cut, or made equal to another text"

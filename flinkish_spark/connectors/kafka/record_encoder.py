@@ -13,7 +13,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.encoding import PartEncoder, check_encodable, named_columns, prefix_of
+from flinkish_spark.connectors.formats.encoding import (
+    PartEncoder,
+    check_encodable,
+    find_named_columns,
+    prefix_of,
+)
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
@@ -21,9 +26,9 @@ from flinkish_spark.core.formats import Raw, String
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL
 from flinkish_spark.types.arrow_types import arrow_schema, arrow_type, as_schema
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import JsonWriter
-from flinkish_spark.types.json_columns import has_intervals, replace_months, without_intervals
+from flinkish_spark.types.json_columns import has_intervals, replace_intervals, replace_months
 
 #: Columns of encoded records that every sink has; the optional ones follow below.
 KEY, VALUE, TOPIC = "key", "value", "topic"
@@ -36,7 +41,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
     fields = sink.fields_of(schema)
     for part, form in (("key", sink.key_format), ("value", sink.value)):
         if form is not None:
-            for name in named_columns(form):
+            for name in find_named_columns(form):
                 _find_type(fields, uid, part, name)
             check_encodable(form, fields, f"the {part} of sink '{uid}'")
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
@@ -122,7 +127,9 @@ class RecordEncoder:
         others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
         read = (name for name in (*self.key.names, *self.value.names, *others) if name)
         names = self.fields.names if self.may_misfit else dict.fromkeys(read)
-        given = {name: without_intervals(F.col(quoted(name)), self.fields[name].dataType) for name in names}
+        given = {
+            name: replace_intervals(F.col(quote_name(name)), self.fields[name].dataType) for name in names
+        }
         return given | self.key.spark_columns() | self.value.spark_columns()
 
     @property
@@ -133,7 +140,7 @@ class RecordEncoder:
 
     def find_input_types(self, names: Iterable[str]) -> T.StructType:
         """Return the types of the encoding pass's input columns."""
-        computed = self.key.computed_types() | self.value.computed_types()
+        computed = self.key.spark_column_types() | self.value.spark_column_types()
         kinds = {one.name: replace_months(one.dataType, T.IntegerType()) for one in self.fields} | computed
         return T.StructType([T.StructField(name, kinds[name]) for name in names])
 

@@ -17,11 +17,11 @@ from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonCh
 from flinkish_spark.connectors.formats import plain_json
 from flinkish_spark.connectors.formats.decoding import (
     REASON,
-    Part,
+    RecordPart,
+    drop_bad_records,
+    make_declared_part,
     part_of,
     read_part,
-    stated_part,
-    without_bad,
 )
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.contracts.source import JobPlace
@@ -46,8 +46,8 @@ from flinkish_spark.core.formats import (
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
-from flinkish_spark.types.ddl import quoted
-from flinkish_spark.types.json_columns import replace_months, with_intervals, with_intervals_of
+from flinkish_spark.types.ddl import quote_name
+from flinkish_spark.types.json_columns import replace_months, restore_frame_intervals, restore_intervals
 from flinkish_spark.types.schemas import check_field_names
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -107,8 +107,8 @@ class Decoding:
                 f"and the value is {type(self.value).__name__}",
                 what_to_do="leave it out: only formats of changes have such metadata",
             )
-        key = None if self.key is None else stated_part(self.key, "key")
-        self._check_fields(key, *self._make_value_part(lambda form: stated_part(form, "value")))
+        key = None if self.key is None else make_declared_part(self.key, "key")
+        self._check_fields(key, *self._make_value_part(lambda form: make_declared_part(form, "value")))
 
     @property
     def policy(self) -> BadRecordPolicy:
@@ -130,7 +130,9 @@ class Decoding:
         self._check_fields(key, value, changelog)
         return Deserializer(self, key, value, changelog)
 
-    def _make_value_part(self, part: Callable[[Format], Part | None]) -> tuple[Part | None, Changelog | None]:
+    def _make_value_part(
+        self, part: Callable[[Format], RecordPart | None]
+    ) -> tuple[RecordPart | None, Changelog | None]:
         """Return the part that reads values, and their changelog; None for a part that is not known yet."""
         if isinstance(self.value, DebeziumAvro):
             envelope = part(self.value.envelope)
@@ -139,10 +141,10 @@ class Decoding:
             return envelope, AvroChangelog(self.value, envelope.fields, self._of_value)
         if isinstance(self.value, Changes):
             changelog = JsonChangelog(self.value, self._of_value)
-            return Part("value", changelog.json, plain_json.json_schema(changelog.json)), changelog
+            return RecordPart("value", changelog.json, plain_json.json_schema(changelog.json)), changelog
         return part(self.value), None
 
-    def fields_of(self, key: Part | None) -> T.StructType:
+    def fields_of(self, key: RecordPart | None) -> T.StructType:
         """Return a key's fields under their names in the stream."""
         fields, prefix = () if key is None else key.fields, self.key_fields_prefix
         return T.StructType([T.StructField(prefix + one.name, one.dataType) for one in fields])
@@ -151,7 +153,9 @@ class Decoding:
     def _of_value(self) -> tuple[str, ...]:
         return tuple(one.removeprefix(OF_VALUE) for one in self.metadata if is_of_value(one))
 
-    def _check_fields(self, key: Part | None, value: Part | None, changelog: Changelog | None) -> None:
+    def _check_fields(
+        self, key: RecordPart | None, value: RecordPart | None, changelog: Changelog | None
+    ) -> None:
         """Refuse two fields of one name; None stands for a part that is not known yet."""
         values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
         keys = self.fields_of(key)
@@ -213,8 +217,8 @@ class Deserializer:
 
     decoding: Decoding
     #: Reads the key; None if keys are not decoded.
-    key: Part | None
-    value: Part
+    key: RecordPart | None
+    value: RecordPart
     #: Turns decoded values into changes; None if a value is the row itself.
     changelog: Changelog | None
 
@@ -232,12 +236,12 @@ class Deserializer:
             decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
             made = C.as_records(C.map_in_arrow(raw, decode, decode.columns))
             if policy is OnBadRecord.DROP:
-                made = without_bad(made, policy, counted_as).drop(REASON)
-            return with_intervals_of(made, parts.fields)
+                made = drop_bad_records(made, policy, counted_as).drop(REASON)
+            return restore_frame_intervals(made, parts.fields)
         read = self._read_parts(raw, parts, fails=policy is OnBadRecord.FAIL)
         if policy is not OnBadRecord.FAIL:
             read, reason = self._add_misfit(self.changelog, read)
-            read = without_bad(read.withColumn(REASON, reason), policy, counted_as)
+            read = drop_bad_records(read.withColumn(REASON, reason), policy, counted_as)
         # Under FAIL an invalid change ends the task here, so nobody checks for it before.
         beside = [*([] if self.key is None else [self.key.read]), *kept]
         time_zone = session_time_zone(raw.sparkSession)
@@ -272,12 +276,12 @@ class Deserializer:
         frame = C.map_in_arrow(raw, read, read.columns)
         for part in parts.all:
             if part.has_intervals:
-                frame = frame.withColumn(part.read, with_intervals(F.col(part.read), part.fields))
+                frame = frame.withColumn(part.read, restore_intervals(F.col(part.read), part.fields))
         return frame
 
     def _add_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
         envelope, time_zone = F.col(self.value.read), session_time_zone(found.sparkSession)
-        found, is_misfit = changelog.with_misfit(found, envelope, time_zone)
+        found, is_misfit = changelog.find_misfits(found, envelope, time_zone)
         misfit = F.when(F.col("topic").isNotNull() & is_misfit, F.lit(changelog.why))
         return found, F.coalesce(F.col(REASON), misfit)
 
@@ -289,7 +293,7 @@ class Deserializer:
             of_key = F.col(self.key.read)
             names = zip(self.decoding.fields_of(self.key).names, self.key.fields.names, strict=True)
             keys = {name: of_key[own] for name, own in names}
-        values = {name: F.col(quoted(name)) for name in self.changelog.fields.names}
+        values = {name: F.col(quote_name(name)) for name in self.changelog.fields.names}
         kind = [F.col(name) for name in (ROW_KIND, *self.changelog.names)]
         columns = {**keys, **values}
         return frame.select(*[columns[name].alias(name) for name in self.fields.names], *kind, *kept)
@@ -299,8 +303,8 @@ class Deserializer:
 class RecordParts:
     """Decodes keys and values of Arrow batches; pickled into the plan."""
 
-    key: Part | None
-    value: Part
+    key: RecordPart | None
+    value: RecordPart
     #: The key's fields under their names in the stream.
     key_fields: T.StructType
     #: The stream's fields, then the row kind if tombstones delete rows.
@@ -309,7 +313,7 @@ class RecordParts:
     time_zone: str
 
     @property
-    def all(self) -> tuple[Part, ...]:
+    def all(self) -> tuple[RecordPart, ...]:
         return (self.value,) if self.key is None else (self.key, self.value)
 
     def drop_tombstones(self, records: pa.RecordBatch) -> pa.RecordBatch:

@@ -41,7 +41,7 @@ from flinkish_spark.connectors.kafka.offsets import (
 from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.kafka.source import KafkaInput
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, kept_once, logged_positions
+from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, ask_once, find_scan_positions
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
@@ -265,7 +265,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             return {"offsets": {_format_split(place): at for place, at in ask(places).items()}}
 
         is_of_job, key = bool(self._fs_folder), f"{name}.json"
-        kept = kept_once(self.job_store, key, "kafka-offsets", ask_now) if is_of_job else ask_now()
+        kept = ask_once(self.job_store, key, "kafka-offsets", ask_now) if is_of_job else ask_now()
         offsets: dict[str, int] = kept["offsets"]
         return offsets
 
@@ -290,7 +290,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             yield pa.RecordBatch.from_arrays(columns, names=self.record_type.names)
 
     def with_own_time(self) -> Self:
-        return self._with("_has_own_time", True)
+        return self._replace("_has_own_time", True)
 
     @property
     def record_type(self) -> T.StructType:
@@ -314,12 +314,12 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         return rows_of.rows(frame, (label, "uid", self._fs_uid), kept)
 
     def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        scan = self._with("schema", T.StructType(list(dict.fromkeys([*self.schema, _HEADERS]))))
-        scan = scan._with("_fs_format", f"{self._fs_format}-letters")
+        scan = self._replace("schema", T.StructType(list(dict.fromkeys([*self.schema, _HEADERS]))))
+        scan = scan._replace("_fs_format", f"{self._fs_format}-letters")
         return super(KafkaRecordsSource, scan).load(spark, place)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        scans = [] if position is None else logged_positions(position, uid)
+        scans = [] if position is None else find_scan_positions(position, uid)
         logged = LoggedOffsets(tuple(_group_by_topic(scan.offsets) for scan in scans)) if scans else None
         self.check_position(job_dir, uid, logged)
 
@@ -328,7 +328,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         admin, topics = self._admin, self.topics_at(logged)
         raise_if_confirmed(lambda: find_missing_input(admin, topics, uid, logged))
 
-    def committed(self, offsets: Mapping[str, Offset]) -> None:
+    def on_commit(self, offsets: Mapping[str, Offset]) -> None:
         """Commit the group's offsets, forward only."""
         self._tell(offsets, "")
 

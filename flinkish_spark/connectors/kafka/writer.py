@@ -43,7 +43,7 @@ from flinkish_spark.connectors.kafka.record_encoder import (
     RecordEncoder,
 )
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.row_count import RowCount, begin_staging, reports
+from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
@@ -96,7 +96,7 @@ class TaskSink:
         """Flush the transaction and return the task's report about it."""
         prepared = transaction.prepare()
         counts = transaction.counts
-        done = replace(ack.done(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
+        done = replace(ack.finish(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
         if self.settings.shared is not None:
             written, ticket = transaction.count_acknowledged(), transaction.ticket
@@ -212,7 +212,7 @@ class KafkaWriter(JoiningWriter):
         letters = [limits[name] for name in sink.dead_letter_topics if name in limits]
         self._max_dead_letter_bytes = min([own, *letters])
         self._compacted = [name for name in sink.data_topics if name in known and known[name].is_compacted]
-        self._times = TimeLimits.of_all(known[name].times for name in sink.data_topics if name in known)
+        self._times = TimeLimits.merge(known[name].times for name in sink.data_topics if name in known)
         self._encoder = RecordEncoder.of(sink, context.schema)
         self._columns = self._encoder.spark_columns()
         named = [column.alias(name) for name, column in self._columns.items()]
@@ -336,7 +336,7 @@ def make_ticket_name(prefix: str, task: int) -> str:
 
 def _write(rows: DataFrame, sinks: Sequence[TaskSink]) -> Sequence[Sequence[Mapping[str, Any]]]:
     """Run the staging tasks; return for each sink the reports of its tasks."""
-    found = reports(rows, StageRows(tuple(sinks)))
+    found = collect_reports(rows, StageRows(tuple(sinks)))
     return [found[place :: len(sinks)] for place in range(len(sinks))]
 
 

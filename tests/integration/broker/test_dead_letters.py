@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from flinkish_spark import DeltaSink, FileFormat, FileSink, KafkaSink, WithDeadLetters
+from flinkish_spark import DeltaSink, FileFormat, FileSink, KafkaSink, SinkWithDeadLetters
 from tests.support.jobs import environment, read_committed, read_delta, rows
 from tests.support.two_phase_app import check_each_once, crash_at, picky, run_for, totals_of
 from tests.support.two_phase_page import Ledger, sqlite_sink_class
@@ -48,7 +48,7 @@ def test_dead_letters_come_once_also_if_their_records_are_staged_again(
         totals = totals_of(env)
         for uid, place in places.items():
             main = ledgers[uid].sink(picky(sqlite_sink_class(), 3))
-            totals.sink_to(WithDeadLetters(main, place), uid=uid)
+            totals.sink_to(SinkWithDeadLetters(main, place), uid=uid)
         return env
 
     crash_at(job(), "decision:after:2")

@@ -72,7 +72,7 @@ def test_what_windows_take_back_is_a_tombstone(spark: Any, broker: Any, topic: A
     name, env = topic(partitions=2), environment(spark, tmp_path / "job", trigger_interval_ms=50)
     given = [("ann", 1, 0), ("ben", 2, 100), ("ann", 4, 45), ("ben", 8, 130)]
     given += [("ann", 16, 20), ("cid", 1, 300), ("ben", 32, 110)]
-    source = CollectionSource(given, "user STRING, amount LONG, at LONG").limited(
+    source = CollectionSource(given, "user STRING, amount LONG, at LONG").limit_rate(
         RateLimit(records_per_batch=2)
     )
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")

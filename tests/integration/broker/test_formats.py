@@ -29,8 +29,8 @@ from flinkish_spark import (
     SchemaRegistry,
     String,
 )
-from flinkish_spark.connectors.formats.avro import AvroReader, whole_schema
-from flinkish_spark.connectors.formats.json_schema import derived_schema
+from flinkish_spark.connectors.formats.avro import AvroReader, parse_schema
+from flinkish_spark.connectors.formats.json_schema import derive_schema
 from flinkish_spark.connectors.formats.registry import NoSuchSchema, client_of
 from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.sources import KafkaRecordsSource
@@ -76,7 +76,7 @@ def registered(registry, subject: str, form: str, fields: str) -> None:
         text = 'syntax = "proto3"; package shop; message Other {} message Order { string user = 1; '
         registry.register(subject, text + "int64 n = 2; double ratio = 3; bool ok = 4; }", "PROTOBUF")
     else:
-        registry.register(subject, derived_schema(parse_ddl(fields)), "JSON")
+        registry.register(subject, derive_schema(parse_ddl(fields)), "JSON")
 
 
 CASES = [
@@ -150,15 +150,15 @@ def test_a_real_registry_answers_as_its_client_expects(registry):
     order = ORDERS % ', {"name": "item", "type": "shop.Item"}'
     references = [{"name": "shop.Item", "subject": subject, "version": 1}]
     number = registry.register(f"{subject}-order", order, references=references)
-    found = client.by_id(number)
+    found = client.find_by_id(number)
     assert (found.kind, found.references) == ("AVRO", (("shop.Item", item),))
-    whole = json.dumps(whole_schema(found.text, found.references))
+    whole = json.dumps(parse_schema(found.text, found.references))
     kind = AvroReader(whole, "value", None, OnSchemaChange.FAIL).kind
     assert kind.simpleString() == "struct<user:string,item:struct<q:bigint>>"
     newest = client.newest(f"{subject}-order")
     assert (newest.schema_id, newest.version) == (number, 1)
     with pytest.raises(NoSuchSchema):
-        client.by_id(2**31 - 1)
+        client.find_by_id(2**31 - 1)
     with pytest.raises(NoSuchSchema):
         client.newest(f"{subject}-missing")
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_type
 
 from flinkish_spark.connectors.formats import avro
-from flinkish_spark.connectors.formats.reader import Unreadable
+from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.core.errors import SchemaError
 
 #: Of schemas, each with one value. In 6,000 there was no difference either.
@@ -259,9 +259,9 @@ def test_what_both_read_is_the_same(java: Java) -> None:
             _we_read(writer, reader, out.getvalue()),
         )
         if theirs is not None and ours is not None:
-            schema = avro.whole_schema(reader)
-            named = avro.names_in(schema)
-            kind = to_arrow_type(avro.typed(schema, named, ""), timezone="UTC")
+            schema = avro.parse_schema(reader)
+            named = avro.find_named_types(schema)
+            kind = to_arrow_type(avro.to_spark_type(schema, named, ""), timezone="UTC")
             assert _stored(ours, kind) == _stored(_column(schema, named, theirs), kind), (
                 seed,
                 writer,
@@ -285,10 +285,10 @@ def _java_reads(java: Java, writer: str, reader: str, data: bytes) -> Any:
 
 def _we_read(writer: str, reader: str, data: bytes) -> Any:
     try:
-        theirs, ours = avro.whole_schema(writer), avro.whole_schema(reader)
-        _ = avro.typed(ours, avro.names_in(ours), "")
+        theirs, ours = avro.parse_schema(writer), avro.parse_schema(reader)
+        _ = avro.to_spark_type(ours, avro.find_named_types(ours), "")
         resolution = avro.Resolution(theirs, ours)
         convert = resolution.convert()
         return None if resolution.found.other else avro._reading(theirs, convert, True, 0)(data)
-    except (SchemaError, avro.Unlike, Unreadable):
+    except (SchemaError, avro.ResolutionError, CodecError):
         return None

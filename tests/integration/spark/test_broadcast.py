@@ -208,7 +208,7 @@ def test_windows_behind_functions_without_keys_behind_windows_lose_nothing(
     env = environment(spark, tmp_path / "job")
     timed = WatermarkStrategy.for_bounded_out_of_orderness(0).with_timestamp_assigner("at")
     given = [(f"user-{n % 3}", 1, n * 200) for n in range(300)]
-    source = CollectionSource(given, f"{ORDERS}, at LONG").limited(RateLimit(records_per_batch=70))
+    source = CollectionSource(given, f"{ORDERS}, at LONG").limit_rate(RateLimit(records_per_batch=70))
     orders = env.from_source(source, timed, uid="orders")
     ones = orders.key_by("user").window(TumblingEventTimeWindows(1_000)).sum("amount", uid="ones")
     rules = env.from_collection([("all", 3)], RULES, uid="rules").broadcast(FACTORS)

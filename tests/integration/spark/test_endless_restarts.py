@@ -90,7 +90,9 @@ def test_a_delta_table_that_changes_under_its_source(spark: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("damage", ["offsets", pytest.param("no metadata", marks=pytest.mark.nightly)])
 def test_a_damaged_log_of_sparks(spark: Any, tmp_path: Path, damage: str) -> None:
-    source = CollectionSource([(n,) for n in range(400)], "n LONG").limited(RateLimit(records_per_batch=20))
+    source = CollectionSource([(n,) for n in range(400)], "n LONG").limit_rate(
+        RateLimit(records_per_batch=20)
+    )
     env = job(spark, tmp_path, source, MemorySink(f"{tmp_path}-log"))
     with running(env) as client:
         await_that(lambda: client.progress.checkpoints >= 2, client)

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.csv import CsvForm, lines_of_files
-from flinkish_spark.types.ddl import quoted
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import JsonWriter, exact_text
-from flinkish_spark.types.json_columns import without_intervals
+from flinkish_spark.types.json_columns import replace_intervals
 
 #: Under which Spark writes times as they are written here, and texts whole.
 TIME_OPTIONS: Mapping[str, str] = {
@@ -96,7 +96,9 @@ def values(spark: Any) -> DataFrame:
 
 
 def columns_of(frame: DataFrame) -> list[pa.Array]:
-    own = [without_intervals(F.col(quoted(one.name)), one.dataType).alias(one.name) for one in frame.schema]
+    own = [
+        replace_intervals(F.col(quote_name(one.name)), one.dataType).alias(one.name) for one in frame.schema
+    ]
     return [column.combine_chunks() for column in frame.select(own).toArrow().columns]
 
 
@@ -106,7 +108,7 @@ def as_json(column: Column, *, null_fields: bool = True) -> Column:
 
 def check_objects(frame: DataFrame) -> None:
     for null_fields in (True, False):
-        fields = F.struct(*map(quoted, frame.columns))
+        fields = F.struct(*map(quote_name, frame.columns))
         wanted = [row[0] for row in frame.select(as_json(fields, null_fields=null_fields)).collect()]
         columns = columns_of(frame)
         writer = JsonWriter(frame.schema, null_fields=null_fields)

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors.formats.plain_json import read_json
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.json_columns import replace_months, with_intervals
+from flinkish_spark.types.json_columns import replace_months, restore_intervals
 from tests.support.json_cases import BAD, EXACT, NEVER, NOT_ONE, SCHEMA, TYPES
 
 
@@ -29,7 +29,7 @@ def read(spark: Any, schema: str, texts: list[str | None], *shown: Column) -> li
             yield pa.record_batch([found, why, batch.column("number")], names=kind.names)
 
     frame = spark.createDataFrame([*enumerate(texts)], "number INT, value STRING").mapInArrow(rows, kind)
-    frame = frame.withColumn("row", with_intervals(F.col("read"), fields))
+    frame = frame.withColumn("row", restore_intervals(F.col("read"), fields))
     assert frame.schema["row"].dataType == fields
     return frame.orderBy("number").select(*shown, "why").collect()
 

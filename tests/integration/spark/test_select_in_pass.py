@@ -17,7 +17,7 @@ from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.expressions import FormattedDay, Named
+from flinkish_spark.types.expressions import ColumnReference, FormattedDay
 
 FIELDS: Any = parse_ddl(
     "n INT, b STRUCT<a: LONG, s: STRING, deep: STRUCT<d: DATE>>, f DOUBLE, flag BOOLEAN, at TIMESTAMP, "
@@ -164,7 +164,7 @@ def test_columns_are_known_as_those_of_the_source_behind_functions_in_its_pass(s
 def test_days_of_all_times_are_spark_s(spark: Any, micros: int) -> None:
     made = F.date_format(F.timestamp_micros(F.lit(micros)), "yyyy-MM-dd")
     (wanted,) = spark.range(1).select(made).first()
-    day = FormattedDay(Named("at"), ("yyyy", "-", "MM", "-", "dd"))
+    day = FormattedDay(ColumnReference("at"), ("yyyy", "-", "MM", "-", "dd"))
     column = pa.array([micros], pa.int64()).cast(pa.timestamp("us", "UTC"))
     assert day.evaluate({"at": column}).to_pylist() == [wanted]
 

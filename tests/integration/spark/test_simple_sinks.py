@@ -30,7 +30,7 @@ def test_all_four_see_every_row_of_every_checkpoint(spark, tmp_path, capfd) -> N
     totals.sink_to(PrintSink("totals> "), uid="print")
     client = run_for(env, 2)
     assert check_each_once(memory.rows()) == rows(client, "memory") > 0
-    wanted = memory.by_checkpoint()
+    wanted = memory.rows_by_checkpoint()
     assert {c: Counter(found) for c, found in together.items()} == {c: Counter(r) for c, r in wanted.items()}
     assert Counter(each) == Counter((c, row) for c, found in wanted.items() for row in found)
     assert [c for c, _ in each] == sorted(c for c, _ in each)

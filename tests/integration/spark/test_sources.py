@@ -59,7 +59,7 @@ def test_a_job_over_all_of_them_ends_when_all_have_ended(spark, tmp_path) -> Non
     lines, sinks = [f"line {n}" for n in range(100)], {}
     fields = {"id": Counting(), "color": RandomChoice(["red", "green"])}
     made = DataGeneratorSource(fields, records=5_000, seed=1, splits=3)
-    made = made.limited(RateLimit(records_per_batch=2_000))
+    made = made.limit_rate(RateLimit(records_per_batch=2_000))
     batches = list(DataGeneratorSource(fields, records=5_000, seed=1).read("0", 0, 5_000))
     wanted = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
     (tmp_path / "in").mkdir()

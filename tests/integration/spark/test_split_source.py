@@ -48,7 +48,7 @@ class Folder(SplitSource):
             record = json.loads(line)
             yield record["user"], record["amount"]
 
-    def committed(self, offsets):
+    def on_commit(self, offsets):
         with (Path(self.folder) / "committed").open("a") as file:
             file.write(json.dumps(offsets) + "\n")
 
@@ -164,7 +164,7 @@ def test_nothing_is_lost_or_doubled_over_failures_and_a_savepoint(spark, tmp_pat
     def job(name, restore=None):
         env = environment(spark, tmp_path / name, restore=restore)
         env.observe(faults)
-        source = folder.limited(RateLimit(records_per_batch=60))
+        source = folder.limit_rate(RateLimit(records_per_batch=60))
         totals(env, env.from_source(source, uid="orders"), sink)
         return env
 

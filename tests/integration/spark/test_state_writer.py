@@ -211,7 +211,7 @@ def test_retained_checkpoints_are_read_from_the_job_directory(spark, job_dir, tm
     env = job(spark, job_dir, folder, sink, max_parallelism=2, checkpoint=kept)
     with started(env) as client:
         await_that(lambda: len(found(sink, "total")) == len(many), client)
-        first = max(int(one) for one in sink.by_checkpoint())
+        first = max(int(one) for one in sink.rows_by_checkpoint())
         running = read_state(spark, job_dir, "totals", "total")
         assert running.agg(F.count("*"), F.sum("value")).first() == (20_000, 20_000)
         feed(folder, "1", {"user-000007": 5})
@@ -221,7 +221,7 @@ def test_retained_checkpoints_are_read_from_the_job_directory(spark, job_dir, tm
     # Nothing of Spark's is left that writes what it has still in hand.
     spark._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
     before = files_in(job_dir)
-    last = max(int(one) for one in sink.by_checkpoint())
+    last = max(int(one) for one in sink.rows_by_checkpoint())
     seven = F.col("key") == "user-000007"
     for path, checkpoint in ((job_dir, None), (job_dir, last), (job_dir / "checkpoints" / str(last), None)):
         state = read_state(spark, path, "totals", "total", checkpoint=checkpoint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flinkish_spark import CommitAnswer, MemorySink, Outcome, WithDeadLetters
+from flinkish_spark import CommitAnswer, MemorySink, Outcome, SinkWithDeadLetters
 from flinkish_spark.testing import sink_contract as sinks
 from flinkish_spark.testing.sink_contract import SINK_CASES, SinkContractBroken, SinkUnderTest, check_sink
 from tests.support.two_phase_page import Ledger, sqlite_sink_class
@@ -48,7 +48,7 @@ def test_a_sink_with_dead_letters(case, spark, tmp_path) -> None:
     ledger = Ledger(tmp_path)
     case(
         SinkUnderTest(
-            make_sink=lambda: WithDeadLetters(ledger.sink(), MemorySink(f"{tmp_path} dead")),
+            make_sink=lambda: SinkWithDeadLetters(ledger.sink(), MemorySink(f"{tmp_path} dead")),
             read_visible=ledger.rows,
             spark=spark,
             folder=tmp_path / "folder",

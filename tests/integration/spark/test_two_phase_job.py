@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark import MemorySink, NoRestart, OnBadRecord, WithDeadLetters
+from flinkish_spark import MemorySink, NoRestart, OnBadRecord, SinkWithDeadLetters
 from flinkish_spark.core.errors import BadRecordError, UserFunctionError
 from tests.support.jobs import environment, failure_of, rows
 from tests.support.two_phase_app import check_each_once, crash_at, flaky, picky, run_for, totals_of
@@ -93,7 +93,7 @@ def test_sinks_of_one_job_keep_drop_and_put_aside_what_they_refuse(spark, tmp_pa
     # reports by an attempt that fails then does not count, so that the query would start again.
     totals.sink_to(dropping.sink(picky(kind, REFUSED, on_refused=OnBadRecord.DROP)), uid="dropping")
     totals.sink_to(whole.sink(by_batches(kind)), uid="whole")
-    totals.sink_to(WithDeadLetters(kept.sink(picky(flaky(kind), REFUSED)), dead), uid="ledger")
+    totals.sink_to(SinkWithDeadLetters(kept.sink(picky(flaky(kind), REFUSED)), dead), uid="ledger")
     client = run_for(env, 1)
     assert client.progress.restarts == 0 and not (whole.files() or dropping.files() or kept.files())
     assert check_each_once(whole.rows()) == rows(client, "whole") > 0

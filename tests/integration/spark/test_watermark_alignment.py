@@ -51,7 +51,9 @@ def test_the_fast_source_waits_for_the_slow_one_and_all_of_both_is_read(spark: A
     sinks = {}
     for uid, step_ms, records in (("fast", 1_000, 60), ("slow", 100, 600)):
         values = [(uid, n * step_ms) for n in range(records)]
-        source = CollectionSource(values, "name STRING, at LONG").limited(RateLimit(records_per_batch=STEP))
+        source = CollectionSource(values, "name STRING, at LONG").limit_rate(
+            RateLimit(records_per_batch=STEP)
+        )
         timed = env.from_source(source, uid=uid).assign_timestamps_and_watermarks(ALIGNED)
         sinks[uid] = MemorySink(f"{tmp_path}-{uid}")
         out = timed.key_by("name").process(Same(), output="name STRING, at LONG", uid=f"{uid}-same")

@@ -172,7 +172,7 @@ def check(spark: Any, tmp_path: Path, given: list[Reading], source: Any, kinds: 
 def test_a_collection_in_micro_batches_gives_what_sparks_own_windows_give(spark: Any, tmp_path: Path) -> None:
     """Tumbling, sliding and session windows: out of order, nulls, before 1970, on the edges."""
     given = readings(seed=11)
-    source = CollectionSource(given, READING, splits=2).limited(RateLimit(records_per_batch=150))
+    source = CollectionSource(given, READING, splits=2).limit_rate(RateLimit(records_per_batch=150))
     check(spark, tmp_path, given, source, PLAIN)
 
 

@@ -99,7 +99,9 @@ def test_the_sample_is_of_the_table_and_has_all_of_it() -> None:
 @pytest.mark.nightly
 def test_a_sample_of_the_table_in_one_job(spark: Any, tmp_path: Path) -> None:
     given = elements(seed=4)
-    source = CollectionSource(given, "k STRING, n LONG, at LONG").limited(RateLimit(records_per_batch=BATCH))
+    source = CollectionSource(given, "k STRING, n LONG, at LONG").limit_rate(
+        RateLimit(records_per_batch=BATCH)
+    )
     env = environment(spark, tmp_path / "job")
     bounded = WatermarkStrategy.for_bounded_out_of_orderness(DISORDER_MS).with_timestamp_assigner("at")
     timed = env.from_source(source, uid="elements").assign_timestamps_and_watermarks(bounded)

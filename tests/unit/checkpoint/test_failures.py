@@ -85,7 +85,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         (f"{TASK}\nflinkish_spark.core.errors.InternalError: a rule was broken.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.core.errors.CorruptObjectError: no value.", CorruptObjectError, False),
         (f"{TASK}\nflinkish_spark.connectors.splits.SourceUnavailable: asleep.", Outage, True),
-        (f"{TASK}\nflinkish_spark.connectors.splits.SourceFailed: no such file.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.connectors.splits.SourceFailure: no such file.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryFailed, True),
         (f"{TASK}\nflinkish_spark.core.errors.InputLostError: Input is gone.", InputLostError, False),
         (f"{TASK}\nflinkish_spark.core.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),

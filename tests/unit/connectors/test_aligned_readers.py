@@ -47,7 +47,7 @@ class Job:
         self.plan = TimePlan(reporters, chains, operators, assigners)
         self.sources = {
             uid: CollectionSource([(n * STEP_MS[uid],) for n in range(RECORDS[uid])], "at LONG")
-            .limited(RateLimit(records_per_batch=30))
+            .limit_rate(RateLimit(records_per_batch=30))
             .bound(uid)
             for uid in UIDS
         }

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark.connectors.buffer import (
-    Applied,
+    ApplyStatus,
     BufferedCommitter,
     BufferedFile,
-    BufferedFileGone,
+    BufferedFileError,
     BufferFault,
     BufferFileWriter,
     BufferName,
@@ -33,7 +33,7 @@ class Kept(BufferedCommitter):
     def __init__(self, folder: Path | StoreSpec, epoch: int = 2) -> None:
         context = sink_context_of(JobUuid("b" * 32), OwnerEpoch(epoch), "out", None, None)
         super().__init__(replace(context, place=place_of(folder)))
-        self.knows, self.rows, self.on_apply = Applied.UNKNOWN, [], lambda: None
+        self.knows, self.rows, self.on_apply = ApplyStatus.UNKNOWN, [], lambda: None
 
     def apply(self, checkpoint, rows):
         self.on_apply()
@@ -96,9 +96,9 @@ def gone(path: Path) -> str:
 @pytest.mark.parametrize(
     ("knows", "outcome", "is_proven"),
     [
-        (Applied.YES, Outcome.ALREADY_COMMITTED, False),
-        (Applied.NO, Outcome.LOST, True),
-        (Applied.UNKNOWN, Outcome.LOST, False),
+        (ApplyStatus.YES, Outcome.ALREADY_COMMITTED, False),
+        (ApplyStatus.NO, Outcome.LOST, True),
+        (ApplyStatus.UNKNOWN, Outcome.LOST, False),
     ],
 )
 def test_what_a_missing_file_means_is_what_the_system_knows(
@@ -118,7 +118,7 @@ def test_what_a_missing_file_means_is_what_the_system_knows(
 
 def test_a_file_that_goes_while_it_is_applied_is_lost(tmp_path) -> None:
     given, committer = [staged(tmp_path, 1)], Kept(tmp_path)
-    committer.knows, committer.on_apply = Applied.NO, path_of(tmp_path, given[0]).unlink
+    committer.knows, committer.on_apply = ApplyStatus.NO, path_of(tmp_path, given[0]).unlink
     (answer,) = committer.commit(ONE, given)
     assert answer.outcome is Outcome.LOST and answer.is_proven_aborted
 
@@ -126,7 +126,7 @@ def test_a_file_that_goes_while_it_is_applied_is_lost(tmp_path) -> None:
 def test_a_file_with_other_rows_than_it_says_is_no_file(tmp_path) -> None:
     one = staged(tmp_path, 1)
     wrong = BufferedFile.from_payload({**one.payload, "rows": 2})
-    with pytest.raises(BufferedFileGone, match="1 rows instead of 2"):
+    with pytest.raises(BufferedFileError, match="1 rows instead of 2"):
         list(Kept(tmp_path)._folder.batches(wrong))
 
 
@@ -148,7 +148,7 @@ def test_a_buffer_that_cannot_be_read_now_proves_nothing(tmp_path) -> None:
     path.unlink()
     path.mkdir()  # root may read everything but a directory
     committer = Kept(tmp_path)
-    committer.knows = Applied.NO
+    committer.knows = ApplyStatus.NO
     assert committer.commit(ONE, [one])[0].outcome is Outcome.RETRY
     with pytest.raises(BufferFault):
         committer.why_dead([one])

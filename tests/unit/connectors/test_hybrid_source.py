@@ -22,7 +22,7 @@ def hybrid(live, **settings) -> HybridSource:
 
 def test_the_live_part_begins_behind_the_last_record_of_history(tmp_path) -> None:
     live = Counters({"a": 3})
-    source = hybrid(live).limited(RateLimit(records_per_batch=3))
+    source = hybrid(live).limit_rate(RateLimit(records_per_batch=3))
     reader = SplitStreamReader(source, str(tmp_path))
     position, found = reader.initialOffset(), []
     for _ in range(8):
@@ -108,7 +108,7 @@ def test_parts_look_after_their_own_input(tmp_path) -> None:
         [Counters({}), CollectionSource([1], "n LONG")],
         [CollectionSource([1], "m LONG"), Counters({})],
         [CollectionSource([1], "n INT"), Counters({})],
-        [CollectionSource([1], "n LONG"), Counters({}).limited(RateLimit(records_per_batch=1))],
+        [CollectionSource([1], "n LONG"), Counters({}).limit_rate(RateLimit(records_per_batch=1))],
     ],
 )
 def test_parts_that_do_not_fit_are_refused(parts) -> None:

@@ -13,8 +13,8 @@ from pyspark.sql import types as T
 from flinkish_spark import AggregateColumn, Emit, Fold, KafkaSource
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.delta.table import TableInfo
-from flinkish_spark.connectors.formats.avro_encoder import derived_schema
-from flinkish_spark.connectors.formats.plain_json import DROPPED_METRIC, dropped_metric
+from flinkish_spark.connectors.formats.avro_encoder import derive_schema
+from flinkish_spark.connectors.formats.plain_json import DROPPED_METRIC, name_drop_metric
 from flinkish_spark.connectors.hybrid import HybridSource
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.source import SourceNode
@@ -54,7 +54,7 @@ def test_what_scans_drop_is_counted_under_names_of_their_own() -> None:
         ("b", "uid", "a"),
         ("", "uid", 'a", "b'),
     ]
-    names = {dropped_metric(scan) for scan in scans}
+    names = {name_drop_metric(scan) for scan in scans}
     assert len(names) == len(scans) and all(name.startswith(DROPPED_METRIC) for name in names)
 
 
@@ -73,7 +73,7 @@ def test_nested_avro_records_have_names_of_their_own() -> None:
             names.append(str(found["name"]))
         return found
 
-    json.loads(json.dumps(derived_schema(schema)), object_hook=note)
+    json.loads(json.dumps(derive_schema(schema)), object_hook=note)
     assert sorted(names) == ["Record", "Record_a", "Record_a_b", "Record_a_b_c", "Record_a_b_c_"]
 
 

@@ -94,7 +94,7 @@ def test_memory_goes_by_checkpoint_and_forgets_by_rewind_and_by_name(tmp_path) -
     for n, checkpoint in enumerate((ONE, TWO, THREE)):
         committer.commit(checkpoint, [staged(tmp_path, n, batch=n)])
     other.commit(THREE, [staged(tmp_path, 9)])
-    found = {c: [row.n for row in rows] for c, rows in sink.by_checkpoint().items()}
+    found = {c: [row.n for row in rows] for c, rows in sink.rows_by_checkpoint().items()}
     assert found == {1: [0], 2: [1], 3: [9, 2]}, "by checkpoint, then by uid"
     assert committer.supersede(ONE, Lineage(1)).outcome is Outcome.COMMITTED
     assert committer.supersede(ONE, Lineage(1)).outcome is Outcome.ALREADY_COMMITTED

@@ -15,8 +15,8 @@ from flinkish_spark.connectors.socket import (
     LineSplitter,
     SocketLogReader,
     SocketLogWriter,
-    forget_before,
-    segments,
+    delete_before,
+    find_segments,
 )
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, SplitStreamReader, read_piece
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, InputLostError, StoreError
@@ -120,7 +120,7 @@ def test_an_unreachable_peer_fails_the_query_behind_what_it_has_sent(tmp_path) -
 def test_two_readers_of_one_job_share_one_connection_and_take_over_from_each_other(tmp_path) -> None:
     server = Server([b"a\nb\n", 30.0], [b"c\n"])
     source = source_of(server, tmp_path, max_retries=UNLIMITED)
-    one, two = (SplitStreamReader(source._with("_connection", None), str(tmp_path)) for _ in range(2))
+    one, two = (SplitStreamReader(source._replace("_connection", None), str(tmp_path)) for _ in range(2))
     start = one.initialOffset()
 
     def until(reader, wanted):
@@ -218,17 +218,17 @@ def test_segments_follow_each_other_and_go_when_nobody_needs_them(tmp_path, monk
     for n in range(20):
         writer.append([b"line %d" % n])
     log, wanted = SocketLogReader(tmp_path), [b"line %d" % n for n in range(20)]
-    assert lines_in(tmp_path) == wanted and len(segments(tmp_path)) > 5
+    assert lines_in(tmp_path) == wanted and len(find_segments(tmp_path)) > 5
     places = [log.advance(0, n) for n in range(21)]
     assert [list(log.read(places[i], places[i + 3])) for i in range(17)] == [
         wanted[i : i + 3] for i in range(17)
     ]
-    forget_before(tmp_path, places[10])
-    assert lines_in(tmp_path, places[10]) == wanted[10:] and segments(tmp_path)[0] <= places[10]
+    delete_before(tmp_path, places[10])
+    assert lines_in(tmp_path, places[10]) == wanted[10:] and find_segments(tmp_path)[0] <= places[10]
     for gone in (lambda: log.advance(0, None), lambda: list(log.read(0, places[1]))):
         with pytest.raises(InputLostError, match="are gone"):
             gone()
-    forget_before(tmp_path, places[20] + 100)
+    delete_before(tmp_path, places[20] + 100)
     writer.append([b"more"])
     assert lines_in(tmp_path, places[20]) == [b"more"]
 
@@ -238,7 +238,7 @@ def test_damage_in_the_middle_is_found(tmp_path, monkeypatch) -> None:
     writer = writer_of(tmp_path)
     for n in range(9):
         writer.append([b"line %d" % n])
-    first = tmp_path / f"{segments(tmp_path)[0]:020d}.log"
+    first = tmp_path / f"{find_segments(tmp_path)[0]:020d}.log"
     whole, end = first.read_bytes(), SocketLogReader(tmp_path).advance(0, None)
     first.write_bytes(whole[:-3] + b"???")
     log = SocketLogReader(tmp_path)
@@ -271,7 +271,7 @@ def test_a_job_does_not_go_on_where_lines_are_gone(tmp_path, monkeypatch) -> Non
     check(0), check(middle), check(end)
     with pytest.raises(InputLostError):
         check(end + 1)
-    source.released({"lines": middle})
+    source.on_release({"lines": middle})
     check(middle)
     with pytest.raises(InputLostError, match="lines of source 'lines' are gone: it stood at 0"):
         check(0)

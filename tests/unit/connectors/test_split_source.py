@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.checkpoint.failures import Outage, QueryFailed, RepeatableUserError, classify
 from flinkish_spark.connectors.collection import CollectionSource
-from flinkish_spark.connectors.rates import Pace, RateLimit, shares
+from flinkish_spark.connectors.rates import RateLimit, TokenBucket, divide_allowance
 from flinkish_spark.connectors.splits import (
     SourceUnavailable,
     SplitPosition,
@@ -59,7 +59,7 @@ class Counters(SplitSource):
     def read(self, split, start, end):
         return ((n,) for n in range(start, end))
 
-    def committed(self, offsets):
+    def on_commit(self, offsets):
         self.told.append(dict(offsets))
 
 
@@ -200,7 +200,7 @@ def test_a_number_of_records_that_is_none_is_refused(tmp_path, count) -> None:
         def records_between(self, split, start, end):
             return count
 
-    reader = reader_of(Odd({"a": 9}).limited(RateLimit(records_per_batch=5)), tmp_path)
+    reader = reader_of(Odd({"a": 9}).limit_rate(RateLimit(records_per_batch=5)), tmp_path)
     with pytest.raises(ConfigError, match=r"records_between\(\) of source 'in' returned .* split 'a'"):
         reader.latestOffset(reader.initialOffset(), None)
 
@@ -210,7 +210,7 @@ def test_a_number_of_records_may_be_one_of_numpy_or_not_known(tmp_path) -> None:
         def records_between(self, split, start, end):
             return np.int64(end - start) if split == "a" else None
 
-    reader = reader_of(Counted({"a": 9, "b": 9}).limited(RateLimit(records_per_batch=6)), tmp_path)
+    reader = reader_of(Counted({"a": 9, "b": 9}).limit_rate(RateLimit(records_per_batch=6)), tmp_path)
     assert offsets(reader.latestOffset(reader.initialOffset(), None)) == {"a": 3, "b": 3}
 
 
@@ -546,10 +546,10 @@ def test_a_source_that_cannot_travel_or_would_never_run_is_refused(tmp_path) -> 
         source.bound("in")
 
     class Waiting(Counters):
-        async def committed(self, offsets):
+        async def on_commit(self, offsets):
             pass
 
-    with pytest.raises(ConfigError, match=r"Waiting.committed\(\) would never run"):
+    with pytest.raises(ConfigError, match=r"Waiting.on_commit\(\) would never run"):
         Waiting({}).bound("in")
 
     class Bare(Counters):
@@ -578,7 +578,7 @@ def test_a_confirmed_checkpoint_tells_the_source_what_every_scan_has_read() -> N
 
 def test_a_source_that_cannot_take_note_now_is_asked_again() -> None:
     class Away(Counters):
-        def committed(self, offsets):
+        def on_commit(self, offsets):
             raise TimeoutError("away")
 
     with pytest.raises(SourceUnavailable, match="Away") as caught:
@@ -588,7 +588,7 @@ def test_a_source_that_cannot_take_note_now_is_asked_again() -> None:
 
 def test_an_error_in_taking_note_is_one_of_the_source_s_code() -> None:
     class Wrong(Counters):
-        def committed(self, offsets):
+        def on_commit(self, offsets):
             raise KeyError("nothing")
 
     with pytest.raises(RepeatableUserError, match="the source 'in' failed when it was told") as caught:
@@ -627,10 +627,10 @@ def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:
     """Not before there are two: the newest may have to be replayed, from where the one before it ends."""
 
     class Keeping(Counters):
-        def released(self, offsets):
+        def on_release(self, offsets):
             self.told.append(("released", dict(offsets)))
 
-        committed = SplitSource.committed
+        on_commit = SplitSource.on_commit
 
     job_dir = JobDir(LocalStore(tmp_path))
     source = Keeping({}).bound("in")
@@ -665,7 +665,7 @@ def test_another_input_under_the_same_uid_is_refused(tmp_path) -> None:
     first, other = (CollectionSource([(n,)], "n LONG").bound("in") for n in (1, 2))
     assert first.identity(job_dir, "in") == {}
     first.check_input(job_dir, "in", None)
-    first.limited(RateLimit(records_per_batch=1)).check_input(job_dir, "in", None)
+    first.limit_rate(RateLimit(records_per_batch=1)).check_input(job_dir, "in", None)
     assert set(first.identity(job_dir, "in")) == {"source-in"}
     with pytest.raises(InputLostError, match="the input of source 'in' is another one"):
         other.check_input(job_dir, "in", None)
@@ -717,7 +717,7 @@ def test_a_collection_takes_dataclasses_with_slots_within_fields(tmp_path) -> No
 def test_a_split_at_its_end_is_no_channel_any_more(tmp_path) -> None:
     """Else event time would wait for it."""
     source = (
-        CollectionSource([1, 2, 3], "n LONG", splits=2).limited(RateLimit(records_per_batch=2)).bound("in")
+        CollectionSource([1, 2, 3], "n LONG", splits=2).limit_rate(RateLimit(records_per_batch=2)).bound("in")
     )
     reader = SplitStreamReader(source, str(tmp_path))
     one, _ = step(reader, reader.initialOffset())
@@ -789,7 +789,7 @@ def test_a_collection_is_given_as_a_list() -> None:
 
 # -- limits ---------------------------------------------------------------------------------------------
 def test_a_micro_batch_keeps_to_its_limit_over_all_splits(tmp_path) -> None:
-    source = Counters({"a": 100, "b": 100, "c": 1}).limited(RateLimit(records_per_batch=4))
+    source = Counters({"a": 100, "b": 100, "c": 1}).limit_rate(RateLimit(records_per_batch=4))
     reader = reader_of(source, tmp_path)
     position, sizes = reader.initialOffset(), []
     for _ in range(6):
@@ -799,18 +799,18 @@ def test_a_micro_batch_keeps_to_its_limit_over_all_splits(tmp_path) -> None:
 
 
 def test_the_pace_is_kept_over_time_and_saves_up_a_second_at_most() -> None:
-    pace = Pace(RateLimit(records_per_second=10, records_per_batch=6), 0.0)
+    pace = TokenBucket(RateLimit(records_per_second=10, records_per_batch=6), 0.0)
     assert pace.allowance(0.05) == 0
     assert pace.allowance(0.35) == 3
-    pace.took(3)
+    pace.spend(3)
     assert pace.allowance(0.40) == 1
     assert pace.allowance(60.0) == 6
-    pace.took(6)
+    pace.spend(6)
     assert pace.allowance(60.0) == 4
-    slow = Pace(RateLimit(records_per_second=0.1), 0.0)
+    slow = TokenBucket(RateLimit(records_per_second=0.1), 0.0)
     assert slow.allowance(9.0) == 0 and slow.allowance(10.5) == 1
-    assert Pace(RateLimit(), 0.0).allowance(1.0) is None
-    assert shares(None, ["a"], 0) == {"a": None} and shares(3, [], 0) == {}
+    assert TokenBucket(RateLimit(), 0.0).allowance(1.0) is None
+    assert divide_allowance(None, ["a"], 0) == {"a": None} and divide_allowance(3, [], 0) == {}
 
 
 @pytest.mark.parametrize(

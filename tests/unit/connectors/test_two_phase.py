@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark import CommitAnswer, OnBadRecord, Outcome, RecordRefused, TwoPhaseCommitSink
+from flinkish_spark import CommitAnswer, OnBadRecord, Outcome, RefusedRecordError, TwoPhaseCommitSink
 from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.connectors import row_count
 from flinkish_spark.connectors.two_phase import (
@@ -22,9 +22,9 @@ from flinkish_spark.connectors.two_phase import (
     StageTransaction,
     TransactionName,
     check_serialisable,
-    in_utc,
     record_as_json,
     records_of,
+    to_utc,
 )
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import (
@@ -80,7 +80,7 @@ class Recording(TwoPhaseCommitSink):
 
     def write(self, handle, record):
         if record.total is None:
-            raise RecordRefused("it has no total")
+            raise RefusedRecordError("it has no total")
         handle.append(tuple(record))
 
     def flush(self, handle):
@@ -211,7 +211,7 @@ def test_an_abort_of_what_is_gone_is_done() -> None:
 
 def test_a_foreign_committable_is_refused() -> None:
     for payload in ({"path": "/lake"}, {"transaction": "mine", "committable": 1}, {"transaction": name()}):
-        with pytest.raises(CorruptObjectError, match="none of a two-phase sink"):
+        with pytest.raises(CorruptObjectError, match="not written by a two-phase sink"):
             committer_of(Recording()).commit(CHECKPOINT, [Committable("ledger", payload)])
 
 
@@ -484,7 +484,7 @@ def test_records_are_rows_in_utc_and_json_for_people() -> None:
         "days": pa.array([[datetime.date(2026, 3, 1)]]),
         "odd name": pa.array([None], pa.string()),
     }
-    (row,) = records_of(in_utc(pa.record_batch(list(columns.values()), names=list(columns))))
+    (row,) = records_of(to_utc(pa.record_batch(list(columns.values()), names=list(columns))))
     assert row.at == noon and row.at.utcoffset() == datetime.timedelta(0) and row["odd name"] is None
     assert row.tags == {"k": noon} and row.tags["k"].utcoffset() == datetime.timedelta(0)
     assert row.place == {"x": float("inf"), "raw": b"\x00\xff"} and row[1] == decimal.Decimal("1.10")

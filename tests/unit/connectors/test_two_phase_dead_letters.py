@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flinkish_spark import BarrierRecords, DeltaSink, KafkaSink, OnBadRecord, Outcome, WithDeadLetters
-from flinkish_spark.connectors.dead_letters import marked
+from flinkish_spark import BarrierRecords, DeltaSink, KafkaSink, OnBadRecord, Outcome, SinkWithDeadLetters
+from flinkish_spark.connectors.dead_letters import mark_dead_letter
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, Sink
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError
@@ -95,7 +95,7 @@ def both(tmp_path):
         sink = Main()
         sink.committer = mine
         mine_too = replace(context(), place=StoreSpec(str(tmp_path)))
-        return WithDeadLetters(sink, Scripting(theirs)).create_committer(None, mine_too), mine, theirs
+        return SinkWithDeadLetters(sink, Scripting(theirs)).create_committer(None, mine_too), mine, theirs
 
     return make
 
@@ -105,7 +105,7 @@ def record(name) -> Committable:
 
 
 def letter(name, batch="") -> Committable:
-    return Committable("ledger", marked({"id": name}, batch or f"0/{name[1]}"))
+    return Committable("ledger", mark_dead_letter({"id": name}, batch or f"0/{name[1]}"))
 
 
 EPOCH = [record("m1"), letter("d1"), record("m2"), letter("d2")]
@@ -203,32 +203,32 @@ def test_a_checkpoint_is_complete_when_both_say_so(both) -> None:
 
 def test_the_other_sink_works_under_a_uid_and_a_folder_of_its_own() -> None:
     other = Scripting(Scripted())
-    WithDeadLetters(Recording(), other).preflight(None, context())
+    SinkWithDeadLetters(Recording(), other).preflight(None, context())
     assert other.context.uid == "ledger.dead-letters" and other.context.folder.name == "dead-letters"
     assert other.context.schema.names == ["uid", "reason", "record", "batch"]
     with pytest.raises(ConfigError, match="too long"):
-        WithDeadLetters(Recording(), other).preflight(None, context("u" * 120))
+        SinkWithDeadLetters(Recording(), other).preflight(None, context("u" * 120))
 
 
 def test_what_cannot_be_combined_is_refused() -> None:
     topic = KafkaSink("host:9092", "refused", barriers=BarrierRecords.EACH_CHECKPOINT)
     with pytest.raises(ConfigError, match="barrier records"):
-        WithDeadLetters(Recording(), topic)
+        SinkWithDeadLetters(Recording(), topic)
     with pytest.raises(ConfigError, match="sink is a DeltaSink"):
-        WithDeadLetters(DeltaSink("/lake/a"), DeltaSink("/lake/b"))
+        SinkWithDeadLetters(DeltaSink("/lake/a"), DeltaSink("/lake/b"))
     with pytest.raises(ConfigError, match="dead_letters is a str"):
-        WithDeadLetters(Recording(), "/lake/b")
+        SinkWithDeadLetters(Recording(), "/lake/b")
     with pytest.raises(ConfigError, match="has dead letters itself"):
-        WithDeadLetters(Recording(), WithDeadLetters(Recording(), DeltaSink("/lake/b")))
+        SinkWithDeadLetters(Recording(), SinkWithDeadLetters(Recording(), DeltaSink("/lake/b")))
     picky = Recording()
     picky.on_refused = OnBadRecord.DROP
     with pytest.raises(ConfigError, match="leave on_refused"):
-        WithDeadLetters(picky, Scripting(Scripted())).preflight(None, context())
+        SinkWithDeadLetters(picky, Scripting(Scripted())).preflight(None, context())
     assert issubclass(EnvironmentFault, Exception)
 
 
 def test_topics_and_the_jar_are_those_of_both() -> None:
-    sink = WithDeadLetters(Recording(), KafkaSink("host:9092", "refused"))
+    sink = SinkWithDeadLetters(Recording(), KafkaSink("host:9092", "refused"))
     assert sink.topics == ("refused",)
     assert [uid for uid, _ in sink.parts("ledger")] == ["ledger", "ledger.dead-letters"]
 
@@ -239,7 +239,7 @@ def planned(*sinks):
 
 def test_what_is_inside_a_sink_is_looked_at_before_a_start() -> None:
     """One table for two sinks, and a uid that the dead letters have."""
-    inner = WithDeadLetters(Recording(), DeltaSink("/lake/a"))
+    inner = SinkWithDeadLetters(Recording(), DeltaSink("/lake/a"))
     with pytest.raises(GraphError, match=r"'ledger.dead-letters' and 'copy' write the same Delta table"):
         _check_delta_paths(planned(("ledger", inner), ("copy", DeltaSink("/lake/x/../a"))))
     _check_delta_paths(planned(("ledger", inner), ("copy", DeltaSink("/lake/b"))))
@@ -256,5 +256,5 @@ def test_staged_data_lives_as_long_as_the_shorter_lived_of_both(main, dead, shor
     mine.staged_lifetime_ms, theirs.staged_lifetime_ms = main, dead
     sink = Main()
     sink.committer = mine
-    committer = WithDeadLetters(sink, Scripting(theirs)).create_committer(None, context())
+    committer = SinkWithDeadLetters(sink, Scripting(theirs)).create_committer(None, context())
     assert committer.staged_lifetime_ms == shorter

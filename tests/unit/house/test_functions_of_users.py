@@ -587,7 +587,7 @@ NOT_OF_USERS = {
     "check_sink": "takes cases of our own",
     "JobClient.__init__": "made by execute_async()",
     "HybridSource.__init__": "parts are looked at when the job begins, as sources are",
-    "WithDeadLetters.__init__": "sinks are looked at when the job begins, as sinks are",
+    "SinkWithDeadLetters.__init__": "sinks are looked at when the job begins, as sinks are",
 }  # fmt: skip
 
 

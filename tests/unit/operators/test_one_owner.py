@@ -38,7 +38,7 @@ from flinkish_spark.functions.watermark_strategy import WatermarkGenerator
 from flinkish_spark.joins import CoGroupFunction, LookupCache, LookupTable, ProcessJoinFunction
 from flinkish_spark.operators.aggregates import AggregateOperator
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.types.to_python import owned, taken
+from flinkish_spark.types.to_python import copy_if_mutable, copy_result
 from flinkish_spark.windows import (
     CountEvictor,
     CountTrigger,
@@ -641,14 +641,14 @@ class Total:
 
 def test_a_copy_is_made_only_of_what_can_change() -> None:
     flat = ("a", 1, None, b"b")
-    assert taken(flat) is flat
+    assert copy_if_mutable(flat) is flat
     before = Total(1, [2])
-    assert owned(before, before) is before
-    made = owned((1, before.parts), (0, before.parts), None)
+    assert copy_result(before, before) is before
+    made = copy_result((1, before.parts), (0, before.parts), None)
     assert made[1] is before.parts
-    assert owned((1, before.parts), None)[1] is not before.parts
+    assert copy_result((1, before.parts), None)[1] is not before.parts
     shared = Total(0, [])
-    assert owned(shared, before) is not shared
+    assert copy_result(shared, before) is not shared
 
 
 def test_keys_of_one_micro_batch_begin_with_their_own_where_they_are_merged() -> None:

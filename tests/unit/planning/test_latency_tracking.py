@@ -139,12 +139,12 @@ def test_a_sinks_task_says_when_a_marker_came() -> None:
     )
     count = RowCount(0)
     assert count.admit(rows).num_rows == 1
-    assert count.done().reports == (
+    assert count.finish().reports == (
         TimeReport(FIRST_OPERATOR_REPORTER + 3, place_of(4, 1), 1_000, 1_200),
         TimeReport(SINK_REPORTER, place_of(4, 1), 1_000, 1_400),
         TimeReport(1, 5, 61_000, 40),
     )
-    assert (count.done().rows, count.done().digest) == (1, 10)
+    assert (count.finish().rows, count.finish().digest) == (1, 10)
 
 
 def test_the_sink_s_reporter_is_one_bit() -> None:

@@ -64,7 +64,7 @@ def test_reports_are_taken_out_of_a_batch_of_rows() -> None:
         }
     )
     assert count.admit(rows).column("name").to_pylist() == ["a", "b"]
-    found = count.done()
+    found = count.finish()
     assert (found.rows, found.digest, found.barriers) == (2, 7, (Barrier(CheckpointId(8), 3),))
     assert found.reports == (TimeReport(1, 5, 61_000, 40), TimeReport(0, 6, MIN_WATERMARK_MS, NONE_MS))
     assert TaskAck.from_json(json.loads(json.dumps(found.to_json()))) == found

@@ -10,11 +10,11 @@ from pyspark.sql import types as T
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.select import SelectColumns
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.expressions import Call, Constant, FieldOf, Named
+from flinkish_spark.types.expressions import Call, ColumnReference, Constant, FieldOf
 
 BID = pa.struct([("a", pa.int64()), ("p", pa.string())])
 CONTROL: T.StructType = parse_ddl("_fs_kind INT, _fs_checkpoint LONG, _fs_channel LONG, _fs_seq LONG")
-IS_BID = Call("is_valid", (Named("bid"),))
+IS_BID = Call("is_valid", (ColumnReference("bid"),))
 
 
 def rows(bids: list[Any], kinds: list[int] | None = None) -> pa.RecordBatch:
@@ -40,7 +40,7 @@ def select(*steps: Any, fields: str, outputs: tuple[str, ...], keeps_times: bool
 
 
 def test_fields_are_chosen_and_rows_dropped_but_for_control_rows() -> None:
-    steps = IS_BID, {"m0": FieldOf(Named("bid"), 0), "m1": Constant(5, T.IntegerType())}
+    steps = IS_BID, {"m0": FieldOf(ColumnReference("bid"), 0), "m1": Constant(5, T.IntegerType())}
     one = select(*steps, fields="a LONG, five INT", outputs=("m0", "m1"))
     given = rows([{"a": 1, "p": "x"}, None, {"a": None, "p": "y"}, None], [0, 0, 0, 1])
     assert selected(one, given) == [
@@ -52,7 +52,7 @@ def test_fields_are_chosen_and_rows_dropped_but_for_control_rows() -> None:
 
 
 def test_what_is_dropped_of_records_with_times_leaves_a_row_without_place_and_fields() -> None:
-    condition = Call("greater", (FieldOf(Named("bid"), 0), Constant(1, T.LongType())))
+    condition = Call("greater", (FieldOf(ColumnReference("bid"), 0), Constant(1, T.LongType())))
     one = select(condition, fields="bid STRUCT<a: LONG, p: STRING>", outputs=("bid",), keeps_times=True)
     given = rows([{"a": 1, "p": "x"}, {"a": 2, "p": "y"}, None])
     dropped = {"_fs_kind": 0, "_fs_seq": None, "bid": None}
@@ -64,7 +64,7 @@ def test_what_is_dropped_of_records_with_times_leaves_a_row_without_place_and_fi
 
 
 def test_a_condition_that_is_null_keeps_no_record() -> None:
-    field = FieldOf(Named("bid"), 1)
+    field = FieldOf(ColumnReference("bid"), 1)
     either = Call(
         "or_kleene", (Call("equal", (field, Constant("x", T.StringType()))), Constant(False, T.BooleanType()))
     )

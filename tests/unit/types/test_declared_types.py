@@ -64,8 +64,8 @@ def loose(kind: T.DataType) -> T.DataType:
         ("STRING(3)", r"unexpected '\(' in the type"),
         ("ARRAY<STRING", "expected > in the type"),
         ("a LONG, b VARCHAR", r"expected \( in the type"),
-        ("a DECIMAL(40)", r"DECIMAL\(40, 0\) has not 1 to 38 digits"),
-        ("a LONG COMMENT b", "a text in quotes behind COMMENT"),
+        ("a DECIMAL(40)", r"DECIMAL\(40, 0\) must have 1 to 38 digits"),
+        ("a LONG COMMENT b", "a text in quotes after COMMENT"),
     ],
 )
 def test_the_error_says_what_is_wrong_with_a_text(text: str, says: str) -> None:

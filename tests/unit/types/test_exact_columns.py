@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.splits import as_declared
+from flinkish_spark.connectors.splits import cast_to_field
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
@@ -175,7 +175,7 @@ def test_every_way_in_refuses_what_would_be_another_value(ddl: str, column: pa.A
     with pytest.raises(OutputError, match="field 'made'"):
         declared_column(T.StructField("made", declared), column, arrow_type(declared))
     with pytest.raises(ValueError, match="the column 'made'"):
-        as_declared(column, pa.field("made", arrow_type(declared)))
+        cast_to_field(column, pa.field("made", arrow_type(declared)))
 
 
 @pytest.mark.parametrize(
@@ -238,13 +238,13 @@ CITY = pa.struct([("City", pa.string()), ("n", pa.int64())])
 )
 def test_a_nested_field_that_is_not_there_is_refused(kind: pa.DataType, column: pa.Array, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        as_declared(column, pa.field("s", kind))
+        cast_to_field(column, pa.field("s", kind))
 
 
 def test_of_structs_the_declared_fields_are_taken_in_any_order() -> None:
     wanted = pa.struct([("n", pa.int64()), ("City", pa.string())])
     more = pa.struct([*CITY, ("more", pa.int8())])
-    taken = as_declared(pa.array([("a", 1, 2), None], more), pa.field("s", wanted))
+    taken = cast_to_field(pa.array([("a", 1, 2), None], more), pa.field("s", wanted))
     assert taken.to_pylist() == [{"n": 1, "City": "a"}, None]
     assert not is_of_kind(more, wanted), "a function's rows have declared fields only"
 
@@ -279,8 +279,8 @@ NANOS, ZONED = pd.Timestamp("2026-01-01 12:00:00.000000001"), pa.timestamp("us",
         (pa.float64(), np.timedelta64(1, "ns"), "numpy.timedelta64"),
         (pa.time64("ns"), np.datetime64(1, "ns"), "numpy.datetime64"),
         (pa.time64("ns"), datetime.time(1, tzinfo=UTC), "it has a time zone"),
-        (pa.int64(), np.True_, "is not known to stay what it is"),
-        (pa.date32(), np.True_, "is not known to stay what it is"),
+        (pa.int64(), np.True_, "is not known to be stored unchanged"),
+        (pa.date32(), np.True_, "is not known to be stored unchanged"),
         (pa.int64(), np.array(1.5), "numpy.ndarray is not known"),
         (ZONED, np.array(1.5), "numpy.ndarray is not known"),
         (pa.list_(pa.int64()), [2.0**53, 1], "it is a float"),

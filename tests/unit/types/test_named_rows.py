@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.row_form import RowForm, element_class
 from flinkish_spark.types.rows import OutputError, RowWriter, as_row
-from flinkish_spark.types.to_arrow import nested_of
+from flinkish_spark.types.to_arrow import find_nested_type
 
 #: Its own hints know neither names nor values.
 Row: Any = sql.Row
@@ -119,8 +119,8 @@ def test_a_form_learns_each_class_once() -> None:
 def test_values_that_are_tuples_in_order_are_left_as_they_are() -> None:
     point = pa.struct([("x", pa.int64()), ("y", pa.int64())])
     kind = pa.struct([("at", point), ("all", pa.map_(pa.string(), pa.list_(point)))])
-    nested = nested_of(kind)
-    assert nested is not None and nested_of(pa.list_(pa.string())) is None
+    nested = find_nested_type(kind)
+    assert nested is not None and find_nested_type(pa.list_(pa.string())) is None
     plain = ((1, 2), {"k": [(1, 2), None]})
     assert nested.is_plain([plain, None, (None, None), (None, {"k": None})])
     element = element_class(["x", "y"])(1, 2)

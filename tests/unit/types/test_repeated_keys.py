@@ -13,7 +13,7 @@ import pytest
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor, VectorizedProcessFunction
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.types.rows import OutputError, RowWriter
-from flinkish_spark.types.to_arrow import repeated_key
+from flinkish_spark.types.to_arrow import find_repeated_key
 from tests.support.effort import seeds
 from tests.support.operator_harness import OperatorHarness, VectorizedHarness
 
@@ -89,9 +89,9 @@ def test_what_is_found_is_what_a_dict_would_lose(seed) -> None:
     first = chosen.randrange(len(rows))
     part = rows[first:]
     lost = [row for row in part if row is not None and len(dict(row)) < len(row)]
-    found = repeated_key(column.slice(first))
+    found = find_repeated_key(column.slice(first))
     assert (found is not None) is bool(lost)
-    within = repeated_key(pa.StructArray.from_arrays([column], names=["m"]).slice(first))
+    within = find_repeated_key(pa.StructArray.from_arrays([column], names=["m"]).slice(first))
     assert within == found
     lists = pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1), pa.int32()), column)
-    assert repeated_key(lists.slice(first)) == found
+    assert find_repeated_key(lists.slice(first)) == found

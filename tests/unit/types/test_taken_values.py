@@ -26,7 +26,7 @@ from flinkish_spark import (
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.row_form import RowError, RowForm, element_class
-from flinkish_spark.types.to_python import taken
+from flinkish_spark.types.to_python import copy_if_mutable
 from flinkish_spark.windows import CountTrigger, GlobalWindows, ProcessWindowFunction
 
 ORDERS = "user STRING, amount LONG"
@@ -188,9 +188,9 @@ def test_what_cannot_change_is_the_same_object_and_the_rest_is_not() -> None:
         Row(a=1),
         namedtuple("P", "x")(1),
     ):
-        assert taken(value) is value
+        assert copy_if_mutable(value) is value
     row = (1, Place(2, ["a"]), {"k": [Total(3)]}, Row(a=[1]), np.array([1]))
-    out = taken(row)
+    out = copy_if_mutable(row)
     row[1].tags.append("b")
     row[2]["k"][0].total = 4
     row[3].a.append(2)
@@ -199,7 +199,7 @@ def test_what_cannot_change_is_the_same_object_and_the_rest_is_not() -> None:
     assert out[3].asDict() == {"a": [1]}
     assert out[4].tolist() == [1]
     lock = threading.Lock()
-    assert taken([lock])[0] is lock
+    assert copy_if_mutable([lock])[0] is lock
 
 
 def test_elements_have_the_names_of_their_fields_whatever_python_thinks_of_them() -> None:

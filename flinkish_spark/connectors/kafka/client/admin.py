@@ -174,7 +174,7 @@ class KafkaAdmin(WireClient):
                 len(row["partitions"]),
                 topic_id if topic_id.strip("0-A=") else None,
                 int(own.get(_MAX_MESSAGE_BYTES, _DEFAULT_MAX_MESSAGE_BYTES)),
-                TimeLimits.of_topic(own),
+                TimeLimits.from_settings(own),
                 "compact" in own.get(_CLEANUP, ""),
                 _keeps_ms(own),
             )

@@ -41,7 +41,7 @@ from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, Gr
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, BarrierScanner, SeenBarrier
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder, TopicWatch
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, SourceOptions
-from flinkish_spark.connectors.rates import Pace
+from flinkish_spark.connectors.rates import TokenBucket
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.offset_log import OFFSET_KEY
@@ -232,7 +232,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finder = finder
         self._watch = TopicWatch(self._finder, options.reader.fail_on_data_loss)
         self._group = GroupOffsets(options)
-        self._pace = Pace(options.pace, time.monotonic())
+        self._pace = TokenBucket(options.pace, time.monotonic())
         self._target: dict[Place, int] | None = None
         self._newest: dict[Place, int] = {}
         self._asked_at = self._last_batch_at = float("-inf")
@@ -325,7 +325,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if allowed is None or self._target is not None:
             return end
         paced = plan.apply_limit(begin, end, allowed) if allowed else dict(begin)
-        self._pace.took(plan.count_available(begin, paced))
+        self._pace.spend(plan.count_available(begin, paced))
         return paced
 
     def _should_wait(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> bool:

@@ -255,7 +255,7 @@ def test_a_savepoint_goes_on_where_it_stood_in_another_job(tmp_path: Path) -> No
     reader = reader_of(source, tmp_path)
     end, rows = step(reader, reader.initialOffset())
     assert values(rows) == [0, 1]
-    old = source.bound("in")._with("_fs_folder", str(tmp_path / "job" / "sources" / "in"))
+    old = source.bound("in")._replace("_fs_folder", str(tmp_path / "job" / "sources" / "in"))
     job_dir = JobDir(LocalStore(tmp_path / "job"))
     old.check_input(job_dir, "in", None)
     facts = old.identity(job_dir, "in")
@@ -264,7 +264,7 @@ def test_a_savepoint_goes_on_where_it_stood_in_another_job(tmp_path: Path) -> No
     other = JobDir(LocalStore(tmp_path / "other"))
     for name, fact in json.loads(json.dumps(facts)).items():
         other.recorded_once(name, fact)
-    begun = source_of(table).bound("in")._with("_fs_folder", str(tmp_path / "other" / "sources" / "in"))
+    begun = source_of(table).bound("in")._replace("_fs_folder", str(tmp_path / "other" / "sources" / "in"))
     assert begun.is_positionable
     begun.check_input(other, "in", None)
     moved = begun.starting_at(SourceStart(end, str(tmp_path / "other" / "begin"), "x"))

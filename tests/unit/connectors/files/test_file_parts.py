@@ -92,7 +92,7 @@ def test_splits_share_a_large_file(tmp_path) -> None:
 
 def test_a_rate_counts_the_records_of_parts(tmp_path) -> None:
     source = FileSource(str(tmp_path / "in"), written(tmp_path / "in", "parquet"), SCHEMA)
-    reader = reader_of(source.limited(RateLimit(records_per_batch=120)), tmp_path)
+    reader = reader_of(source.limit_rate(RateLimit(records_per_batch=120)), tmp_path)
     batches, _ = all_of(reader)
     assert sum(map(len, batches)) == ROWS and 50 <= max(map(len, batches)) <= 250 and len(batches) > 2
 

@@ -145,14 +145,14 @@ def test_a_savepoint_takes_the_list_along(folder, tmp_path) -> None:
 def test_a_limit_counts_records_where_it_can(folder, tmp_path) -> None:
     for n in range(4):
         pq.write_table(pa.table({"n": [n] * 10, "name": ["x"] * 10}), folder / f"{n}.parquet")
-    source = FileSource(str(folder), ParquetFiles(), SCHEMA).limited(RateLimit(records_per_batch=15))
+    source = FileSource(str(folder), ParquetFiles(), SCHEMA).limit_rate(RateLimit(records_per_batch=15))
     reader = reader_of(source, tmp_path)
     _, rows = step(reader, reader.initialOffset())
     assert len(rows) == 20
-    slow = source.limited(RateLimit(records_per_second=1_000))
+    slow = source.limit_rate(RateLimit(records_per_second=1_000))
     reader = reader_of(slow, tmp_path)
     assert reader.source.records_between("0", 0, 4) == 40
-    source = texts(folder).limited(RateLimit(records_per_batch=100))
+    source = texts(folder).limit_rate(RateLimit(records_per_batch=100))
     reader = reader_of(source, tmp_path / "texts")
     assert SplitPosition.from_json(reader.latestOffset(reader.initialOffset(), None)).offsets == {"0": 1}
 

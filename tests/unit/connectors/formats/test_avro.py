@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import avro
 from flinkish_spark.connectors.formats.reader import Reader, read_values
-from flinkish_spark.connectors.formats.registry import Registered, SchemaChangedError, client_of, header
+from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaChangedError, client_of, header
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
@@ -29,7 +29,7 @@ def record(*fields: tuple[str, Any], name: str = "R") -> str:
 
 
 def reader(schema: str) -> avro.AvroReader:
-    return avro.AvroReader(json.dumps(avro.whole_schema(schema)), "value", None, OnSchemaChange.FAIL)
+    return avro.AvroReader(json.dumps(avro.parse_schema(schema)), "value", None, OnSchemaChange.FAIL)
 
 
 def written(schema: str, value: Any) -> bytes:
@@ -164,19 +164,19 @@ def test_types_that_no_column_holds_are_refused_by_name(kind: Any, words: str) -
 
 
 def test_a_record_within_itself_is_refused() -> None:
-    with pytest.raises(SchemaError, match="has itself within it, in 'next'"):
+    with pytest.raises(SchemaError, match="contains itself, in 'next'"):
         _ = reader(record(("next", ["null", "R"]))).kind
 
 
 def test_a_value_that_is_no_record_is_one_column() -> None:
     made = avro.AvroReader('"string"', "key", None, OnSchemaChange.FAIL)
-    assert made.kind.simpleString() == "struct<key:string>" and made.opened()(b"\4ab") == ("ab",)
+    assert made.kind.simpleString() == "struct<key:string>" and made.make_converter()(b"\4ab") == ("ab",)
 
 
 def test_references_are_put_where_they_are_first_named() -> None:
     item = '{"type": "record", "name": "shop.Item", "fields": [{"name": "q", "type": "long"}]}'
     order = record(("a", "shop.Item"), ("b", {"type": "array", "items": "shop.Item"}))
-    whole = avro.whole_schema(order, [("shop.Item", item)])
+    whole = avro.parse_schema(order, [("shop.Item", item)])
     found = avro.AvroReader(json.dumps(whole), "value", None, OnSchemaChange.FAIL).kind
     assert found.simpleString() == "struct<a:struct<q:bigint>,b:array<struct<q:bigint>>>"
 
@@ -188,7 +188,7 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else() -> None:
     more = {"type": "record", "name": "I", "fields": [*inner["fields"], {"name": "y", "type": "int"}]}
     writer = record(("a", micros), ("b", decimal), ("c", ["null", more]), ("new", "int"), ("d", decimal))
     ours = record(("a", millis), ("b", {**decimal, "scale": 2}), ("c", ["null", inner]), ("d", "bytes"))
-    resolution = avro.Resolution(avro.whole_schema(writer), avro.whole_schema(ours))
+    resolution = avro.Resolution(avro.parse_schema(writer), avro.parse_schema(ours))
     resolution.convert()
     assert resolution.found.left_out == ["c.y", "new"]
     assert resolution.found.other == [
@@ -219,8 +219,8 @@ def read_via(
 ) -> list[dict[str, Any]]:
     """What Spark gets of the bytes behind the number of the writer's schema."""
     registry = SchemaRegistry(f"http://{next(NUMBERS)}")
-    client_of(registry)._by_id[1] = Registered("AVRO", json.dumps(writer), schema_id=1)
-    made = avro.AvroReader(json.dumps(avro.whole_schema(json.dumps(ours))), "value", registry, change)
+    client_of(registry)._by_id[1] = RegistrySchema("AVRO", json.dumps(writer), schema_id=1)
+    made = avro.AvroReader(json.dumps(avro.parse_schema(json.dumps(ours))), "value", registry, change)
     return rows_and_reasons(made, pa.array([header(1) + one for one in data], pa.binary()))
 
 
@@ -426,9 +426,9 @@ def test_of_a_logical_type_that_is_none_the_values_are_what_their_own_type_says(
     writer = record(
         ("n", "int"), ("inner", {"type": "record", "name": "I", "fields": [{"name": "f", "type": kind}]})
     )
-    resolution = avro.Resolution(avro.whole_schema(writer), avro.whole_schema(record(("n", "int"))))
+    resolution = avro.Resolution(avro.parse_schema(writer), avro.parse_schema(record(("n", "int"))))
     assert resolution.convert() is not None and resolution.found.left_out == ["inner"]
-    plain = avro.Resolution(avro.whole_schema(record(("f", kind))), avro.whole_schema(record(("f", kind))))
+    plain = avro.Resolution(avro.parse_schema(record(("f", kind))), avro.parse_schema(record(("f", kind))))
     plain.convert()
     assert plain.found.other == []
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark.connectors.formats import avro, reader
 from flinkish_spark.connectors.formats.reader import READ, REASON
-from flinkish_spark.connectors.formats.registry import Registered, client_of, header
+from flinkish_spark.connectors.formats.registry import RegistrySchema, client_of, header
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
@@ -125,13 +125,13 @@ def _without_logical(schema: Any) -> Any:
 
 
 def read_of(schema: Any, registry: SchemaRegistry | None = None) -> reader.SliceReader:
-    text = json.dumps(avro.whole_schema(json.dumps(schema)))
+    text = json.dumps(avro.parse_schema(json.dumps(schema)))
     made = avro.AvroReader(text, "value", registry, OnSchemaChange.LEAVE_OUT)
     return reader.SliceReader(made)
 
 
 def proven(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[bool] | None:
-    at_once = reader._at_once(read.reader)
+    at_once = reader._make_slice_converter(read.reader)
     assert at_once is not None
     found = at_once(pa.array(values, pa.binary()))
     return None if found is None else found.are_proven.to_pylist()
@@ -153,7 +153,7 @@ def comparable(value: Any) -> Any:
 def check_same(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[Any]:
     """Hold what a task gets against what each record is by itself."""
     column = pa.array(values, pa.binary())
-    made, exact = read.read(column), read._by_record(column)
+    made, exact = read.read(column), read._read_by_record(column)
     made.validate(full=True)
     assert made.type == exact.type
     for one, other, value in zip(made.to_pylist(), exact.to_pylist(), values, strict=True):
@@ -226,9 +226,9 @@ def test_only_what_is_written_as_the_same_bytes_is_proven(
         {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}},
     ],
 )
-def test_schemas_that_are_read_record_by_record(kind: Any) -> None:
+def test_schemas_that_are_read_record_read_by_record(kind: Any) -> None:
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]}
-    assert read_of(schema).reader.at_once() is None
+    assert read_of(schema).reader.make_slice_converter() is None
 
 
 def test_a_time_beyond_the_years_makes_only_its_own_record_bad() -> None:
@@ -278,9 +278,9 @@ def test_records_of_a_writer_are_read_by_the_schema_of_the_source(
     writer: Any, ours: Any, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Schemas:
-        def by_id(self, schema_id: int) -> Registered:
+        def find_by_id(self, schema_id: int) -> RegistrySchema:
             text = json.dumps(writer if schema_id == 1 else ours)
-            return Registered("AVRO", text, (), schema_id, "s", 1)
+            return RegistrySchema("AVRO", text, (), schema_id, "s", 1)
 
     monkeypatch.setattr(reader, "client_of", lambda _: Schemas())
     read = read_of(ours, SchemaRegistry(f"http://{abs(hash(json.dumps([writer, ours])))}"))
@@ -288,12 +288,12 @@ def test_records_of_a_writer_are_read_by_the_schema_of_the_source(
     assert found[0][REASON] is None and found[2][REASON] and found[3][REASON]
 
 
-def test_a_value_without_a_place_ends_the_task_as_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_without_a_place_ends_the_task_as_read_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, ours = of(("a", ["null", ITEM])), of(("a", ["null", OTHER]))
 
     class Schemas:
-        def by_id(self, schema_id: int) -> Registered:
-            return Registered("AVRO", json.dumps(writer), (), schema_id, "s", 1)
+        def find_by_id(self, schema_id: int) -> RegistrySchema:
+            return RegistrySchema("AVRO", json.dumps(writer), (), schema_id, "s", 1)
 
     monkeypatch.setattr(reader, "client_of", lambda _: Schemas())
     read = read_of(ours, SchemaRegistry("http://unlike"))
@@ -303,13 +303,13 @@ def test_a_value_without_a_place_ends_the_task_as_by_record(monkeypatch: pytest.
 
 def test_without_the_library_records_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyruhvro", None)
-    assert read_of(MAP).reader.at_once() is None
+    assert read_of(MAP).reader.make_slice_converter() is None
 
 
 def test_a_schema_that_is_a_union_is_read_one_by_one_and_ends_no_task() -> None:
     record = {"type": "record", "name": "A", "fields": [{"name": "f", "type": "string"}]}
     registry = SchemaRegistry("http://union")
-    client_of(registry)._by_id[1] = Registered("AVRO", json.dumps(record), schema_id=1)
+    client_of(registry)._by_id[1] = RegistrySchema("AVRO", json.dumps(record), schema_id=1)
     read = read_of(["null", record], registry)
     found = check_same(read, [header(1) + b"\x02x", None])
     assert [one[READ] for one in found] == [{"value": {"f": "x"}}, None]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flinkish_spark.connectors.formats.csv import CsvReader
-from flinkish_spark.connectors.formats.reader import Unreadable
+from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.types.ddl import parse_ddl
 
 FIELDS = parse_ddl("a STRING, b INT, d DECIMAL(10,2), f DOUBLE").json()
@@ -31,7 +31,7 @@ TEXTS = parse_ddl("a STRING, b STRING, c STRING").json()
     ],
 )
 def test_a_line_as_values_of_its_fields(line: bytes, values: tuple[Any, ...]) -> None:
-    assert CsvReader(FIELDS, ",").opened()(line) == values
+    assert CsvReader(FIELDS, ",").make_converter()(line) == values
 
 
 def test_times_of_a_line_are_of_the_session_s_zone() -> None:
@@ -39,7 +39,7 @@ def test_times_of_a_line_are_of_the_session_s_zone() -> None:
         "at TIMESTAMP, day DATE, b BINARY, is BOOLEAN, t TINYINT, i INTERVAL YEAR TO MONTH"
     ).json()
     line = b"2026-01-31T12:00:00,2026-01-31,AAEC,true,-128,INTERVAL '1-2' YEAR TO MONTH"
-    found = CsvReader(fields, ",", "Europe/Berlin").opened()(line)
+    found = CsvReader(fields, ",", "Europe/Berlin").make_converter()(line)
     assert found == (1_769_857_200_000_000, 20_484, b"\x00\x01\x02", True, -128, 14)
 
 
@@ -48,9 +48,9 @@ def test_times_of_a_line_are_of_the_session_s_zone() -> None:
     [
         (b"x", "the line has 1 values, and there are 4 fields"),
         (b"x,1,1,1,", "the line has 5 values, and there are 4 fields"),
-        (b'"x,1,1,1', "value 1 has a quote that nothing closes, or text behind it"),
-        (b'"x"y,1,1,1', "value 1 has a quote that nothing closes, or text behind it"),
-        (b'x"y,1,1,1', "value 1 has a quote or the end of a line, and no quotes around it"),
+        (b'"x,1,1,1', "value 1 has an unclosed quote, or text after the closing one"),
+        (b'"x"y,1,1,1', "value 1 has an unclosed quote, or text after the closing one"),
+        (b'x"y,1,1,1', "value 1 has a quote or a line end, and no quotes around it"),
         (b"x,1,1,1\nx,1,1,1", "it is more than one line"),
         (b"\xff,1,1,1", "the line is no UTF-8: invalid start byte"),
         (b"x,1.0,1,1", "the field 'b' is no int: '1.0'"),
@@ -64,19 +64,19 @@ def test_times_of_a_line_are_of_the_session_s_zone() -> None:
     ],
 )
 def test_a_line_that_is_none_has_a_reason(line: bytes, why: str) -> None:
-    with pytest.raises(Unreadable) as refused:
-        CsvReader(FIELDS, ",").opened()(line)
+    with pytest.raises(CodecError) as refused:
+        CsvReader(FIELDS, ",").make_converter()(line)
     assert str(refused.value) == why
 
 
 def test_a_binary_that_is_no_base64_has_a_reason() -> None:
     for text in ("ä", "?", "QQ"):
-        with pytest.raises(Unreadable, match=r"^the field 'b' is no binary"):
-            CsvReader(parse_ddl("b BINARY").json(), ",").opened()(text.encode())
+        with pytest.raises(CodecError, match=r"^the field 'b' is no binary"):
+            CsvReader(parse_ddl("b BINARY").json(), ",").make_converter()(text.encode())
 
 
 @given(st.lists(st.text(alphabet='a;"\r\n ä', max_size=6), min_size=3, max_size=3))
 def test_what_pythons_own_module_writes_is_read(values: list[str]) -> None:
     out = io.StringIO()
     csv.writer(out, delimiter=";", quoting=csv.QUOTE_ALL, lineterminator="").writerow(values)
-    assert list(CsvReader(TEXTS, ";").opened()(out.getvalue().encode())) == values
+    assert list(CsvReader(TEXTS, ";").make_converter()(out.getvalue().encode())) == values

@@ -11,7 +11,7 @@ import pytest
 from flinkish_spark import DebeziumAvro, KafkaSource, OnTombstone
 from flinkish_spark.connectors.formats import decoding
 from flinkish_spark.connectors.formats.decoding import part_of
-from flinkish_spark.connectors.formats.registry import NoSuchSchema, Registered
+from flinkish_spark.connectors.formats.registry import NoSuchSchema, RegistrySchema
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.contracts.source import NO_JOB, JobPlace
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SchemaError
@@ -41,10 +41,10 @@ class Newest:
     """A registry whose subjects have one schema each, until it is another one."""
 
     def __init__(self) -> None:
-        self.schema = Registered("AVRO", FIELDS % "", (), 7, "orders-value", 1)
+        self.schema = RegistrySchema("AVRO", FIELDS % "", (), 7, "orders-value", 1)
         self.subjects: list[str] = []
 
-    def newest(self, subject: str) -> Registered:
+    def newest(self, subject: str) -> RegistrySchema:
         self.subjects.append(subject)
         if "missing" in subject:
             raise NoSuchSchema(subject)
@@ -69,7 +69,7 @@ def columns(form: Format, place: JobPlace, topics: tuple[str, ...] = ("orders",)
 
 def test_a_job_reads_by_the_schema_that_it_began_with(newest: Newest, place: JobPlace) -> None:
     assert columns(Avro(registry=REGISTRY), place) == "struct<a:int>"
-    newest.schema = Registered("AVRO", FIELDS % MORE, (), 8, "orders-value", 2)
+    newest.schema = RegistrySchema("AVRO", FIELDS % MORE, (), 8, "orders-value", 2)
     assert columns(Avro(registry=REGISTRY), place) == "struct<a:int>"
     assert columns(Avro(registry=REGISTRY), NO_JOB) == "struct<a:int,b:string>"
     assert newest.subjects == ["orders-value"] * 2
@@ -89,7 +89,7 @@ def test_a_checkpoint_tells_by_which_schema_it_was_read(
     monkeypatch.setattr(JobDir, "decided_ids", lambda _: tuple(decided))
     assert place.job_dir is not None
     columns(evolving, place)
-    newest.schema = Registered("AVRO", FIELDS % MORE, (), 8, "orders-value", 2)
+    newest.schema = RegistrySchema("AVRO", FIELDS % MORE, (), 8, "orders-value", 2)
     decided.append(CheckpointId(5))
     for _ in range(2):
         columns(evolving, place)
@@ -102,7 +102,7 @@ def test_a_checkpoint_tells_by_which_schema_it_was_read(
 def test_what_a_job_keeps_holds_all_that_its_schema_refers_to(newest: Newest, place: JobPlace) -> None:
     item = '{"type": "record", "name": "Item", "fields": [{"name": "q", "type": "long"}]}'
     order = FIELDS % ', {"name": "i", "type": "Item"}'
-    newest.schema = Registered("AVRO", order, (("Item", item),), 9, "orders-value", 1)
+    newest.schema = RegistrySchema("AVRO", order, (("Item", item),), 9, "orders-value", 1)
     for _ in range(2):
         assert columns(Avro(registry=REGISTRY), place) == "struct<a:int,i:struct<q:bigint>>"
     assert len(newest.subjects) == 1
@@ -192,12 +192,12 @@ def test_the_columns_of_debezium_in_avro_are_those_of_its_rows(newest: Newest, p
     before = f'{{"name": "before", "type": ["null", {row}]}}'
     others = '{"name": "after", "type": ["null", "Order"]}, {"name": "op", "type": "string"}'
     envelope = f'{{"type": "record", "name": "Envelope", "fields": [{before}, {others}]}}'
-    newest.schema = Registered("AVRO", envelope, (), 7, "orders-value", 1)
+    newest.schema = RegistrySchema("AVRO", envelope, (), 7, "orders-value", 1)
     decoding = Decoding(DebeziumAvro(registry=REGISTRY), key=Json("k INT"), tombstones=OnTombstone.DROP)
     made = decoding.deserializer("in", place, ["orders"])
     assert made.fields.simpleString() == "struct<k:int,a:int,b:string>"
     assert place.job_dir is not None
     assert list(place.job_dir.open().list("facts")) == ["facts/schema-in-value.json"]
-    newest.schema = Registered("AVRO", row, (), 8, "orders-value", 2)
+    newest.schema = RegistrySchema("AVRO", row, (), 8, "orders-value", 2)
     with pytest.raises(SchemaError, match="no envelope"):
         decoding.deserializer("in", NO_JOB, ["orders"])

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from flinkish_spark.connectors.formats import json_schema
-from flinkish_spark.connectors.formats.encoding import check_encodable, check_written, named_columns
-from flinkish_spark.connectors.formats.reader import Unreadable
+from flinkish_spark.connectors.formats.encoding import check_encodable, check_written, find_named_columns
+from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import JsonSchema, OnSchemaChange
 from flinkish_spark.types.ddl import parse_ddl
@@ -53,7 +53,7 @@ def test_each_type_is_what_the_page_says(schema: Any, column: str) -> None:
         ({"anyOf": [{"type": "string"}, {"type": "boolean"}]}, "may be of several types"),
         (True, "may be anything"),
         ({"$ref": "http://example.com/schema.json"}, "which is not there"),
-        ({"$ref": "#"}, "has itself within it"),
+        ({"$ref": "#"}, "contains itself"),
         ({"$ref": "#/properties/f"}, "refers to itself"),
         ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "of different types in parts"),
         ({"type": "array"}, "is of type array"),
@@ -132,8 +132,8 @@ def test_a_reference_is_found_by_each_name_and_has_definitions_of_its_own(base: 
     found = json_schema.fields_of(text, others)
     assert found.simpleString() == "struct<i:struct<n:struct<id:string>,d:boolean>,k:struct<q:bigint>>"
     validator = json_schema.validator_of(text, others)
-    assert json_schema.invalid('{"i": {"n": {"id": "x"}, "d": true}, "k": {"q": 1}}', validator) is None
-    assert "i.d: 1 is not of" in str(json_schema.invalid('{"i": {"d": 1}}', validator))
+    assert json_schema.why_invalid('{"i": {"n": {"id": "x"}, "d": true}, "k": {"q": 1}}', validator) is None
+    assert "i.d: 1 is not of" in str(json_schema.why_invalid('{"i": {"d": 1}}', validator))
 
 
 def test_a_reference_that_is_no_schema_is_named() -> None:
@@ -157,7 +157,7 @@ def test_a_reference_leads_to_whatever_its_document_names() -> None:
 def reader(schema: str, *references: tuple[str, str]) -> Any:
     fields = parse_ddl("a BIGINT").json()
     made = json_schema.JsonSchemaReader(schema, references, fields, None, OnSchemaChange.FAIL)
-    return made.opened()
+    return made.make_converter()
 
 
 def test_what_is_valid_is_given_as_it_stands_there() -> None:
@@ -176,7 +176,7 @@ def test_what_is_valid_is_given_as_it_stands_there() -> None:
     ],
 )
 def test_what_is_not_valid_has_a_reason(data: bytes, why: str) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(CodecError) as refused:
         reader(an_object(a={"type": "integer"}))(data)
     assert str(refused.value) == why
 
@@ -215,7 +215,7 @@ def test_what_is_not_valid_has_a_reason(data: bytes, why: str) -> None:
 def test_numbers_are_held_against_a_schema_as_they_are_written(
     schema: Any, number: str, why: str | None
 ) -> None:
-    found = json_schema.invalid(number, json_schema.validator_of(json.dumps(schema)))
+    found = json_schema.why_invalid(number, json_schema.validator_of(json.dumps(schema)))
     assert found is None if why is None else why in str(found)
 
 
@@ -236,8 +236,8 @@ def test_what_a_reader_leaves_out() -> None:
 
 def test_a_derived_schema_takes_what_a_sink_writes() -> None:
     fields = parse_ddl("a BIGINT, f DOUBLE, s STRING, l ARRAY<STRUCT<x: BIGINT>>, m MAP<STRING, BOOLEAN>")
-    text = json_schema.derived_schema(fields)
-    write = json_schema.JsonSchemaWriter(text, b"\0").opened()
+    text = json_schema.derive_schema(fields)
+    write = json_schema.JsonSchemaWriter(text, b"\0").make_converter()
     for row in (
         {"a": 1, "f": 5e-324, "s": "x", "l": [{"x": None}, None], "m": {"k": True}},
         {"a": None, "f": 0.5, "s": None, "l": None, "m": None},
@@ -245,9 +245,9 @@ def test_a_derived_schema_takes_what_a_sink_writes() -> None:
         data = json.dumps(row).encode()
         assert write(data) == b"\0" + data
     for text in (b'{"a": "x"}', b'{"f": "NaN"}'):
-        with pytest.raises(Unreadable):
+        with pytest.raises(CodecError):
             write(text)
-    assert json_schema.fields_of(json_schema.derived_schema(fields)) == fields
+    assert json_schema.fields_of(json_schema.derive_schema(fields)) == fields
 
 
 REQUIRED = json.dumps(
@@ -273,12 +273,14 @@ REQUIRED = json.dumps(
     ],
 )
 def test_null_is_written_where_the_schema_requires_a_value_that_may_be_null(text: str, written: str) -> None:
-    assert json_schema.JsonSchemaWriter(REQUIRED, b"p").opened()(text.encode()) == f"p{written}".encode()
+    assert (
+        json_schema.JsonSchemaWriter(REQUIRED, b"p").make_converter()(text.encode()) == f"p{written}".encode()
+    )
 
 
 def test_a_value_that_is_required_and_must_not_be_null_makes_a_row_bad() -> None:
-    with pytest.raises(Unreadable, match="the object: 'b' is a required property"):
-        json_schema.JsonSchemaWriter(REQUIRED).opened()(b'{"a":"x"}')
+    with pytest.raises(CodecError, match="the object: 'b' is a required property"):
+        json_schema.JsonSchemaWriter(REQUIRED).make_converter()(b'{"a":"x"}')
 
 
 @pytest.mark.parametrize(
@@ -306,8 +308,8 @@ def test_columns_that_can_never_be_valid_are_refused(schema: Any, why: str | Non
 
 def test_fields_name_the_columns_of_a_sink() -> None:
     choice = json.dumps({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]})
-    assert named_columns(JsonSchema(choice, fields="a STRING, b INT")) == ["a", "b"]
-    assert named_columns(JsonSchema(fields="b INT")) == ["b"]
+    assert find_named_columns(JsonSchema(choice, fields="a STRING, b INT")) == ["a", "b"]
+    assert find_named_columns(JsonSchema(fields="b INT")) == ["b"]
 
 
 @pytest.mark.parametrize(

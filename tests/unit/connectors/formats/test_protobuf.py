@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats import protobuf
-from flinkish_spark.connectors.formats.avro import Difference
-from flinkish_spark.connectors.formats.reader import Unreadable
-from flinkish_spark.connectors.formats.registry import Registered
+from flinkish_spark.connectors.formats.avro import SchemaDifference
+from flinkish_spark.connectors.formats.reader import CodecError
+from flinkish_spark.connectors.formats.registry import RegistrySchema
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, Protobuf
 from flinkish_spark.types.ddl import parse_ddl
@@ -31,7 +31,7 @@ message Order {
   enum Color { RED = 0; BLUE = 1; }
 }
 """
-FILES = protobuf.files_of(Registered("PROTOBUF", TEXT))
+FILES = protobuf.files_of(RegistrySchema("PROTOBUF", TEXT))
 ROW: dict[str, Any] = {
     "s": "x",
     "u": Decimal(2**64 - 1),
@@ -48,11 +48,11 @@ ROW: dict[str, Any] = {
 
 
 def write(row: dict[str, Any], prefix: bytes = b"") -> bytes:
-    return protobuf.ProtobufWriter(FILES, "shop.Order", prefix).opened()(row)
+    return protobuf.ProtobufWriter(FILES, "shop.Order", prefix).make_converter()(row)
 
 
 def read(data: bytes, files: bytes = FILES) -> tuple[Any, ...]:
-    return protobuf.ProtobufReader(files, "shop.Order", None, OnSchemaChange.FAIL).opened()(data)
+    return protobuf.ProtobufReader(files, "shop.Order", None, OnSchemaChange.FAIL).make_converter()(data)
 
 
 def test_columns_are_what_the_page_says() -> None:
@@ -107,8 +107,8 @@ def test_a_number_that_an_enum_does_not_know_is_read_as_digits_wherever_it_is(
     head: str, optional: str, packed: str
 ) -> None:
     text = head + 'import "far.proto";' + ENUMS % (optional, packed, optional, optional, optional)
-    files = protobuf.files_of(Registered("PROTOBUF", text, (("far.proto", FAR),)))
-    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", text, (("far.proto", FAR),)))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     below = b"\xfe" + b"\xff" * 8 + b"\x01"  # -2: ten bytes on the wire
     data = b"\x08" + below + b"\x10\x01\x10\x07\x10\x00" + b"\x1a\x0c" + below + b"\x01\x07"
     data += b"\x22\x05\x0a\x01k\x10\x07" + b"\x28\x07" + b"\x3a\x02\x08\x07" + b"\x42\x02\x08\x07"
@@ -121,10 +121,10 @@ def test_a_number_that_an_enum_does_not_know_is_read_as_digits_wherever_it_is(
 
 def test_a_required_enum_with_a_number_that_it_does_not_know_is_there() -> None:
     text = 'syntax = "proto2"; message M { required Color c = 1; } enum Color { RED = 0; }'
-    files = protobuf.files_of(Registered("PROTOBUF", text))
-    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", text))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     assert read(b"\x08\x07") == ("7",)
-    with pytest.raises(Unreadable, match="has no c, which is required"):
+    with pytest.raises(CodecError, match="has no c, which is required"):
         read(b"")
 
 
@@ -145,10 +145,10 @@ def test_a_text_that_is_not_utf_8_is_a_bad_record_also_where_protobuf_does_not_l
 ) -> None:
     optional = "optional" if "proto2" in head else ""
     fields = f"{optional} string t = 1; repeated string list = 2; map<string, string> map = 3;"
-    files = protobuf.files_of(Registered("PROTOBUF", f"{head} message M {{ {fields} }}"))
-    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).opened()
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", f"{head} message M {{ {fields} }}"))
+    read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     assert read(data.replace(b"\xff", b"y"))[0] in ("y", None)
-    with pytest.raises(Unreadable, match=r"(?i)utf-8"):
+    with pytest.raises(CodecError, match=r"(?i)utf-8"):
         read(data)
 
 
@@ -169,15 +169,15 @@ def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
 ) -> None:
     def files(values: str) -> bytes:
         text = f'syntax = "proto3"; message M {{ Color c = 1; }} enum Color {{ {values} }}'
-        return protobuf.files_of(Registered("PROTOBUF", text))
+        return protobuf.files_of(RegistrySchema("PROTOBUF", text))
 
     found, (theirs, ours) = (
-        Difference(),
+        SchemaDifference(),
         (protobuf.descriptor_of(files(one), "M") for one in (writer, reader)),
     )
     protobuf._compare(theirs, ours, "", found, set())
     assert found.other == other
-    read = protobuf.ProtobufReader(files(reader), "M", None, OnSchemaChange.FAIL).opened()
+    read = protobuf.ProtobufReader(files(reader), "M", None, OnSchemaChange.FAIL).make_converter()
     first = next(one.name for one in ours.file.enum_types_by_name["Color"].values if one.number == 1)
     assert read(b"\x08\x01") == (first,), "the first name of a number"
 
@@ -187,15 +187,15 @@ def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
     [
         ({"a": "x"}, "of the oneof 'what' more than one field is set: a, b"),
         ({"c": "GREEN"}, "the field 'c' is no symbol of its enum"),
-        ({"s": None}, "the field 's' is null, which its message cannot say"),
+        ({"s": None}, "the field 's' is null, which its message cannot hold"),
         ({"v": -1}, "the field 'v' cannot be written"),
         ({"u": Decimal(2**64)}, "the field 'u' cannot be written"),
-        ({"r": [None]}, "the list 'r' has a null, which Protobuf cannot say"),
+        ({"r": [None]}, "the list 'r' has a null, which Protobuf cannot hold"),
         ({"items": [("k", None)]}, "the map 'items' has a null"),
     ],
 )
 def test_a_row_that_no_message_says_has_a_reason(change: dict[str, Any], why: str) -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(CodecError) as refused:
         write({**ROW, **change})
     assert str(refused.value).startswith(why)
 
@@ -204,7 +204,7 @@ def test_a_row_that_no_message_says_has_a_reason(change: dict[str, Any], why: st
 def test_no_bytes_end_a_task(data: bytes) -> None:
     try:
         assert len(read(data)) == len(ROW)
-    except Unreadable as refused:
+    except CodecError as refused:
         assert "shop.Order" in str(refused)
 
 
@@ -227,7 +227,7 @@ def test_where_a_message_stands_in_its_file() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x02", b"\xff" * 12, b"\x81\x01"])
 def test_indexes_that_cannot_be_read(data: bytes) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(CodecError):
         protobuf.path_in(data, 0)
 
 
@@ -246,9 +246,9 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else(
 ) -> None:
     def order(fields: str) -> Any:
         text = f'syntax = "proto3"; package shop; message Order {{ {fields} }}'
-        return protobuf.descriptor_of(protobuf.files_of(Registered("PROTOBUF", text)), "shop.Order")
+        return protobuf.descriptor_of(protobuf.files_of(RegistrySchema("PROTOBUF", text)), "shop.Order")
 
-    found = Difference()
+    found = SchemaDifference()
     protobuf._compare(order(writer), order("string s = 1; int64 n = 2;"), "", found, set())
     assert (found.left_out, found.other) == (left_out, other)
 
@@ -257,12 +257,12 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else(
 def test_a_schema_is_text_or_a_descriptor_and_so_is_what_it_refers_to(coded: tuple[int, ...]) -> None:
     item = 'syntax = "proto3"; package shop; message Item { int64 q = 1; }'
     order = 'syntax = "proto3"; package shop; import "a/item.proto"; message Order { Item i = 1; }'
-    text = protobuf.files_of(Registered("PROTOBUF", order, (("a/item.proto", item),)))
+    text = protobuf.files_of(RegistrySchema("PROTOBUF", order, (("a/item.proto", item),)))
     assert protobuf.first_message(text) == "shop.Order"
     texts, files = [item, order], descriptor_pb2.FileDescriptorSet.FromString(text).file
     for at in coded:
         texts[at] = base64.b64encode(files[at].SerializeToString()).decode()
-    mixed = protobuf.files_of(Registered("PROTOBUF", texts[1], (("a/item.proto", texts[0]),)))
+    mixed = protobuf.files_of(RegistrySchema("PROTOBUF", texts[1], (("a/item.proto", texts[0]),)))
     assert protobuf.first_message(mixed) == "shop.Order"
     found = protobuf.fields_of(protobuf.descriptor_of(mixed, "shop.Order"))
     assert found.simpleString() == "struct<i:struct<q:bigint>>"
@@ -271,12 +271,12 @@ def test_a_schema_is_text_or_a_descriptor_and_so_is_what_it_refers_to(coded: tup
 @pytest.mark.parametrize("name", ["../out.proto", "/etc/out.proto"])
 def test_no_schema_writes_outside_of_its_folder(name: str) -> None:
     with pytest.raises(SchemaError, match="no name of a file"):
-        protobuf.files_of(Registered("PROTOBUF", "syntax = 'proto3';", ((name, "x"),)))
+        protobuf.files_of(RegistrySchema("PROTOBUF", "syntax = 'proto3';", ((name, "x"),)))
 
 
 def test_a_message_within_itself_is_refused() -> None:
     files = Protobuf.of(struct_pb2.Struct)
-    with pytest.raises(SchemaError, match="has itself within it"):
+    with pytest.raises(SchemaError, match="contains itself"):
         protobuf.fields_of(protobuf.descriptor_of(files.descriptor, files.message))
 
 
@@ -285,7 +285,7 @@ def test_a_compiled_module_gives_its_description() -> None:
     data = timestamp_pb2.Timestamp(seconds=5, nanos=7).SerializeToString()
     found = protobuf.ProtobufReader(form.descriptor, form.message, None, OnSchemaChange.FAIL)
     assert found.kind.simpleString() == "struct<seconds:bigint,nanos:int>"
-    assert found.opened()(data) == (5, 7)
+    assert found.make_converter()(data) == (5, 7)
 
 
 @pytest.mark.parametrize(
@@ -299,13 +299,13 @@ def test_a_compiled_module_gives_its_description() -> None:
     ],
 )
 def test_columns_that_a_message_holds(given: str, wanted: str, why: str | None) -> None:
-    found = protobuf.unfit(parse_ddl(given), parse_ddl(wanted), "")
+    found = protobuf.why_unfit(parse_ddl(given), parse_ddl(wanted), "")
     assert (found is None) == (why is None) and (found or "").startswith(why or "")
     assert isinstance(parse_ddl(given), T.StructType)
 
 
 CLOSED = protobuf.files_of(
-    Registered(
+    RegistrySchema(
         "PROTOBUF",
         """syntax = "proto2"; message M {
         optional E e = 1; repeated E r = 2; repeated E p = 3 [packed = true]; map<string, E> m = 4;
@@ -318,8 +318,8 @@ CLOSED = protobuf.files_of(
 @pytest.mark.parametrize("symbol", ["A", "B", "7", "-1", "2147483647", "-2147483648"])
 def test_what_is_read_of_a_closed_enum_can_be_written(symbol: str) -> None:
     row = {"e": symbol, "r": ["A", symbol], "p": [symbol, "B"], "m": [("k", symbol)], "n": {"x": 1}}
-    data = protobuf.ProtobufWriter(CLOSED, "M").opened()(row)
-    found = protobuf.ProtobufReader(CLOSED, "M", None, OnSchemaChange.FAIL).opened()(data)
+    data = protobuf.ProtobufWriter(CLOSED, "M").make_converter()(row)
+    found = protobuf.ProtobufReader(CLOSED, "M", None, OnSchemaChange.FAIL).make_converter()(data)
     assert found == (symbol, ["A", symbol], [symbol, "B"], [("k", symbol)], (1, None), [], [])
     if symbol in "AB":
         known = message_factory.GetMessageClass(protobuf.descriptor_of(CLOSED, "M"))
@@ -330,20 +330,20 @@ def test_a_field_may_have_the_name_of_a_method() -> None:
     names = ["IsInitialized", "SerializeToString", "HasField", "SetInParent", "FindInitializationErrors"]
     fields = " ".join(f"optional string {name} = {at};" for at, name in enumerate(names, 1))
     text = f'syntax = "proto2"; message M {{ required In i = 9; {fields} message In {{ {fields} }} }}'
-    made = protobuf.files_of(Registered("PROTOBUF", text))
+    made = protobuf.files_of(RegistrySchema("PROTOBUF", text))
     inner = {name: name for name in names}
-    data = protobuf.ProtobufWriter(made, "M").opened()({**inner, "i": inner})
-    read = protobuf.ProtobufReader(made, "M", None, OnSchemaChange.FAIL).opened()
+    data = protobuf.ProtobufWriter(made, "M").make_converter()({**inner, "i": inner})
+    read = protobuf.ProtobufReader(made, "M", None, OnSchemaChange.FAIL).make_converter()
     assert sorted(read(data), key=str) == sorted([tuple(names), *names], key=str)
-    with pytest.raises(Unreadable, match="has no i, which is required"):
+    with pytest.raises(CodecError, match="has no i, which is required"):
         read(b"")
 
 
 @pytest.mark.parametrize("symbol", ["C", "", "\u0663", "--7", "+7", "2147483648", "7 "])
 def test_what_is_neither_a_symbol_nor_a_number_is_none(symbol: str) -> None:
     for row in ({"e": symbol}, {"r": [symbol]}, {"m": [("k", symbol)]}):
-        with pytest.raises(Unreadable):
-            protobuf.ProtobufWriter(CLOSED, "M").opened()(row)
+        with pytest.raises(CodecError):
+            protobuf.ProtobufWriter(CLOSED, "M").make_converter()(row)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_what_is_neither_a_symbol_nor_a_number_is_none(symbol: str) -> None:
     ],
 )
 def test_a_required_field_that_no_row_has_is_named(given: str, missing: str | None) -> None:
-    assert protobuf.without_required(protobuf.descriptor_of(CLOSED, "M"), parse_ddl(given)) == missing
+    assert protobuf.find_missing_required(protobuf.descriptor_of(CLOSED, "M"), parse_ddl(given)) == missing
 
 
 BUILT_IN = """
@@ -377,16 +377,16 @@ PRICE = (
 
 
 def test_files_that_every_client_has_built_in_are_read() -> None:
-    files = protobuf.files_of(Registered("PROTOBUF", BUILT_IN))
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", BUILT_IN))
     assert protobuf.fields_of(protobuf.descriptor_of(files, "shop.Price")).simpleString() == PRICE
     row = {
         "amount": {"value": b"\x04\xd2", "precision": 6, "scale": 2},
         "day": {"year": 2026, "month": 3, "day": 29},
         "at": None,
     }
-    data = protobuf.ProtobufWriter(files, "shop.Price").opened()(row)
+    data = protobuf.ProtobufWriter(files, "shop.Price").make_converter()(row)
     reader = protobuf.ProtobufReader(files, "shop.Price", None, OnSchemaChange.FAIL)
-    assert reader.opened()(data) == ((b"\x04\xd2", 6, 2), (2026, 3, 29), None)
+    assert reader.make_converter()(data) == ((b"\x04\xd2", 6, 2), (2026, 3, 29), None)
     # A descriptor that leaves them out, as protoc without --include_imports makes it.
     own = descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
     alone = descriptor_pb2.FileDescriptorSet(file=[own]).SerializeToString()
@@ -407,7 +407,7 @@ def test_a_package_that_brings_a_built_in_file_and_is_not_there_is_named(
     text = f'syntax = "proto3"; import "{name}"; message A {{}}'
     says = rf"needs {says}, for the file '{name}': .*pip install .*'{says}"
     with pytest.raises(EnvironmentFault, match=says):
-        protobuf.files_of(Registered("PROTOBUF", text))
+        protobuf.files_of(RegistrySchema("PROTOBUF", text))
 
 
 @pytest.mark.parametrize(
@@ -421,5 +421,5 @@ def test_a_package_that_brings_a_built_in_file_and_is_not_there_is_named(
 )
 def test_what_the_compiler_says_is_in_the_message(text: str, says: str) -> None:
     with pytest.raises(SchemaError) as refused:
-        protobuf.files_of(Registered("PROTOBUF", f'syntax = "proto3";\n{text}'))
+        protobuf.files_of(RegistrySchema("PROTOBUF", f'syntax = "proto3";\n{text}'))
     assert says in str(refused.value) and "flinkish-protobuf" not in str(refused.value)

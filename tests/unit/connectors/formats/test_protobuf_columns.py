@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from flinkish_spark.connectors.formats import protobuf, reader
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
-from flinkish_spark.connectors.formats.reader import READ, REASON, Proven
-from flinkish_spark.connectors.formats.registry import Registered, header
+from flinkish_spark.connectors.formats.reader import READ, REASON, SliceResult
+from flinkish_spark.connectors.formats.registry import RegistrySchema, header
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 
@@ -49,7 +49,7 @@ message M {{
 }}
 enum E {{ option allow_alias = true; Z = 0; A = 1; A2 = 1; NEG = -5; }}
 """
-FILES = protobuf.files_of(Registered("PROTOBUF", TEXT))
+FILES = protobuf.files_of(RegistrySchema("PROTOBUF", TEXT))
 MESSAGE = message_factory.GetMessageClass(protobuf.descriptor_of(FILES, "b.M"))
 REGISTRY = SchemaRegistry("http://registry")
 
@@ -60,11 +60,11 @@ def read_of(files: bytes, message: str, registry: SchemaRegistry | None = None) 
 
 
 def of_text(text: str) -> reader.SliceReader:
-    return read_of(protobuf.files_of(Registered("PROTOBUF", text)), "M")
+    return read_of(protobuf.files_of(RegistrySchema("PROTOBUF", text)), "M")
 
 
 def proven(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[bool] | None:
-    at_once = reader._at_once(read.reader)
+    at_once = reader._make_slice_converter(read.reader)
     assert at_once is not None
     found = at_once(pa.array(values, pa.binary()))
     return None if found is None else found.are_proven.to_pylist()
@@ -87,7 +87,7 @@ def comparable(value: Any) -> Any:
 def check_same(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[Any]:
     """Hold what a task gets against what each record is by itself."""
     column = pa.array(values, pa.binary())
-    made, exact = read.read(column), read._by_record(column)
+    made, exact = read.read(column), read._read_by_record(column)
     made.validate(full=True)
     assert made.type == exact.type
     for one, other, value in zip(made.to_pylist(), exact.to_pylist(), values, strict=True):
@@ -263,7 +263,7 @@ def test_of_a_slice_in_which_a_value_may_be_another_nothing_is_proven(data: byte
     ],
 )
 def test_messages_that_only_protobuf_reads(text: str) -> None:
-    files = protobuf.files_of(Registered("PROTOBUF", text))
+    files = protobuf.files_of(RegistrySchema("PROTOBUF", text))
     message = protobuf.descriptor_of(files, "M")
     assert message_columns(message, arrow_type(protobuf.fields_of(message))) is None
     check_same(of_text(text), [b"", b"\x08\x01", b"\x0a\x00", b"\x0b\x08\x01\x0c"])
@@ -290,9 +290,9 @@ def test_what_is_not_set_is_null_whatever_its_default_is(head: str) -> None:
 
 
 class Schemas:
-    def by_id(self, schema_id: int) -> Registered:
+    def find_by_id(self, schema_id: int) -> RegistrySchema:
         text = TEXT if schema_id < 3 else TEXT.replace("message M {", "message M { int32 more = 99;", 1)
-        return Registered("PROTOBUF", text, (), schema_id, "s", 1)
+        return RegistrySchema("PROTOBUF", text, (), schema_id, "s", 1)
 
 
 def test_each_record_is_of_the_schema_and_the_message_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_each_record_is_of_the_schema_and_the_message_in_front_of_it(monkeypatch
 def test_a_second_kind_of_front_is_read_at_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "client_of", lambda _: Schemas())
     read = read_of(FILES, "b.M", SchemaRegistry("http://two"))
-    monkeypatch.setattr(reader.SliceReader, "_by_record", None)
+    monkeypatch.setattr(reader.SliceReader, "_read_by_record", None)
     values = [header(1 + at % 2) + b"\0\x18\x01" for at in range(300)]
     assert [one[READ]["a3"] for one in read.read(pa.array(values, pa.binary())).to_pylist()] == [1] * 300
 
@@ -335,14 +335,14 @@ def test_without_the_library_messages_are_read_one_by_one(monkeypatch: pytest.Mo
 def test_a_slice_is_not_read_again_and_again() -> None:
     tries: list[int] = []
 
-    def at_once(values: pa.Array) -> Proven:
+    def at_once(values: pa.Array) -> SliceResult:
         tries.append(len(values))
         rows = pa.array([("",)] * len(values), pa.struct([("s", pa.string())]))
-        return Proven(rows, pa.array([at == 0 for at in range(len(values))]))
+        return SliceResult(rows, pa.array([at == 0 for at in range(len(values))]))
 
     read = of_text('syntax = "proto3"; message M { string s = 1; }')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "_at_once", lambda _: at_once)
+        patch.setattr(reader, "_make_slice_converter", lambda _: at_once)
         assert len(read.read(pa.array([b""] * 1_000, pa.binary()))) == 1_000
     assert tries == [1_000]
 
@@ -355,6 +355,7 @@ def test_a_map_has_the_order_of_its_keys_either_way() -> None:
         + b"\x12\x04\x08\x01\x10\x01\x12\x04\x08\x00\x10\x01"
     )
     made, exact = (
-        one.to_pylist()[0][READ] for one in (read.read(pa.array([value])), read._by_record(pa.array([value])))
+        one.to_pylist()[0][READ]
+        for one in (read.read(pa.array([value])), read._read_by_record(pa.array([value])))
     )
     assert made == exact == {"m": [("a", 1), ("b", 1), ("c", 1)], "b": [(False, 1), (True, 1)]}

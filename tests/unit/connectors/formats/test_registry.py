@@ -17,8 +17,8 @@ import pytest
 from flinkish_spark.connectors.formats import registry as module
 from flinkish_spark.connectors.formats.registry import (
     NoSuchSchema,
-    Registered,
     RegistryClient,
+    RegistrySchema,
     RegistryUnavailableError,
     record_name,
     subject_of,
@@ -110,23 +110,23 @@ def client(served: Registry, **settings: Any) -> RegistryClient:
 
 def test_a_schema_is_asked_for_once_with_all_it_refers_to(served: Registry) -> None:
     asking = client(served)
-    found = asking.by_id(7)
-    assert found == Registered("AVRO", RECORD, (("shop.Item", '"int"'),), 7)
-    assert asking.by_id(7) is found
+    found = asking.find_by_id(7)
+    assert found == RegistrySchema("AVRO", RECORD, (("shop.Item", '"int"'),), 7)
+    assert asking.find_by_id(7) is found
     assert served.asked == [("GET", "/schemas/ids/7"), ("GET", "/subjects/item/versions/2")]
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_an_outage_is_asked_again_and_passes(served: Registry, status: int) -> None:
     served.answers = [(status, {}), (status, {})]
-    assert client(served).by_id(7).schema_id == 7
+    assert client(served).find_by_id(7).schema_id == 7
     assert len(served.asked) == 4
 
 
 def test_an_outage_that_stays_is_no_answer_about_a_record(served: Registry) -> None:
     served.answers = [(503, {"message": "away"})] * 1_000
     with pytest.raises(RegistryUnavailableError, match="It answers 503") as away:
-        client(served, retry_ms=2_000).by_id(7)
+        client(served, retry_ms=2_000).find_by_id(7)
     assert away.value.restartable and not away.value.ends_when_repeated and len(served.asked) > 1
 
 
@@ -150,23 +150,23 @@ def test_what_no_registry_says_is_asked_again_and_is_nothing_about_a_record(
     served: Registry, answer: tuple[int, Any]
 ) -> None:
     served.answers = [answer, answer]
-    assert client(served).by_id(7).schema_id == 7, "the registry is back"
+    assert client(served).find_by_id(7).schema_id == 7, "the registry is back"
     assert len(served.asked) == 4
     asking = client(served, retry_ms=60)
     served.answers = [answer] * 1_000
-    for ask in (partial(asking.by_id, 7), partial(asking.newest, "orders-value")):
+    for ask in (partial(asking.find_by_id, 7), partial(asking.newest, "orders-value")):
         with pytest.raises(RegistryUnavailableError) as away:
             ask()
         assert away.value.restartable and "Who are you?" not in str(away.value)
     served.answers = []
-    assert asking.by_id(7).schema_id == 7
+    assert asking.find_by_id(7).schema_id == 7
 
 
 @pytest.mark.parametrize("answer", [(200, {}), (200, b"<html>"), (404, b"")])
 def test_no_sink_writes_a_number_that_no_registry_gave_it(served: Registry, answer: tuple[int, Any]) -> None:
     for registration in Registration:
         served.answers = [answer]
-        asking, schema = client(served, registration=registration), Registered("AVRO", RECORD)
+        asking, schema = client(served, registration=registration), RegistrySchema("AVRO", RECORD)
         assert asking.id_of("orders-value", schema) == 7
         served.answers = [answer]
         assert asking.version_of("orders-value", schema, ()) == 1
@@ -177,29 +177,29 @@ def test_a_reference_that_is_not_there_is_no_word_about_a_record(served: Registr
     schema = {"schema": RECORD, "references": [{"name": "shop.Item", "subject": "item", "version": 2}]}
     missing = (404, {"error_code": code, "message": "not found"})
     served.answers = [(200, schema), missing, missing]
-    assert client(served).by_id(7).references == (("shop.Item", '"int"'),), "a replica had it late"
+    assert client(served).find_by_id(7).references == (("shop.Item", '"int"'),), "a replica had it late"
     served.answers = [(200, schema)] + [missing] * 1_000
     with pytest.raises(RegistryUnavailableError, match="version 2 of subject 'item'"):
-        client(served, retry_ms=60).by_id(7)
+        client(served, retry_ms=60).find_by_id(7)
 
 
 def test_nobody_who_listens_is_an_outage(served: Registry) -> None:
     nobody = SchemaRegistry("http://127.0.0.1:1", retry_ms=50, timeout_ms=50)
     with pytest.raises(RegistryUnavailableError):
-        RegistryClient(nobody).by_id(7)
+        RegistryClient(nobody).find_by_id(7)
     no_file = replace(nobody, ca_location="/no/such/file.pem")
     with pytest.raises(RegistryUnavailableError, match="FileNotFoundError"):
-        RegistryClient(no_file).by_id(7)
+        RegistryClient(no_file).find_by_id(7)
 
 
 def test_a_number_that_is_not_known_is_asked_for_again_and_then_believed(served: Registry) -> None:
     asking = client(served)
     with pytest.raises(NoSuchSchema):
-        asking.by_id(8)
+        asking.find_by_id(8)
     times = len(served.asked)
     assert times > 1, "a replica of the registry may lag behind"
     with pytest.raises(NoSuchSchema):
-        asking.by_id(8)
+        asking.find_by_id(8)
     assert len(served.asked) == times
 
 
@@ -210,27 +210,27 @@ def test_a_number_that_was_not_known_is_asked_for_once_more_after_a_while(
     asking, unknown = client(served), (404, {"error_code": 40403, "message": "Schema not found"})
     served.answers = [unknown] * 1_000
     with pytest.raises(NoSuchSchema):
-        asking.by_id(7)
+        asking.find_by_id(7)
     times = len(served.asked)
     with pytest.raises(NoSuchSchema):
-        asking.by_id(7)
+        asking.find_by_id(7)
     assert len(served.asked) == times + 1, "no task waits for it a second time"
     served.answers = []
-    assert asking.by_id(7).schema_id == 7, "it has been registered by now"
+    assert asking.find_by_id(7).schema_id == 7, "it has been registered by now"
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_refusal_is_nothing_that_a_restart_mends(served: Registry, status: int) -> None:
     served.answers = [(status, {"message": "no"})]
     with pytest.raises(AuthorizationError, match=str(status)) as refused:
-        client(served, username="job", password="s3cret").by_id(7)
+        client(served, username="job", password="s3cret").find_by_id(7)
     assert "s3cret" not in str(refused.value) and not refused.value.restartable
 
 
 def test_any_other_answer_is_a_fault_of_the_surroundings(served: Registry) -> None:
     served.answers = [(400, {"error_code": 400, "message": "what?"})]
     with pytest.raises(EnvironmentFault, match="It answers 400") as fault:
-        client(served).by_id(7)
+        client(served).find_by_id(7)
     assert not fault.value.restartable
 
 
@@ -238,12 +238,12 @@ def test_any_other_answer_is_a_fault_of_the_surroundings(served: Registry) -> No
 def test_a_schema_that_is_not_taken(served: Registry, status: int) -> None:
     served.answers = [(status, {"message": "READER_FIELD_MISSING_DEFAULT_VALUE"})]
     with pytest.raises(SchemaError, match="does not take the schema of subject 'orders-value'") as refused:
-        client(served).id_of("orders-value", Registered("AVRO", RECORD))
+        client(served).id_of("orders-value", RegistrySchema("AVRO", RECORD))
     assert "READER_FIELD_MISSING_DEFAULT_VALUE" in str(refused.value)
 
 
 def test_a_sink_registers_or_finds_its_schema(served: Registry) -> None:
-    schema = Registered("AVRO", RECORD)
+    schema = RegistrySchema("AVRO", RECORD)
     assert client(served).id_of("orders-value", schema) == 7
     assert client(served, registration=Registration.REQUIRED).id_of("orders-value", schema) == 7
     assert [path for _, path in served.asked] == ["/subjects/orders-value/versions", "/subjects/orders-value"]
@@ -260,7 +260,7 @@ def test_a_sink_registers_or_finds_its_schema(served: Registry) -> None:
     ],
 )
 def test_who_asks_says_who_it_is(served: Registry, settings: dict[str, str], login: str) -> None:
-    client(served, **settings).by_id(7)
+    client(served, **settings).find_by_id(7)
     assert served.logins == {login}
 
 
@@ -271,9 +271,9 @@ def test_a_certificate_is_looked_at(tmp_path: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.server)
     for served in serving(Registry(), context):
-        assert client(served, ca_location=str(made.authority)).by_id(7).schema_id == 7
+        assert client(served, ca_location=str(made.authority)).find_by_id(7).schema_id == 7
         with pytest.raises(RegistryUnavailableError):
-            client(served, retry_ms=100).by_id(7)
+            client(served, retry_ms=100).find_by_id(7)
 
 
 def test_secrets_are_in_no_text_of_the_settings() -> None:

@@ -21,12 +21,11 @@ from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.jdbc.control import ControlTable
 from flinkish_spark.connectors.jdbc.dialect import (
     ColumnInfo,
-    DriverMissing,
     Login,
     Session,
     Target,
     Trouble,
-    Unfit,
+    UnfitValue,
     WriteMode,
     json_value,
     parameters,
@@ -40,7 +39,7 @@ from flinkish_spark.connectors.jdbc.settings import RecordCheck
 from flinkish_spark.connectors.jdbc.sink import JdbcSink
 from flinkish_spark.connectors.jdbc.sqlite import Sqlite
 from flinkish_spark.connectors.jdbc.types import SqlType, is_supported
-from flinkish_spark.core.errors import BadRecordError, ConfigError
+from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault
 from flinkish_spark.core.secrets import PlainSecret
 
 DIALECTS = {one.name: one for one in (Postgres(), Sqlite(), MySql())}
@@ -129,19 +128,19 @@ def test_letters_that_a_url_cannot_have_are_named(text, what) -> None:
     ],
 )
 def test_identifiers_are_quoted(dialect, name, sql) -> None:
-    assert DIALECTS[dialect].quoted(name) == sql
+    assert DIALECTS[dialect].quote(name) == sql
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("name", ["", "a\0b"])
 def test_names_that_no_quoting_helps_are_refused(dialect, name) -> None:
     with pytest.raises(ConfigError, match="cannot be the name"):
-        DIALECTS[dialect].quoted(name)
+        DIALECTS[dialect].quote(name)
 
 
 def test_names_that_would_be_cut_off_are_refused() -> None:
     with pytest.raises(ConfigError, match="1 to 63 bytes"):
-        Postgres().quoted("ü" * 32)
+        Postgres().quote("ü" * 32)
 
 
 def upsert(dialect: str, given: Target) -> str:
@@ -367,7 +366,7 @@ def test_a_text_that_a_column_would_shorten_is_refused(dialect, column, text, is
     batch = pa.record_batch({"c": pa.array([text, None])})
     found = parameters(batch, ["c"], one, checks)
     assert found[1] == (None,)
-    assert isinstance(found[0][0], Unfit) is not is_taken
+    assert isinstance(found[0][0], UnfitValue) is not is_taken
     if is_taken:
         assert found[0] == (text,)
 
@@ -402,7 +401,7 @@ def test_values_of_mysql() -> None:
     )
     ((at, x, parts),) = parameters(batch, ["at", "x", "l"], MySql(), {})
     assert (at, parts) == (dt.datetime(2024, 1, 1), "[1, null]")
-    assert isinstance(x, Unfit) and "infinity" in x
+    assert isinstance(x, UnfitValue) and "infinity" in x
     assert parameters(batch, [], MySql(), {}) == [()]
 
 
@@ -415,7 +414,7 @@ def test_an_hour_that_a_clock_shows_twice() -> None:
 def test_a_time_that_python_does_not_have() -> None:
     column = pa.array([0, 2**60], pa.int64()).cast(pa.timestamp("us", "UTC"))
     first, second = python_values(column)
-    assert first == dt.datetime(1970, 1, 1, tzinfo=dt.UTC) and isinstance(second, Unfit)
+    assert first == dt.datetime(1970, 1, 1, tzinfo=dt.UTC) and isinstance(second, UnfitValue)
     batch = pa.record_batch({"at": column})
     assert "out of range" in record_json(batch, 1)
 
@@ -471,7 +470,7 @@ def test_what_python_cannot_read_can_be_left_out_at_the_commit() -> None:
     """Other policies than FAIL come by it there; the dead letter says what it was."""
     for column, first in ((NO_TEXT, "a"), (pa.StructArray.from_arrays([NO_TEXT], ["of"]), {"of": "a"})):
         found = python_values(column)
-        assert found[0] == first and isinstance(found[1], Unfit)
+        assert found[0] == first and isinstance(found[1], UnfitValue)
         said = json.loads(record_json(pa.record_batch([column], names=["v"]), 1))
         assert said["v"].startswith("the value cannot be read: 'utf-8' codec")
 
@@ -611,7 +610,7 @@ def test_a_missing_driver_is_named(dialect, module, monkeypatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", without)
     url = JdbcUrl.parse(f"jdbc:{dialect}://127.0.0.1:1/x")
-    with pytest.raises(DriverMissing, match=rf"(?i)pip install '{module}.*[0-9]'"):
+    with pytest.raises(EnvironmentFault, match=rf"(?i)pip install '{module}.*[0-9]'"):
         DIALECTS[dialect].connect(Login(url, "", "", 1_000))
 
 
@@ -629,4 +628,4 @@ def test_a_password_is_shown_nowhere() -> None:
     login = Login(sink.settings.url, "me", "hidden-word", 1)
     shown = [repr(sink), repr(sink.settings), repr(vars(sink)), repr(PlainSecret("hidden-word")), repr(login)]
     assert "hidden-word" not in "".join(shown) and sink.settings.secret.read() == "hidden-word"
-    assert sink.settings.scrubbed("said hidden-word back") == "said *** back"
+    assert sink.settings.scrub("said hidden-word back") == "said *** back"

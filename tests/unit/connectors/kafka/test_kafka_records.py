@@ -74,7 +74,7 @@ class Admin:
 
 def source_of(brokers, topics=("a:b", "c"), folder="", **settings):
     source = KafkaRecordsSource("nowhere:1", list(topics), **settings).bound("in")
-    return connected(source._with("_fs_folder", str(folder)), brokers)
+    return connected(source._replace("_fs_folder", str(folder)), brokers)
 
 
 def connected(source, brokers, **group):

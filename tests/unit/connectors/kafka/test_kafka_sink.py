@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import types as T
 
 from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
-from flinkish_spark.connectors.formats.avro_encoder import derived_schema
+from flinkish_spark.connectors.formats.avro_encoder import derive_schema
 from flinkish_spark.connectors.kafka.client import admin
 from flinkish_spark.connectors.kafka.client.admission import Admission, OutgoingRecords, prepend_headers
 from flinkish_spark.connectors.kafka.client.batches import (
@@ -165,7 +165,7 @@ def test_the_derived_schema_takes_nulls_everywhere_and_names_records_by_their_pa
         "fields": [{"name": "x", "type": ["null", {"type": "int", "logicalType": "date"}]}],
     }
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
-    assert json.loads(json.dumps(derived_schema(schema))) == {
+    assert json.loads(json.dumps(derive_schema(schema))) == {
         "type": "record",
         "name": "Record",
         "fields": [
@@ -188,7 +188,7 @@ def test_the_derived_schema_takes_nulls_everywhere_and_names_records_by_their_pa
 )
 def test_fields_that_avro_does_not_have(fields: T.StructType) -> None:
     with pytest.raises(SchemaError, match="cannot be written as Avro"):
-        derived_schema(fields)
+        derive_schema(fields)
 
 
 # -- headers and batches ----------------------------------------------------------------------------
@@ -346,15 +346,21 @@ def test_a_letter_is_cut_only_where_its_topic_does_not_take_it() -> None:
 def test_a_topic_says_how_far_from_now_times_may_be() -> None:
     before, after, both = (f"message.timestamp.{one}.max.ms" for one in ("before", "after", "difference"))
     any_ms = str(2**63 - 1)
-    assert TimeLimits.of_topic({}) == TimeLimits()
-    assert TimeLimits.of_topic({before: any_ms, after: "3600000"}).after_ms == 3_590_000
-    assert TimeLimits.of_topic({before: "1000", after: any_ms, both: any_ms}) == TimeLimits(before_ms=500)
+    assert TimeLimits.from_settings({}) == TimeLimits()
+    assert TimeLimits.from_settings({before: any_ms, after: "3600000"}).after_ms == 3_590_000
+    assert TimeLimits.from_settings({before: "1000", after: any_ms, both: any_ms}) == TimeLimits(
+        before_ms=500
+    )
     # Before Kafka 3.6 one setting was both limits; it is still there in 3.9, where the others win.
-    assert TimeLimits.of_topic({both: "30000"}) == TimeLimits(20_000, 20_000)
-    assert TimeLimits.of_topic({before: "60000", after: any_ms, both: "30000"}) == TimeLimits(50_000, 20_000)
-    assert TimeLimits.of_topic({"message.timestamp.type": "LogAppendTime", after: "1000"}) == TimeLimits()
-    assert TimeLimits.of_all([TimeLimits(5, 9), TimeLimits(7, 3)]) == TimeLimits(5, 3)
-    assert TimeLimits.of_all([]) == TimeLimits() and TimeLimits().range_at(9_000) == (0, LAST_MS)
+    assert TimeLimits.from_settings({both: "30000"}) == TimeLimits(20_000, 20_000)
+    assert TimeLimits.from_settings({before: "60000", after: any_ms, both: "30000"}) == TimeLimits(
+        50_000, 20_000
+    )
+    assert (
+        TimeLimits.from_settings({"message.timestamp.type": "LogAppendTime", after: "1000"}) == TimeLimits()
+    )
+    assert TimeLimits.merge([TimeLimits(5, 9), TimeLimits(7, 3)]) == TimeLimits(5, 3)
+    assert TimeLimits.merge([]) == TimeLimits() and TimeLimits().range_at(9_000) == (0, LAST_MS)
 
 
 def test_a_time_that_a_topic_does_not_allow_is_a_bad_record() -> None:
