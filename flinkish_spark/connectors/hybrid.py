@@ -207,7 +207,7 @@ class HybridSource(SplitSource):
         """Return a part that knows its folder, once the whole knows its own."""
         part = self._parts[index]
         if self._fs_folder:
-            object.__setattr__(part, "_fs_folder", self.job_store.below(str(index)).to_text())
+            object.__setattr__(part, "_fs_folder", self.job_store.to_child(str(index)).to_text())
         return part
 
     def _of(self, split: str) -> tuple[SplitSource, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flinkish_spark.core.validation import refused_as_config_errors, unusable
+from flinkish_spark.core.validation import raise_config_errors, unusable
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, Unlimited, checked_limit
 
 #: So much of what was not used is kept for later: a pause is not made up for by a flood.
@@ -41,7 +41,7 @@ class RateLimit:
     records_per_batch: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give a whole number above zero, or leave it out"):
+        with raise_config_errors("give a whole number above zero, or leave it out"):
             checked_limit("records_per_batch", self.records_per_batch, least=1)
         rate = self.records_per_second
         if isinstance(rate, Unlimited):

@@ -30,7 +30,7 @@ from flinkish_spark.core.clock import SystemClock, SystemThreads, tries
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.object_store import CountedStore
-from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
+from flinkish_spark.core.store import UnknownOutcomeError, CreateResult, ObjectMissing, parse_key, create_by_id
 from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class HdfsStore(CountedStore):
     def put(self, key: str, data: bytes) -> None:
         path = self._path(key)
         self._count("put")
-        self._move(key, self._repeated("write", key, lambda: self._write_bytes(path, data)))
+        self._move(key, self._retry("write", key, lambda: self._write_bytes(path, data)))
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         create = _Create(self, key, data)
@@ -114,10 +114,10 @@ class HdfsStore(CountedStore):
 
         self._count("list")
         try:
-            found = self._repeated("list", prefix, lambda: self._ask(names))
+            found = self._retry("list", prefix, lambda: self._ask(names))
         except FileNotFoundError:
             return ()
-        folder = str(checked_key(prefix))
+        folder = str(parse_key(prefix))
         return tuple(f"{folder}/{name}" for name in sorted(found) if not name.startswith("."))
 
     def delete(self, key: str) -> None:
@@ -127,7 +127,7 @@ class HdfsStore(CountedStore):
     def sizes_below(self, folder: str) -> dict[str, int]:
         path = self._path(folder) if folder else self._root
         self._count("list")
-        found = self._repeated("list", folder, lambda: self._sizes(path or "/"))
+        found = self._retry("list", folder, lambda: self._sizes(path or "/"))
         return {name.removeprefix(f"{path}/"): size for name, size in found.items() if name != path}
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
@@ -143,7 +143,7 @@ class HdfsStore(CountedStore):
 
         self._count("copy")
         try:
-            hidden = self._repeated("copy", key, copy)
+            hidden = self._retry("copy", key, copy)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         self._move(other, hidden)
@@ -152,7 +152,7 @@ class HdfsStore(CountedStore):
         paths = sorted({key: self._path(key) for key in keys}.items())
         for key, path in paths:
             self._count("delete")
-            self._repeated("delete", key, functools.partial(self._ask, methodcaller("delete", path)))
+            self._retry("delete", key, functools.partial(self._ask, methodcaller("delete", path)))
         self._delete_empty({path.rpartition("/")[0] for _, path in paths})
 
     def _read(self, key: str, most_bytes: int | None) -> bytes:
@@ -165,7 +165,7 @@ class HdfsStore(CountedStore):
 
         self._count("read")
         try:
-            return self._repeated("read", key, read)
+            return self._retry("read", key, read)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
 
@@ -174,7 +174,7 @@ class HdfsStore(CountedStore):
 
     def _write_hidden(self, target: str, chunks: Callable[[], Iterable[bytes]], size: int) -> str:
         """Write bytes beside where they belong, durably; return the path."""
-        path = self._hidden(target)
+        path = self._make_hidden_path(target)
 
         def write(hdfs: Client) -> None:
             with hdfs.create(path) as file:
@@ -199,9 +199,9 @@ class HdfsStore(CountedStore):
                     raise
 
         try:
-            self._repeated("write", key, move)
+            self._retry("write", key, move)
         except FileNotFoundError as error:
-            self._failed("write", key, error)
+            self._fail("write", key, error)
         except StoreError:
             self.forget(hidden)
             raise
@@ -236,10 +236,10 @@ class HdfsStore(CountedStore):
                     return False
                 raise
 
-        return self._repeated("delete", folder, delete)
+        return self._retry("delete", folder, delete)
 
     def is_there(self, path: str) -> bool:
-        return self._once("look at", path, lambda hdfs: _is_there(hdfs, path))
+        return self._ask_once("look at", path, lambda hdfs: _is_there(hdfs, path))
 
     def begin(self, key: str, data: bytes) -> str:
         """Write the bytes of an object under a hidden name, which is returned; raises as `is_there`."""
@@ -247,9 +247,9 @@ class HdfsStore(CountedStore):
         try:
             return self._write_bytes(path, data)
         except (OSError, RuntimeError) as error:
-            self._lost("create", key, error)
+            self._raise_lost("create", key, error)
 
-    def moved(self, hidden: str, key: str) -> bool:
+    def move_new(self, hidden: str, key: str) -> bool:
         """Give a hidden file its name, unless that is taken: False; raises as `is_there`."""
         path = self._path(key)
 
@@ -261,33 +261,33 @@ class HdfsStore(CountedStore):
             return True
 
         try:
-            return self._once("create", key, move)
+            return self._ask_once("create", key, move)
         except FileNotFoundError as gone:
-            raise AnswerLost(_text(gone)) from None
+            raise UnknownOutcomeError(_text(gone)) from None
 
     def forget(self, hidden: str) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             self._ask(lambda hdfs: hdfs.delete(hidden))
 
-    def _once(self, verb: str, key: str, ask: Callable[[Client], T]) -> T:
+    def _ask_once(self, verb: str, key: str, ask: Callable[[Client], T]) -> T:
         try:
             return self._ask(ask)
         except FileNotFoundError:
             raise
         except (OSError, RuntimeError) as error:
-            self._lost(verb, key, error)
+            self._raise_lost(verb, key, error)
 
-    def _lost(self, verb: str, key: str, error: Exception) -> NoReturn:
+    def _raise_lost(self, verb: str, key: str, error: Exception) -> NoReturn:
         if _is_refused(error):
-            self._failed(verb, key, error)
-        raise AnswerLost(_text(error)) from None
+            self._fail(verb, key, error)
+        raise UnknownOutcomeError(_text(error)) from None
 
     def _path(self, key: str) -> str:
         if _ODD.search(key):
             raise ValueError(f"not a key of a store on HDFS: {key!r}")
-        return f"{self._root}/{checked_key(key)}"
+        return f"{self._root}/{parse_key(key)}"
 
-    def _hidden(self, path: str) -> str:
+    def _make_hidden_path(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
         return f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
 
@@ -295,7 +295,7 @@ class HdfsStore(CountedStore):
         is_heard_of = self._namenode in _HEARD_OF
         return self._patience_ms if is_heard_of else min(self._patience_ms, _FIRST_PATIENCE_MS)
 
-    def _repeated(self, verb: str, key: str, ask: Callable[[], T]) -> T:
+    def _retry(self, verb: str, key: str, ask: Callable[[], T]) -> T:
         """Ask until there is an answer, within limits; what is missing or refused is one."""
         for _ in tries(self._patience(), _CLOCK, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
             try:
@@ -307,7 +307,7 @@ class HdfsStore(CountedStore):
                 if _is_refused(error):
                     break
                 note_failure(str(error))
-        self._failed(verb, key, failure)
+        self._fail(verb, key, failure)
 
     def _ask(self, ask: Callable[[Client], T], size: int = 0) -> T:
         """Ask once, in a thread that may be left behind."""
@@ -324,7 +324,7 @@ class HdfsStore(CountedStore):
             _HEARD_OF.add(self._namenode)
         return answer.result()
 
-    def _failed(self, verb: str, key: str, error: Exception) -> NoReturn:
+    def _fail(self, verb: str, key: str, error: Exception) -> NoReturn:
         failed = StoreError(
             f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error), key=key
         )
@@ -349,7 +349,7 @@ class _Create:
             if self._store.is_there(self._path):
                 return False
             self._hidden = self._store.begin(key, data)
-        if not self._store.moved(self._hidden, key):
+        if not self._store.move_new(self._hidden, key):
             return False
         self._hidden = None
         return True

@@ -102,15 +102,15 @@ class JobDir:
                 )
         return JobUuid(recorded["uuid"]), recorded
 
-    def known_uuid(self) -> JobUuid | None:
-        recorded = self.known_settings()
+    def find_uuid(self) -> JobUuid | None:
+        recorded = self.find_settings()
         return None if recorded is None else JobUuid(recorded["uuid"])
 
-    def known_settings(self) -> dict[str, Any] | None:
+    def find_settings(self) -> dict[str, Any] | None:
         return self._objects.optional(JOB_KEY, "job", dict)
 
     def spark_versions(self) -> tuple[str, ...]:
-        first = (self.known_settings() or {}).get("spark")
+        first = (self.find_settings() or {}).get("spark")
         later = [self._objects.read(key, "spark-version", dict) for key in self.store.list(_SPARK_VERSIONS)]
         return (*([] if first is None else [first]), *(one["spark"] for one in later))
 
@@ -121,10 +121,10 @@ class JobDir:
             body = seal("spark-version", {"spark": version})
             self.store.create_if_absent(f"{_SPARK_VERSIONS}/{name}.json", body)
 
-    def recorded(self, name: str) -> dict[str, Any] | None:
+    def find_fact(self, name: str) -> dict[str, Any] | None:
         return self._objects.optional(f"facts/{name}.json", "fact", dict)
 
-    def recorded_once(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    def record_fact(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Record `value` under ``facts/<name>.json`` at the first call; return what is recorded."""
         key = f"facts/{name}.json"
         self.store.create_if_absent(key, seal("fact", value))
@@ -156,7 +156,7 @@ class JobDir:
         newest = max(self._objects.numbers(_REPORTS), default=0)
         return self._optional(f"{_REPORTS}/{newest}.json", "report", JobReport)
 
-    def written_mark(self) -> bytes:
+    def digest_state(self) -> bytes:
         """Return a digest that differs when statistics, report or lineage have changed; nothing is parsed."""
         digest = hashlib.blake2b(digest_size=16)
         newest = max(self._objects.numbers(_REPORTS), default=0)
@@ -211,7 +211,7 @@ class JobDir:
         self.store.delete(TIMELINE_ORDER_KEY)
 
     def write_staged(self, staged: StagedBatch) -> None:
-        key = self.staged_key(staged)
+        key = self.make_staged_key(staged)
         if self._create(key, "staged", staged) is CreateResult.EXISTS:
             raise CorruptObjectError(
                 f"{key} exists already",
@@ -219,7 +219,7 @@ class JobDir:
                 what_to_do="report it, with the files of the job directory",
             )
 
-    def staged_batches(self, lineage: Lineage) -> dict[str, StagedBatch]:
+    def list_staged(self, lineage: Lineage) -> dict[str, StagedBatch]:
         """Return the staged files of a lineage by attempt name ``<batch>-<owner>.<attempt>``."""
         found = {}
         for key in self.store.list(f"staged/{lineage}"):
@@ -243,7 +243,7 @@ class JobDir:
     def attempt_name(staged: StagedBatch) -> str:
         return f"{staged.batch}-{staged.owner_epoch}.{staged.attempt}"
 
-    def staged_key(self, staged: StagedBatch) -> str:
+    def make_staged_key(self, staged: StagedBatch) -> str:
         return f"staged/{staged.lineage}/{self.attempt_name(staged)}.json"
 
     def statistics(self) -> StatisticsHistory | None:
@@ -272,10 +272,10 @@ class JobDir:
     def decision(self, checkpoint: CheckpointId) -> Decision | None:
         """Return the decision, with what was staged again since; None while the id is open."""
         decision = self.first_decision(checkpoint)
-        restaged = None if decision is None else self.restaged(checkpoint)
+        restaged = None if decision is None else self.find_restaged(checkpoint)
         return decision if decision is None or restaged is None else restaged.apply(decision)
 
-    def restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
+    def find_restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
         """Return the newest replay of a checkpoint, or None if there was none."""
         number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
         key = f"restaged/{checkpoint}/{number}.json"
@@ -293,7 +293,7 @@ class JobDir:
             for number in sorted(self._objects.numbers(f"restaged/{checkpoint}")):
                 self.store.delete(f"restaged/{checkpoint}/{number}.json")
 
-    def decided_ids(self) -> tuple[CheckpointId, ...]:
+    def list_checkpoint_ids(self) -> tuple[CheckpointId, ...]:
         """Return all ids that have a folder, in order of id."""
         return tuple(CheckpointId(n) for n in sorted(self._objects.numbers("checkpoints", "")))
 
@@ -306,7 +306,7 @@ class JobDir:
 
     def _live_commits(self) -> Iterator[Decision]:
         history = self.history()
-        for checkpoint in reversed(self.decided_ids()):
+        for checkpoint in reversed(self.list_checkpoint_ids()):
             decision = self.decision(checkpoint)
             if decision is None or decision.verdict is not Verdict.COMMIT:
                 continue
@@ -345,9 +345,9 @@ class JobDir:
         self.drop_rewind(intent)
 
     def history(self) -> LineageHistory:
-        return LineageHistory.of(intent.past() for intent in self._finished_rewinds())
+        return LineageHistory.of(intent.past() for intent in self._read_finished_rewinds())
 
-    def _finished_rewinds(self) -> Iterator[RewindIntent]:
+    def _read_finished_rewinds(self) -> Iterator[RewindIntent]:
         for number in self._objects.numbers("rewinds"):
             key = f"rewinds/{number}.json"
             done = self._optional(key, "rewind", RewindIntent)
@@ -367,7 +367,7 @@ class JobDir:
             self.store.delete(REWIND_ORDER_KEY)
 
     def _is_carried_out(self, order: RewindOrder) -> bool:
-        return any(done.order_id == order.order_id for done in self._finished_rewinds())
+        return any(done.order_id == order.order_id for done in self._read_finished_rewinds())
 
     def create_rewind_order(self, order: RewindOrder) -> CreateResult:
         """Order a rewind; EXISTS means that another order waits."""

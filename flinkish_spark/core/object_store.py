@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import StoreError
-from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
+from flinkish_spark.core.store import UnknownOutcomeError, CreateResult, ObjectMissing, parse_key, create_by_id
 
 if TYPE_CHECKING:
     import obstore.store
@@ -117,14 +117,14 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "read", key, may_miss=True):
+        with self._request("read", "read", key, may_miss=True):
             return bytes(obstore.get(self._bucket, path).bytes())
 
     def put(self, key: str, data: bytes) -> None:
         import obstore
 
         path = self._path(key)
-        with self._asked("put", "write", key):
+        with self._request("put", "write", key):
             obstore.put(self._bucket, path, data, use_multipart=False)
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
@@ -135,18 +135,18 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(prefix)
-        with self._asked("list", "list", prefix):
+        with self._request("list", "list", prefix):
             found = obstore.list_with_delimiter(self._bucket, path)
         paths = {one["path"] for one in found["objects"]} | set(found["common_prefixes"])
         names = sorted(one[len(path) + 1 :] for one in paths if one.startswith(f"{path}/"))
-        folder = str(checked_key(prefix))
+        folder = str(parse_key(prefix))
         return tuple(f"{folder}/{name}" for name in names if not name.startswith("."))
 
     def delete(self, key: str) -> None:
         import obstore
 
         path = self._path(key)
-        with contextlib.suppress(ObjectMissing), self._asked("delete", "delete", key, may_miss=True):
+        with contextlib.suppress(ObjectMissing), self._request("delete", "delete", key, may_miss=True):
             obstore.delete(self._bucket, path)
 
     def sizes_below(self, folder: str) -> dict[str, int]:
@@ -154,7 +154,7 @@ class ObjectStore(CountedStore):
 
         path = self._path(folder) if folder else self._folder
         begins, found = len(path) + 1 if path else 0, dict[str, int]()
-        with self._asked("list", "list", folder):
+        with self._request("list", "list", folder):
             for page in obstore.list(self._bucket, path or None, chunk_size=1_000):
                 found |= {one["path"][begins:]: one["size"] for one in page}
         # S3A's empty object for a folder has lost the slash at its end here: it is called as the folder is.
@@ -165,14 +165,14 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "read", key, may_miss=True):
+        with self._request("read", "read", key, may_miss=True):
             return bytes(obstore.get(self._bucket, path, options={"range": (0, most_bytes)}).bytes())
 
     def copy(self, key: str, other: str) -> None:
         import obstore
 
         path, target = self._path(key), self._path(other)
-        with self._asked("copy", "copy", key, may_miss=True):
+        with self._request("copy", "copy", key, may_miss=True):
             obstore.copy(self._bucket, path, target)
 
     def delete_all(self, keys: Collection[str]) -> None:
@@ -183,7 +183,7 @@ class ObjectStore(CountedStore):
         for at in range(0, len(ordered), _DELETED_AT_ONCE):
             some = ordered[at : at + _DELETED_AT_ONCE]
             try:
-                with self._asked("delete", "delete", some[0], may_miss=True):
+                with self._request("delete", "delete", some[0], may_miss=True):
                     obstore.delete(self._bucket, [self._path(key) for key in some])
             except ObjectMissing:
                 # Azure and Google Cloud stop at one that is missing.
@@ -195,7 +195,7 @@ class ObjectStore(CountedStore):
         from obstore.exceptions import AlreadyExistsError
 
         path, attributes = self._path(key), {WRITE_ID: write_id}
-        with self._asked("create", "create", key, is_lost=lambda error: not _is_refused(error)):
+        with self._request("create", "create", key, is_lost=lambda error: not _is_refused(error)):
             try:
                 obstore.put(self._once, path, data, mode="create", attributes=attributes, use_multipart=False)
             except AlreadyExistsError:
@@ -213,14 +213,14 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "look at", key, is_lost=lambda error: not _is_refused(error), may_miss=True):
+        with self._request("read", "look at", key, is_lost=lambda error: not _is_refused(error), may_miss=True):
             return obstore.get(self._bucket, path, options={"head": True}).attributes.get(WRITE_ID)
 
     def _check_keeps_ids(self) -> None:
         """Refuse a store that forgets ids: one's own write would be taken for somebody else's."""
         key, write_id = f".probes/{uuid.uuid4().hex}", uuid.uuid4().hex
         if not self.put_new(key, b"", write_id):
-            raise AnswerLost("the store says that a key is taken which nobody else knows")
+            raise UnknownOutcomeError("the store says that a key is taken which nobody else knows")
         self._keeps_ids = self._id_at(key) == write_id
         with contextlib.suppress(StoreError):
             self.delete(key)
@@ -234,10 +234,10 @@ class ObjectStore(CountedStore):
     def _path(self, key: str) -> str:
         if _ODD.search(key):
             raise ValueError(f"not a key of an object store: {key!r}")
-        return f"{self._folder}/{checked_key(key)}" if self._folder else str(checked_key(key))
+        return f"{self._folder}/{parse_key(key)}" if self._folder else str(parse_key(key))
 
     @contextlib.contextmanager
-    def _asked(
+    def _request(
         self,
         kind: str,
         verb: str,
@@ -260,7 +260,7 @@ class ObjectStore(CountedStore):
                 text = text.replace(secret, "***")
             text = " ".join(text.split())[:_MOST_TEXT]
             if is_lost(error):
-                raise AnswerLost(text) from None
+                raise UnknownOutcomeError(text) from None
             failed = StoreError(
                 f"cannot {verb} {key} in {self._place}", why=text, what_to_do=_what_to_do(error), key=key
             )

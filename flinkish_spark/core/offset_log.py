@@ -80,7 +80,7 @@ class LoggedOffsets:
     def topics(self) -> frozenset[str]:
         return frozenset(topic for source in self.sources for topic in _partitions(source))
 
-    def with_added(self, end: LoggedOffsets) -> LoggedOffsets:
+    def add_partitions(self, end: LoggedOffsets) -> LoggedOffsets:
         """Return these offsets, and 0 for partitions that topics of theirs have only at `end`."""
         known = self.partitions()
         added = {
@@ -91,7 +91,7 @@ class LoggedOffsets:
         found = {topic: begins for topic, begins in added.items() if begins}
         return LoggedOffsets((*self.sources, found)) if found else self
 
-    def described_since(self, begin: LoggedOffsets | None) -> str:
+    def describe_ranges(self, begin: LoggedOffsets | None) -> str:
         """Return, for people, the ranges between `begin` and here; from the start without one."""
         ranges = []
         for position, source in enumerate(self.sources):

@@ -34,10 +34,10 @@ StepT_contra = TypeVar("StepT_contra", contravariant=True)
 class StepObserver(Protocol[StepT_contra]):
     """Told about steps of one kind, in the thread and process that takes them; must not raise."""
 
-    def before(self, step: StepT_contra, subject: str) -> None:
+    def on_step_start(self, step: StepT_contra, subject: str) -> None:
         """Note what comes, right before the step; `subject` is a sink uid, a log entry or an id."""
 
-    def after(self, step: StepT_contra, subject: str) -> None:
+    def on_step_end(self, step: StepT_contra, subject: str) -> None:
         """Note what is done, right after the step."""
 
 
@@ -45,8 +45,8 @@ Observer = StepObserver[Step]
 
 
 class SilentObserver:
-    def before(self, step: enum.Enum, subject: str) -> None:
+    def on_step_start(self, step: enum.Enum, subject: str) -> None:
         """Do nothing."""
 
-    def after(self, step: enum.Enum, subject: str) -> None:
+    def on_step_end(self, step: enum.Enum, subject: str) -> None:
         """Do nothing."""

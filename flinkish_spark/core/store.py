@@ -88,12 +88,12 @@ def sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def _opened_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     # A FIFO in the place of an object would keep its reader waiting for somebody who writes.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def checked_key(key: str) -> PurePosixPath:
+def parse_key(key: str) -> PurePosixPath:
     """Return a key as a path; raise ValueError if it leads out of the store, or nowhere."""
     path = PurePosixPath(key)
     if path.is_absolute() or not path.parts or any(part in ("..", ".") for part in path.parts):
@@ -111,14 +111,14 @@ class LocalStore:
 
     def read(self, key: str) -> bytes:
         try:
-            with open(self._path(key), "rb", opener=_opened_at_once) as file:
+            with open(self._path(key), "rb", opener=_open_nonblocking) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise OSError(errno.EINVAL, "it is not a file")
                 return file.read()
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         except OSError as error:
-            raise self._failed("read", key, error) from error
+            raise self._make_error("read", key, error) from error
 
     def put(self, key: str, data: bytes) -> None:
         try:
@@ -127,7 +127,7 @@ class LocalStore:
             os.replace(temporary, target)
             sync_directory(target.parent)
         except OSError as error:
-            raise self._failed("write", key, error) from error
+            raise self._make_error("write", key, error) from error
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         """Write the object only if the key is free: link(2) fails if the name exists."""
@@ -146,7 +146,7 @@ class LocalStore:
             sync_directory(target.parent)
             return CreateResult.CREATED
         except OSError as error:
-            raise self._failed("create", key, error) from error
+            raise self._make_error("create", key, error) from error
 
     def list(self, prefix: str) -> tuple[str, ...]:
         folder = self._path(prefix)
@@ -155,7 +155,7 @@ class LocalStore:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise self._failed("list", prefix, error) from error
+            raise self._make_error("list", prefix, error) from error
         above = PurePosixPath(prefix)
         return tuple(f"{above}/{name}" for name in names)
 
@@ -170,10 +170,10 @@ class LocalStore:
                 with contextlib.suppress(OSError):
                     target.parent.rmdir()
         except OSError as error:
-            raise self._failed("delete", key, error) from error
+            raise self._make_error("delete", key, error) from error
 
     def _path(self, key: str) -> Path:
-        return self.root / checked_key(key)
+        return self.root / parse_key(key)
 
     def _write_temporary(self, target: Path, data: bytes) -> Path:
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
@@ -196,8 +196,8 @@ class LocalStore:
                 return open(path, "xb")
         return open(path, "xb")
 
-    def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
-        return StoreError.of_system(
+    def _make_error(self, verb: str, key: str, error: OSError) -> StoreError:
+        return StoreError.from_os_error(
             error,
             f"cannot {verb} {key} in the job directory {self.root}",
             what_to_do="check that the disk is there, has room, and may be written by this user",
@@ -209,7 +209,7 @@ class LocalStore:
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
-class AnswerLost(Exception):
+class UnknownOutcomeError(Exception):
     """Whether a request was carried out is not known: an error, a time-out, or no answer at all."""
 
 
@@ -245,16 +245,16 @@ def create_by_id(
             if puts.put_new(key, data, write_id):
                 return CreateResult.CREATED
             why = "the store says that the key is taken, and nothing is there"
-        except AnswerLost as lost:
+        except UnknownOutcomeError as lost:
             why, may_be_there = str(lost), True
         except StoreError as refused:
             # This try has done nothing; an earlier one may have.
             raise (_unknown(key, str(refused), refused) if may_be_there else refused) from None
         try:
-            return whose(puts.write_id_at(key), write_id)
+            return compare_write_ids(puts.write_id_at(key), write_id)
         except ObjectMissing:
             pass
-        except AnswerLost as lost:
+        except UnknownOutcomeError as lost:
             why = f"{why}; then: {lost}"
         except StoreError as refused:
             raise _unknown(key, f"{why}; then: {refused}", refused) from None
@@ -262,7 +262,7 @@ def create_by_id(
     raise _unknown(key, why)
 
 
-def whose(found: str | None, write_id: str) -> CreateResult:
+def compare_write_ids(found: str | None, write_id: str) -> CreateResult:
     """Return CREATED if the object that is there is our own."""
     return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
 

@@ -124,22 +124,22 @@ class StoreSpec:
 
     def open_bucket(self) -> FileStore:
         place = _Place.parse(self.url)
-        return HdfsStore(f"hdfs://{place.bucket}", place.folder) if place.scheme == "hdfs" else _opened(self)
+        return HdfsStore(f"hdfs://{place.bucket}", place.folder) if place.scheme == "hdfs" else _open_object_store(self)
 
-    def resolved(self) -> dict[str, str]:
+    def resolve(self) -> dict[str, str]:
         """Return the options with the values of the environment variables that they name: with secrets."""
-        return resolved_options(self.options)
+        return resolve_options(self.options)
 
-    def below(self, key: str) -> StoreSpec:
+    def to_child(self, key: str) -> StoreSpec:
         if self.is_local:
             return StoreSpec(str(Path(self.url, key)))
         return StoreSpec(f"{self.url}/{key}", self.options)
 
-    def above(self, levels: int) -> StoreSpec:
+    def to_parent(self, levels: int) -> StoreSpec:
         return StoreSpec(self.url.rsplit("/", levels)[0], self.options)
 
 
-def resolved_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def resolve_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """Return options with the values of the environment variables that they name: with secrets."""
     found = {}
     for name, text in options:
@@ -231,13 +231,13 @@ def _local(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
-def shown_url(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return a URL without what may be a login, or a signature behind a question mark, for messages."""
     return re.sub(r"//.*@", "//***@", url.partition("?")[0], flags=re.DOTALL)
 
 
 def _refuse(url: str, why: str, hint: str = "") -> NoReturn:
-    shown = shown_url(url)
+    shown = redact_url(url)
     raise ConfigError(
         f"{shown!r} is not the place of a store",
         why=why,
@@ -278,7 +278,7 @@ def _check_option(place: _Place, name: str, value: str) -> None:
         )
 
 
-def _opened(spec: StoreSpec) -> ObjectStore:
+def _open_object_store(spec: StoreSpec) -> ObjectStore:
     place = _Place.parse(spec.url)
     try:
         from obstore.exceptions import BaseError
@@ -288,7 +288,7 @@ def _opened(spec: StoreSpec) -> ObjectStore:
             why="it is not installed in this Python",
             what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
         ) from None
-    config = spec.resolved()
+    config = spec.resolve()
     # Shorter ones, such as "true", are none, and would be taken out of every message.
     by_name = [config[name] for name, text in spec.options if _BY_NAME.fullmatch(text)]
     secrets = tuple(value for value in by_name if len(value) >= 6)

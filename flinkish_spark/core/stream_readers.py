@@ -7,7 +7,7 @@ empty begins at the reader's initial offset. From then on each micro-batch begin
 ended, which is what the reader has answered last: in 4.1, too, Spark runs a micro-batch to each new end
 before it asks for another, and makes a new reader when a query starts.
 
-So readers are written for 4.2, and :func:`for_running_spark` is what each of our sources gives to Spark.
+So readers are written for 4.2, and :func:`adapt_reader` is what each of our sources gives to Spark.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ __all__ = [
     "ReadLimit",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
-    "for_running_spark",
+    "adapt_reader",
 ]
 
 _WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
-def for_running_spark(reader: DataSourceStreamReader) -> DataSourceStreamReader:
+def adapt_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
     return reader if TELLS_READERS else PositionedReader(reader)
 
 

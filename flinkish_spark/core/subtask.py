@@ -18,7 +18,7 @@ from flinkish_spark.core.accumulators import (
     IntCounter,
     LongCounter,
 )
-from flinkish_spark.core.distributed_cache import DistributedCache, distributed_cache
+from flinkish_spark.core.distributed_cache import DistributedCache, find_cached_files
 from flinkish_spark.core.metric_group import MetricGroup, ask_gauges
 
 
@@ -177,7 +177,7 @@ class SubtaskFacts(Accumulators):
         return self._subtask().attempt
 
     def get_distributed_cache(self) -> DistributedCache:
-        return distributed_cache(self.uid)
+        return find_cached_files(self.uid)
 
     def get_task_name(self) -> str:
         """Return what errors call the operator: its name, else its uid."""

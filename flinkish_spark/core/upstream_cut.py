@@ -66,11 +66,11 @@ class CutState:
     micro_batches: int = 0
 
     @classmethod
-    def at_beginning(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
+    def create_at_start(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
         return cls(_gate_at(positions, settings), resting=frozenset(positions))
 
     @classmethod
-    def somewhere(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
+    def create_midway(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
         return cls(_gate_at(positions, settings))
 
     @property
@@ -94,16 +94,16 @@ class CutState:
             UPSTREAM_KEY: {
                 "job": None if self.job is None else str(self.job),
                 "cut": None if cut is None else cut.to_json(),
-                "passed": nested({place: int(checkpoint) for place, checkpoint in self.passed.items()}),
-                "resting": _listed(self.resting),
-                "outside": _listed(outside),
+                "passed": nest({place: int(checkpoint) for place, checkpoint in self.passed.items()}),
+                "resting": _to_lists(self.resting),
+                "outside": _to_lists(outside),
                 "gate": gate,
                 "micro_batches": self.micro_batches,
             }
         }
         if self.channel_state:
             ranges = {place: [positions[place], end] for place, end in self.channel_state.items()}
-            entries[CHANNEL_STATE_KEY] = nested(ranges)
+            entries[CHANNEL_STATE_KEY] = nest(ranges)
         return entries
 
     @classmethod
@@ -112,15 +112,15 @@ class CutState:
         value = offset.get(UPSTREAM_KEY)
         if value is None:
             return None
-        cut, outside = value["cut"], _unlisted(value["outside"])
-        ranges = flat(offset.get(CHANNEL_STATE_KEY, {}))
-        positions = flat({topic: of for topic, of in offset.items() if not topic.startswith(OWN_KEYS)})
+        cut, outside = value["cut"], _parse_places(value["outside"])
+        ranges = flatten(offset.get(CHANNEL_STATE_KEY, {}))
+        positions = flatten({topic: of for topic, of in offset.items() if not topic.startswith(OWN_KEYS)})
         channels = {channel_of(place): at for place, at in positions.items() if place not in outside}
         return cls(
             InputGate.from_json({**value["gate"], "channels": channels}, settings),
             None if value["job"] is None else JobUuid(value["job"]),
-            {place: CheckpointId(checkpoint) for place, checkpoint in flat(value["passed"]).items()},
-            _unlisted(value["resting"]),
+            {place: CheckpointId(checkpoint) for place, checkpoint in flatten(value["passed"]).items()},
+            _parse_places(value["resting"]),
             None if cut is None else Cut.from_json(cut),
             {place: end for place, (_, end) in ranges.items()},
             int(value["micro_batches"]),
@@ -136,25 +136,25 @@ def place_of(channel: str) -> Place:
     return topic, int(partition)
 
 
-def nested(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
+def nest(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for (topic, partition), value in sorted(values.items()):
         found.setdefault(topic, {})[str(partition)] = value
     return found
 
 
-def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
+def flatten(values: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
     return {(topic, int(p)): value for topic, of_topic in values.items() for p, value in of_topic.items()}
 
 
-def _listed(places: Iterable[Place]) -> dict[str, list[int]]:
+def _to_lists(places: Iterable[Place]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for topic, partition in sorted(places):
         found.setdefault(topic, []).append(partition)
     return found
 
 
-def _unlisted(value: Mapping[str, list[int]]) -> frozenset[Place]:
+def _parse_places(value: Mapping[str, list[int]]) -> frozenset[Place]:
     return frozenset((topic, int(partition)) for topic, of_topic in value.items() for partition in of_topic)
 
 
@@ -192,7 +192,7 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
             continue
         ranges = {
             place: (int(start), None if end is None else int(end))
-            for place, (start, end) in flat(offset.get(CHANNEL_STATE_KEY, {})).items()
+            for place, (start, end) in flatten(offset.get(CHANNEL_STATE_KEY, {})).items()
         }
         is_measured = all(end is not None for _, end in ranges.values())
         times_ms = (cut.start_delay_ms, cut.alignment_ms) if is_measured else (None, None)

@@ -2,7 +2,7 @@
 
 Nothing is converted, and nothing that is wrong counts as left out: a word is no enum, None no number,
 a class none of its instances. The rules of `protocol/` raise ValueError for their own values;
-:func:`refused_as_config_errors` makes what a user sees of that.
+:func:`raise_config_errors` makes what a user sees of that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def unusable(
 
 
 @contextmanager
-def refused_as_config_errors(what_to_do: str) -> Iterator[None]:
+def raise_config_errors(what_to_do: str) -> Iterator[None]:
     """Raise ConfigError in place of the ValueError of a rule."""
     try:
         yield
@@ -66,7 +66,7 @@ def members_of(kind: type) -> list[str]:
 
 def to_ms(name: str, value: Duration) -> int:
     """Return a length of time in milliseconds; what is no timedelta and no text is left to other checks."""
-    with refused_as_config_errors('give milliseconds, or a length of time as text: "10 seconds"'):
+    with raise_config_errors('give milliseconds, or a length of time as text: "10 seconds"'):
         found: int = milliseconds(name, value)
     return found
 
@@ -106,7 +106,7 @@ def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, An
     return dict(value)
 
 
-def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
+def require_methods(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
     methods = _methods_of(protocol)
     # A class has them too, and each of them would miss its `self` when it is called.
     if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
@@ -152,7 +152,7 @@ def check_methods(value: object, kind: type, what: str, *, may_await: Sequence[s
         if method is None or getattr(method, "__func__", method) is own:
             continue
         is_awaited = inspect.iscoroutinefunction(own) or name in may_await
-        _check_method(method, name, what, _required(own)[first:], _returns_rows(own), is_awaited)
+        _check_method(method, name, what, _list_required(own)[first:], _returns_rows(own), is_awaited)
 
 
 def _check_method(
@@ -276,7 +276,7 @@ def _returns_rows(function: Any) -> bool:
     return any("Itera" in str(function.__globals__.get(word, word)) for word in re.findall(r"\w+", said))
 
 
-def _required(function: Any) -> list[str]:
+def _list_required(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [one.name for one in parameters if one.kind in by_place and one.default is one.empty]

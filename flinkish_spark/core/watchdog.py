@@ -26,7 +26,7 @@ _LOOK_MS = 1_000
 Waiting = Callable[[str], AbstractContextManager[None]]
 
 
-def unwatched(what: str) -> AbstractContextManager[None]:
+def skip_watch(what: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -69,7 +69,7 @@ class _Stand:
     #: How long it had stood when it was last named; 0 before that.
     named_after_ms: int = 0
 
-    def moved(self, now_ms: int) -> None:
+    def reset(self, now_ms: int) -> None:
         self.since_ms, self.named_after_ms, self.error = now_ms, 0, ""
 
 
@@ -97,7 +97,7 @@ class Watchdog:
         with self._lock:
             stand = self._stands.setdefault(me, _Stand(threading.current_thread().name, now_ms))
             stand.waits.append(what)
-            stand.moved(now_ms)
+            stand.reset(now_ms)
         outer, _HERE.stand = getattr(_HERE, "stand", None), stand
         try:
             yield
@@ -108,10 +108,10 @@ class Watchdog:
                     LOG.warning("the thread '%s' goes on: it waits no more for %s", stand.thread, what)
                 stand.waits.pop()
                 ended_ms = self._clock.monotonic_ms()
-                stand.moved(ended_ms)
+                stand.reset(ended_ms)
                 if not stand.waits:
                     del self._stands[me]
-            spans.ended(what, ended_ms - now_ms)
+            spans.log_span(what, ended_ms - now_ms)
 
     @property
     def longest(self) -> str:

@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import Keeping, NotRowByRow, RowPlan, Selection, row_plan
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.validation import check_methods
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import CoProcessFunction, ProcessFunction
@@ -327,7 +327,7 @@ def transformed(records: DataFrame, function: Transform) -> DataFrame:
         ) from error
     except Exception as error:
         raise UserFunctionError(
-            f"{named(function)} of transform() failed: {said(error)}",
+            f"{named(function)} of transform() failed: {describe_error(error)}",
             what_to_do="it gets the records' DataFrame, and returns another; correct it",
         ) from error
     if not isinstance(found, DataFrame):

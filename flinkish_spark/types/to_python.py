@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.core.iterators import called
+from flinkish_spark.core.iterators import guard_call
 from flinkish_spark.types.arrow_columns import has_type
 
 _FIRST_MICROS, _LAST_MICROS = (
@@ -172,7 +172,7 @@ def _how_to_take(kind: type) -> Take:
     if _is_all_in_dict(kind):
         return _plain_instance
     # Copied by code of the user's, where the class has it; what takes rows goes through many at once.
-    return called(_instance)
+    return guard_call(_instance)
 
 
 def _is_all_in_dict(kind: type) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from flinkish_spark.core.validation import can_take, check_function, refused_as_config_errors, to_ms, unusable
+from flinkish_spark.core.validation import can_take, check_function, raise_config_errors, to_ms, unusable
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import checked_whole
 
@@ -22,13 +22,13 @@ def positive_ms(name: str, value: Duration) -> int:
 def offset_ms(name: str, value: Duration, period_ms: int) -> int:
     """Return an offset; raise ConfigError unless it is nearer to 0 than a period is long."""
     value = to_ms(name, value)
-    with refused_as_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
+    with raise_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
         checked_whole(name, value, least=1 - period_ms, most=period_ms - 1)
     return value
 
 
 def positive_count(name: str, value: int, what: str = "") -> int:
-    with refused_as_config_errors(f"set {name} to {what}1 or more"):
+    with raise_config_errors(f"set {name} to {what}1 or more"):
         checked_whole(name, value, least=1, most=MAX_WATERMARK_MS)
     return value
 

@@ -16,12 +16,12 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import has_delta_format
 from flinkish_spark.connectors.delta.files import FOLDER
-from flinkish_spark.connectors.delta.rows import DeltaRows, staged_files
+from flinkish_spark.connectors.delta.rows import DeltaRows, list_staged_files
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
 from flinkish_spark.connectors.delta.staging import new_metadata, table_defaults
 from flinkish_spark.connectors.delta.table import (
     DeltaConflict,
-    DeltaRefused,
+    DeltaTableError,
     NoRestore,
     NotAsFiles,
     NothingToRestore,
@@ -36,8 +36,8 @@ from flinkish_spark.connectors.delta.table import (
     mode_from_json,
     note_of,
     plan_restore,
-    stored_fields,
-    stored_of,
+    list_stored_names,
+    list_stored_fields,
     why_by_spark,
     why_not_as_files,
     why_not_made,
@@ -45,7 +45,7 @@ from flinkish_spark.connectors.delta.table import (
     why_stricter,
     why_unfit,
 )
-from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, metadata_of, seen_by
+from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, metadata_of, find_last_version
 from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER, FilesToWrite, stats_columns
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, ShownOrder, SinkContext
@@ -76,7 +76,7 @@ class DeltaCommits(DeltaTables):
         self._own: dict[str, int] = {}
 
     def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
-        return self.files(str(staged["path"])).missing(staged_files(staged))
+        return self.files(str(staged["path"])).missing(list_staged_files(staged))
 
     def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
         """Return why the table would refuse staged sets now, by their place; empty if it would take all."""
@@ -96,7 +96,7 @@ class DeltaCommits(DeltaTables):
         version = int(mark.checkpoint)
         table = self.open(path)
         # Of the version that the commit is tried on: a mark of the same id behind it is a conflict.
-        seen = -1 if table is None else seen_by(table, app_id)
+        seen = -1 if table is None else find_last_version(table, app_id)
         if seen >= 0 and seen != self._own.get(path):
             require_ours(self.mark_at(path, app_id, seen))
         if seen >= version:
@@ -104,18 +104,18 @@ class DeltaCommits(DeltaTables):
         marker = Marker(app_id, version, checkpoint_note(app_id, mark))
         info = None if table is None else info_of(table)
         try:
-            self._by_delta_rs(path, table, info, staged, marker)
+            self._commit_by_delta_rs(path, table, info, staged, marker)
         except NotAsFiles as why:
             self._require_delta(str(why))
-            return self._by_spark(path, info, staged, marker, require_ours)
+            return self._commit_by_spark(path, info, staged, marker, require_ours)
         self._own[path] = version
         return CommitResult(True, self.version_of(path, app_id, version))
 
     def _require_delta(self, why: str) -> None:
         if not self._has_delta:
-            raise DeltaRefused(f"it needs Delta's own writer, whose JAR this session has not: {why}")
+            raise DeltaTableError(f"it needs Delta's own writer, whose JAR this session has not: {why}")
 
-    def _by_delta_rs(
+    def _commit_by_delta_rs(
         self,
         path: str,
         table: Any,
@@ -126,7 +126,7 @@ class DeltaCommits(DeltaTables):
         """Commit; raise NotAsFiles if that is not for delta-rs."""
         mode = mode_from_json(staged[0]["mode"])
         if info is None:
-            fields = tuple(stored_of(mode, staged[0]["schema"]["fields"]))
+            fields = tuple(list_stored_fields(mode, staged[0]["schema"]["fields"]))
             why = why_not_made(TableInfo(fields, tuple(staged[0]["partition_by"]), self._defaults), mode)
         else:
             why = why_by_spark(info, mode)
@@ -164,15 +164,15 @@ class DeltaCommits(DeltaTables):
         for one in staged if info is not None else ():
             assert info is not None
             # New columns, too, are such that differ.
-            if why := why_not_merged(info, stored_of(mode, one["schema"]["fields"])):
+            if why := why_not_merged(info, list_stored_fields(mode, one["schema"]["fields"])):
                 raise NotAsFiles(why)
         files = self.files(path)
-        rows = newest_per_key(files.read([name for one in staged for name in staged_files(one)]), mode)
+        rows = newest_per_key(files.read([name for one in staged for name in list_staged_files(one)]), mode)
         if table is not None:
             self.merge(path, table, rows, mode, marker)
             return
         schema = T.StructType.fromJson(staged[0]["schema"])
-        kept = T.StructType([schema[name] for name in stored_fields(mode, schema.names)])
+        kept = T.StructType([schema[name] for name in list_stored_names(mode, schema.names)])
         metadata = new_metadata(kept, staged[0]["partition_by"], self._defaults)
         made = TableInfo.from_log({"metaData": metadata})
         stats = stats_columns(made.fields, made.properties)
@@ -181,7 +181,7 @@ class DeltaCommits(DeltaTables):
         # In one piece, which has the rows of a partition together.
         self.create(path, metadata, target.write(there.combine_chunks().to_batches(), 0), marker)
 
-    def _by_spark(
+    def _commit_by_spark(
         self,
         path: str,
         info: TableInfo | None,
@@ -190,7 +190,7 @@ class DeltaCommits(DeltaTables):
         require_ours: Callable[[Mark], None],
     ) -> CommitResult:
         if info is not None and (why := _why_other_partitions(info, staged)):
-            raise DeltaRefused(why)
+            raise DeltaTableError(why)
         # Delta does not say whether it skipped a write; whose note is in the history does.
         mine = f"{marker.note} {secrets.token_hex(4)}"
         self._rows.commit(path, staged, marker.app_id, marker.version, mine, info)
@@ -258,7 +258,7 @@ def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
     return (
         _why_other_partitions(table, [staged])
         or why_unfit(table, mode, staged["schema"]["fields"], evolution)
-        or why_stricter(_of_table(staged)[1], table)
+        or why_stricter(_find_staged_target(staged)[1], table)
     )
 
 
@@ -266,12 +266,12 @@ def _why_other_partitions(table: TableInfo, staged: Sequence[Mapping[str, Any]])
     """Return why rows would replace others than they were staged for: in the end the whole table."""
     if not isinstance(mode_from_json(staged[0]["mode"]), OverwritePartitions):
         return ""
-    if all(table.partition_by == _of_table(one)[0] for one in staged):
+    if all(table.partition_by == _find_staged_target(one)[0] for one in staged):
         return ""
     return "the table's partitioning changed since the rows were staged"
 
 
-def _of_table(staged: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+def _find_staged_target(staged: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
     """Return the partition columns and the rules of the table that rows were staged for."""
     if staged["form"] == "ROWS":
         return tuple(staged["table_partitions"]), staged["rules"]
@@ -299,22 +299,22 @@ class DeltaCommitter(Committer):
         missing = [m for s in staged for m in self._commits.missing_files(s)]
         if missing:
             why = f"{len(missing)} staged files are gone from {path} or damaged, first {missing[0]}"
-            return self._lost_unless_committed(staged, checkpoint, why)
+            return self._answer_lost_or_committed(staged, checkpoint, why)
         require_ours = partial(self._context.require_ours, upto=checkpoint)
         try:
             done = self._commits.commit(path, staged, self._app_id, mark, require_ours)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        except DeltaRefused as error:
+        except DeltaTableError as error:
             why = f"the table {path} no longer takes the rows: {error}"
             # Staging again finds these reasons and names them. Any other it does not find: its replay would
             # be lost in turn, for ever. The table may take the rows when it was seen to.
             explained = bool(self._commits.why_unfit(path, staged))
-            return self._lost_unless_committed(staged, checkpoint, why, is_final=explained)
+            return self._answer_lost_or_committed(staged, checkpoint, why, is_final=explained)
         outcome = Outcome.COMMITTED if done.is_new else Outcome.ALREADY_COMMITTED
-        return self._done(outcome, staged, checkpoint, done.version)
+        return self._answer_committed(outcome, staged, checkpoint, done.version)
 
-    def _done(
+    def _answer_committed(
         self,
         outcome: Outcome,
         staged: Sequence[Mapping[str, Any]],
@@ -329,7 +329,7 @@ class DeltaCommitter(Committer):
         facts |= {"rows": sum(int(one["rows"]) for one in staged), "files": files}
         return CommitAnswer(outcome, facts=facts)
 
-    def _lost_unless_committed(
+    def _answer_lost_or_committed(
         self,
         staged: Sequence[Mapping[str, Any]],
         checkpoint: CheckpointId,
@@ -346,7 +346,7 @@ class DeltaCommitter(Committer):
             return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final)
         self._context.require_ours(mark, checkpoint)
         known = self._commits.version_of(path, self._app_id, version)
-        return self._done(Outcome.ALREADY_COMMITTED, staged, checkpoint, known)
+        return self._answer_committed(Outcome.ALREADY_COMMITTED, staged, checkpoint, known)
 
     def interrupt(self) -> None:
         self._commits.interrupt()
@@ -419,7 +419,7 @@ class DeltaCommitter(Committer):
                     self._commits.set_back(path, table, version, note)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        except DeltaRefused as error:
+        except DeltaTableError as error:
             return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {error}")
         self._commits.make_durable(path, note)
         return CommitAnswer(Outcome.COMMITTED)

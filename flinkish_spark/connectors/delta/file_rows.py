@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.connectors.delta.files import TablePath
-from flinkish_spark.connectors.delta.log import TableFile, deleted_rows, number_of, widths_of
+from flinkish_spark.connectors.delta.log import TableFile, find_deleted_rows, number_of, widths_of
 from flinkish_spark.connectors.delta.table import TableInfo, physical_name
 from flinkish_spark.connectors.files.input_formats import FilePart, is_large, parts_of_parquet
 from flinkish_spark.connectors.files.source import FoundFile, naming
@@ -41,7 +41,7 @@ class FileRows:
     table: TablePath
     metadata: TableInfo
 
-    def found(
+    def find_parts(
         self, file: TableFile, more: Mapping[str, str | None], stats: Mapping[str, Any] = MappingProxyType({})
     ) -> list[FoundFile]:
         """Return a file as a source lists it, in its parts; raise InputLostError if it is gone."""
@@ -51,7 +51,7 @@ class FileRows:
             parts: Sequence[FilePart] = [FilePart(rows=file.rows)]
             if is_large(stat.st_size):
                 # A footer is a read of its own, and most files are small.
-                with naming(path), self._opened(file.path) as content:
+                with naming(path), self._open(file.path) as content:
                     parts = parts_of_parquet(content, stat.st_size)
         except FileNotFoundError:
             raise InputLostError(
@@ -68,11 +68,11 @@ class FileRows:
         }
         return FoundFile.parts_of(file.path, stat, parts, {**said, **more})
 
-    def told(self, file: FoundFile) -> FoundFile:
+    def add_deleted_rows(self, file: FoundFile) -> FoundFile:
         """Return a listed file with its deleted rows in place of versions: a task reads no vectors."""
         # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
         deleted = {
-            name: _packed(_of_part(file, deleted_rows(self.table, self.metadata.id, int(version))[file.path]))
+            name: _pack(_slice_bits(file, find_deleted_rows(self.table, self.metadata.id, int(version))[file.path]))
             for name in (THERE_IN, GONE_IN)
             if (version := file.partition.get(name)) is not None
         }
@@ -84,23 +84,23 @@ class FileRows:
         import pyarrow.compute as pc
 
         widths = widths_of(self.metadata)
-        with self._opened(file.path) as content:
+        with self._open(file.path) as content:
             stored = content.schema_arrow
             known = {
-                one.name: (own.name, one.type) for own, one in zip(stored, self._named(stored), strict=True)
+                one.name: (own.name, one.type) for own, one in zip(stored, self._rename_columns(stored), strict=True)
             }
             # The log's value of a partition counts, also where a file has a column of the name.
             there = [name for name in schema.names if name in known and name not in file.partition]
             _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
             footer, begin, end = content.metadata, file.part.begin, file.part.end
             groups = [footer.row_group(at).num_rows for at in range(footer.num_row_groups)]
-            wanted, place = _wanted(file, sum(groups[begin:end])), 0
+            wanted, place = _select_rows(file, sum(groups[begin:end])), 0
             if wanted is not None and not wanted.any():
                 return
             columns_in_file = [known[name][0] for name in there]
             for batch in read_batches(content, columns_in_file, _ROWS_AT_ONCE, begin, end):
                 columns = [
-                    _completed(batch.column(known[one.name][0]), known[one.name][1], one.type)
+                    _add_missing_fields(batch.column(known[one.name][0]), known[one.name][1], one.type)
                     if one.name in there
                     else _same(file, one, batch.num_rows)
                     for one in schema
@@ -114,11 +114,11 @@ class FileRows:
                 place += batch.num_rows
                 yield rows
 
-    def _opened(self, name: str) -> pq.ParquetFile:
+    def _open(self, name: str) -> pq.ParquetFile:
         place = self.table / name
         return open_parquet(str(place) if isinstance(place, Path) else place.table.open(place.name))
 
-    def _named(self, stored: pa.Schema) -> Any:
+    def _rename_columns(self, stored: pa.Schema) -> Any:
         """Return a file's schema, as a type, with the table's names in place of those in files."""
         import pyarrow as pa
 
@@ -127,11 +127,11 @@ class FileRows:
             raise ValueError("the table finds columns by their numbers, and it has none")
         if self.metadata.mapping != "none":
             fields = [*self.metadata.fields, _CHANGE_TYPE]
-            return _named(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
+            return _rename_fields(kind, {"type": "struct", "fields": fields}, is_by_id=is_by_id)
         return kind
 
 
-def _of_part(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def _slice_bits(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return the bits of the rows of a part: those of the whole file, told with each part, are many."""
     import numpy as np
 
@@ -143,11 +143,11 @@ def _of_part(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uin
     return np.packbits(np.unpackbits(bits[byte : byte + -(-end // 8)], count=end)[bit:])
 
 
-def _packed(bits: npt.NDArray[np.uint8]) -> str:
+def _pack(bits: npt.NDArray[np.uint8]) -> str:
     return base64.b64encode(zlib.compress(bits.tobytes(), 1)).decode()
 
 
-def _wanted(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
+def _select_rows(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
     """Return which of a file's rows are read, as a task is told; None for all of them."""
     import numpy as np
 
@@ -162,11 +162,11 @@ def _wanted(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
     return ~there if gone is None else ~there & gone
 
 
-def _named(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.DataType:
+def _rename_fields(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.DataType:
     import pyarrow as pa
 
     def inner(field: pa.Field, part: str) -> pa.Field:
-        return field.with_type(_named(field.type, wanted[part], is_by_id=is_by_id))
+        return field.with_type(_rename_fields(field.type, wanted[part], is_by_id=is_by_id))
 
     if isinstance(wanted, str):
         return kind
@@ -181,7 +181,7 @@ def _named(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.DataType:
         one = known.get(int(number) if number else own.name)
         # What was dropped may have the name of what was added in its place.
         named = "flinkish:dropped" if one is None else one["name"]
-        type_of = own.type if one is None else _named(own.type, one["type"], is_by_id=is_by_id)
+        type_of = own.type if one is None else _rename_fields(own.type, one["type"], is_by_id=is_by_id)
         fields.append(pa.field(named, type_of, own.nullable))
     return pa.struct(fields)
 
@@ -194,7 +194,7 @@ def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
             raise ValueError(f"the column {name!r} of the table is {lowered[name.lower()]!r} in it")
 
 
-def _completed(column: pa.Array, named: pa.DataType, kind: pa.DataType) -> pa.Array:
+def _add_missing_fields(column: pa.Array, named: pa.DataType, kind: pa.DataType) -> pa.Array:
     """Return a column with null in fields of structs that were added later; of another type as it is."""
     import pyarrow as pa
 

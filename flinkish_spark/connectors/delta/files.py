@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import make_directories, sync_directory
-from flinkish_spark.core.store_spec import resolved_options
+from flinkish_spark.core.store_spec import resolve_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,7 @@ class TableFiles:
         return Path(self.path) if self.path.startswith("/") else None
 
     def store_options(self) -> dict[str, str]:
-        return resolved_options(self.options)
+        return resolve_options(self.options)
 
     def output(self, name: str) -> Any:
         """Open a file to be written; nobody relies on it before `finish`."""

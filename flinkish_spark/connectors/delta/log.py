@@ -74,14 +74,14 @@ def metadata_in(table: TablePath, action: Mapping[str, Any]) -> TableInfo:
     """Read the action of a commit; raise ConfigError if rows are not those that their files hold."""
     provider = (action.get("format") or {}).get("provider") or "parquet"
     if provider != "parquet":
-        raise _refused(table, f"files in the format '{provider}'")
+        raise _make_refusal(table, f"files in the format '{provider}'")
     found = TableInfo.from_log({"metaData": action})
     for name, kind in found.lengths.items():
         # A whole column gets its blanks from who reads it; Spark gives them to CHAR within others, too.
         if re.search(r"\bchar\(", kind) and not _WIDTH.fullmatch(kind):
-            raise _refused(table, f"CHAR within the column '{name}'")
+            raise _make_refusal(table, f"CHAR within the column '{name}'")
     if coordinated := sorted(name for name in found.properties if name.startswith(_COORDINATED)):
-        raise _refused(table, f"the property '{coordinated[0]}'")
+        raise _make_refusal(table, f"the property '{coordinated[0]}'")
     return found
 
 
@@ -131,7 +131,7 @@ class DeltaSnapshot:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found, deleted = pa.table(self._opened.get_add_actions()), self.deleted_rows()
+        found, deleted = pa.table(self._opened.get_add_actions()), self.find_deleted_rows()
         partitions = [dict[str, str | None]()] * len(found)
         if names := self.metadata.partition_by:
             values = found.column("partition").combine_chunks()
@@ -146,10 +146,10 @@ class DeltaSnapshot:
         ]
         if sum(file.has_deleted for file in files) < len(deleted):
             # Without it, rows that are deleted would come back.
-            raise _refused(self.table, "deletion vectors of files that are not found among its own")
+            raise _make_refusal(self.table, "deletion vectors of files that are not found among its own")
         return files
 
-    def deleted_rows(self) -> dict[str, npt.NDArray[np.uint8]]:
+    def find_deleted_rows(self) -> dict[str, npt.NDArray[np.uint8]]:
         """Return of each file with a deletion vector, by its path, whether a row is deleted, as bits."""
         import numpy as np
         import pyarrow as pa
@@ -168,10 +168,10 @@ class DeltaSnapshot:
 
 
 @functools.lru_cache(maxsize=2)
-def deleted_rows(table: TablePath, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
-    """Return :meth:`DeltaSnapshot.deleted_rows` of a version; files that are read together are of a few."""
+def find_deleted_rows(table: TablePath, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
+    """Return :meth:`DeltaSnapshot.find_deleted_rows` of a version; files that are read together are of a few."""
     try:
-        return DeltaSnapshot.read(table, version).deleted_rows()
+        return DeltaSnapshot.read(table, version).find_deleted_rows()
     except ConfigError as error:
         raise InputLostError(
             error.what,
@@ -218,9 +218,9 @@ def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
 def _check_protocol(table: TablePath, version: int, features: Iterable[str]) -> None:
     unknown = sorted(set(features) - _KNOWN_FEATURES)
     if unknown:
-        raise _refused(table, f"the feature '{unknown[0]}'")
+        raise _make_refusal(table, f"the feature '{unknown[0]}'")
     if version > _NEWEST_READER:
-        raise _refused(table, f"a protocol for readers of version {version}")
+        raise _make_refusal(table, f"a protocol for readers of version {version}")
 
 
 def local_path(table: TablePath, given: str) -> str:
@@ -231,13 +231,13 @@ def local_path(table: TablePath, given: str) -> str:
     match = _SCHEME.fullmatch(given)
     scheme, path = (match["scheme"], unquote(match["path"])) if match else ("", unquote(given))
     if scheme not in ("", "file") or ".." in path.split("/"):
-        raise _refused(table, f"the file {given}, outside of its folder")
+        raise _make_refusal(table, f"the file {given}, outside of its folder")
     if path.startswith("/") and not isinstance(table, Path):
-        raise _refused(table, f"the file {given}, outside of its store")
+        raise _make_refusal(table, f"the file {given}, outside of its store")
     return path.removeprefix(f"{table}/")
 
 
-def _refused(table: TablePath, has: str) -> ConfigError:
+def _make_refusal(table: TablePath, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
         why="its rows would not be those that Spark reads",
@@ -281,7 +281,7 @@ class DeltaCommit:
             if body is None:
                 continue
             if kind not in _ACTIONS:
-                raise _refused(table, f"the action '{kind}' in its log")
+                raise _make_refusal(table, f"the action '{kind}' in its log")
             if kind == "metaData":
                 metadata = metadata_in(table, body)
             elif kind == "protocol":
@@ -299,7 +299,7 @@ class DeltaCommit:
 def _file_of(table: TablePath, kind: str, action: Mapping[str, Any]) -> TableFile:
     unknown = sorted(name for name in action if name not in _OF_FILES and action[name] is not None)
     if unknown:
-        raise _refused(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
+        raise _make_refusal(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
     rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
     partition = action.get("partitionValues", {} if kind == "add" else None)
     return TableFile(local_path(table, action["path"]), rows, partition, bool(action.get("deletionVector")))
@@ -312,7 +312,7 @@ def commit_path(table: TablePath, version: int) -> TablePath:
 def check_partitions(table: TablePath, columns: Collection[str], files: Iterable[TableFile]) -> None:
     """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
     if columns and any(file.partition is None for file in files):
-        raise _refused(table, "files without the values of their partitions in its log")
+        raise _make_refusal(table, "files without the values of their partitions in its log")
 
 
 def check_feed(table: TablePath, metadata: TableInfo) -> None:

@@ -23,8 +23,8 @@ from flinkish_spark.bridge.settings import SETTINGS, settings_of
 from flinkish_spark.connectors.delta.table import (
     Append,
     DeltaConflict,
-    DeltaRefused,
-    DeltaViolated,
+    DeltaTableError,
+    DeltaRuleError,
     OverwritePartitions,
     SchemaEvolution,
     TableInfo,
@@ -34,8 +34,8 @@ from flinkish_spark.connectors.delta.table import (
     mode_from_json,
     nullable_within,
     physical_name,
-    renamed,
-    stored_fields,
+    rename_fields,
+    list_stored_names,
 )
 from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER
 from flinkish_spark.core.changelogs import RowKind
@@ -118,7 +118,7 @@ def _strict(spark: SparkSession) -> DataFrameReader:
     return spark.read.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
 
 
-def staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
+def list_staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
     """Return the names of a staged set's files within the table, and their sizes in bytes."""
     if staged["form"] == "ROWS":
         folder = str(staged["folder"]).removeprefix(f"{str(staged['path']).rstrip('/')}/")
@@ -130,7 +130,7 @@ def staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
 def _paths(staged: Mapping[str, Any]) -> list[str]:
     """Return the full paths of a staged set's files, so that Spark takes none for a pattern."""
     root = str(staged["path"]).rstrip("/")
-    return [_GLOB.sub(r"\\\1", f"{root}/{name}") for name in staged_files(staged)]
+    return [_GLOB.sub(r"\\\1", f"{root}/{name}") for name in list_staged_files(staged)]
 
 
 def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.StructType) -> DataFrame:
@@ -138,7 +138,7 @@ def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.Struct
     table = TableInfo.from_log(staged["metadata"])
     fields = {str(f["name"]).lower(): f for f in table.fields}
     ours = [fields[name.lower()] for name in schema.names]
-    inner = renamed([f for f in ours if f["name"] not in table.partition_by])
+    inner = rename_fields([f for f in ours if f["name"] not in table.partition_by])
     physical = T.StructType.fromJson({"type": "struct", "fields": inner})
     by_partition: dict[tuple[Any, ...], list[Any]] = {}
     for action in staged["actions"]:
@@ -165,7 +165,7 @@ def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.Struct
 Json = Any
 
 
-def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Column]:
+def align_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Column]:
     """Return columns of a frame as a table takes them, by every way of writing."""
     # Narrower ones get the table's type. Structs get its fields in its order, null where the stream has none,
     # and behind them those that only the stream has.
@@ -177,7 +177,7 @@ def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | Non
         if isinstance(have, str) and isinstance(want, str) and is_wider(have, want):
             column = column.cast(type_of(want)).alias(name)
         elif want is not None and _differs(have, want):
-            column = _filled(column, have, want).alias(name)
+            column = _fill_missing(column, have, want).alias(name)
         columns.append(column)
     return columns
 
@@ -198,15 +198,15 @@ def _differs(have: Json, want: Json) -> bool:
 _PARTS = ("elementType", "keyType", "valueType")
 
 
-def _filled(column: Column, have: Json, want: Json) -> Column:
+def _fill_missing(column: Column, have: Json, want: Json) -> Column:
     if not _differs(have, want):
         return column
     if have["type"] == "array":
-        return F.transform(column, lambda item: _filled(item, have["elementType"], want["elementType"]))
+        return F.transform(column, lambda item: _fill_missing(item, have["elementType"], want["elementType"]))
     if have["type"] == "map":
-        keyed = F.transform_keys(column, lambda key, _: _filled(key, have["keyType"], want["keyType"]))
+        keyed = F.transform_keys(column, lambda key, _: _fill_missing(key, have["keyType"], want["keyType"]))
         return F.transform_values(
-            keyed, lambda _, value: _filled(value, have["valueType"], want["valueType"])
+            keyed, lambda _, value: _fill_missing(value, have["valueType"], want["valueType"])
         )
     return F.when(column.isNotNull(), F.struct(*_fields(column, have, want)))
 
@@ -220,7 +220,7 @@ def _fields(column: Column, have: Json, want: Json) -> list[Column]:
             fields.append(F.lit(None).cast(type_of(field["type"])).alias(name))
         else:
             value = column.getField(str(known["name"]))
-            fields.append(_filled(value, known["type"], field["type"]).alias(name))
+            fields.append(_fill_missing(value, known["type"], field["type"]).alias(name))
     return fields + [column.getField(str(f["name"])).alias(str(f["name"])) for f in ours.values()]
 
 
@@ -247,22 +247,22 @@ _FAILURES = ("DeltaIOException", "DeltaFileNotFoundException", "DeltaChecksumExc
 _MOST_CAUSES = 12
 
 
-def translated(error: Exception) -> Exception:
+def translate_error(error: Exception) -> Exception:
     """Return one of our exceptions for one of the JVM's, or the same if none fits."""
     # Anything else, as a full disk or a failed task, stays what it is; `raise_translated` raises it.
     causes = _causes(error)
     for _, message in causes:
         if VIOLATION_MARKER in message:
-            return DeltaViolated(message.split(VIOLATION_MARKER, 1)[1].split("SQLSTATE", 1)[0].strip()[:2000])
+            return DeltaRuleError(message.split(VIOLATION_MARKER, 1)[1].split("SQLSTATE", 1)[0].strip()[:2000])
     for name, message in causes:
         if name in _VIOLATIONS:
-            return DeltaViolated(message[:2000].strip())
+            return DeltaRuleError(message[:2000].strip())
     for name, message in causes:
         if any(conflict in name for conflict in _CONFLICTS):
             return DeltaConflict(f"{name}: {message[:500]}")
     name, message = causes[0]
     if "AnalysisException" in name or (name.startswith("Delta") and name not in _FAILURES):
-        return DeltaRefused(message[:2000])
+        return DeltaTableError(message[:2000])
     return error
 
 
@@ -309,14 +309,14 @@ class DeltaRows:
             if isinstance(mode, Upsert):
                 rows = _newest_per_key(rows, mode)
                 if info is not None:
-                    rows = _aligned(rows, mode, info, keep_control=True)
+                    rows = _align(rows, mode, info, keep_control=True)
                     session.conf.set(f"{_CONF}write.txnAppId", app_id)
                     session.conf.set(f"{_CONF}write.txnVersion", str(version))
                     session.conf.set(f"{_CONF}commitInfo.userMetadata", note)
                     session.sql(merge_statement(path, info, rows, mode, evolution)).collect()
                     return
                 rows = rows.where(~F.col(DELETED))
-            writer = _aligned(rows, mode, info).write.format("delta").options(**first["options"])
+            writer = _align(rows, mode, info).write.format("delta").options(**first["options"])
             writer = writer.options(txnAppId=app_id, txnVersion=str(version), userMetadata=note)
             if info is None:
                 if first["partition_by"]:
@@ -334,7 +334,7 @@ class DeltaRows:
             condition = str(getattr(error, "getCondition", str)() or "")
             if "PATH_EXISTS" in condition or "ALREADY_EXISTS" in condition:
                 raise DeltaConflict("somebody made the table at the same moment") from error
-            raise_translated(translated(error), error)
+            raise_translated(translate_error(error), error)
 
     def interrupt(self) -> None:
         if self._own is not None:
@@ -347,7 +347,7 @@ class DeltaRows:
         """Return why Delta would refuse every MERGE of a stream; empty if it would not."""
         loose = T.StructType.fromJson(nullable_within(schema.jsonValue()))
         empty = self._session().createDataFrame([], T.StructType([*loose, *_CONTROL]))
-        text = merge_statement(path, info, _aligned(empty, mode, info, keep_control=True), mode, evolution)
+        text = merge_statement(path, info, _align(empty, mode, info, keep_control=True), mode, evolution)
         # A row for each line.
         first, *others = (str(row[0]) for row in self._session().sql(f"EXPLAIN {text}").collect())
         return (others or [first])[0] if first.startswith(_NO_PLAN) else ""
@@ -363,7 +363,7 @@ class DeltaRows:
         try:
             session.sql(text).collect()
         except FROM_THE_JVM as error:
-            raise_translated(translated(error), error)
+            raise_translated(translate_error(error), error)
 
     def _session(self) -> SparkSession:
         """Return a session of our own: settings of a commit must not get into what others write."""
@@ -391,7 +391,7 @@ def merge_statement(
 ) -> str:
     """Return the MERGE of rows, one per key, into a table."""
     rows.createOrReplaceTempView(_VIEW)
-    names = _stored(rows, mode)
+    names = _list_stored_columns(rows, mode)
     keys = [quoted(key) for key in mode.keys]
     others = [quoted(name) for name in names if name not in mode.keys]
     newer = ""
@@ -422,12 +422,12 @@ def _newest_per_key(rows: DataFrame, mode: Upsert) -> DataFrame:
     return rows.withColumn(place, F.row_number().over(window)).where(F.col(place) == 1).drop(place)
 
 
-def _aligned(
+def _align(
     rows: DataFrame, mode: WriteMode, info: TableInfo | None, *, keep_control: bool = False
 ) -> DataFrame:
     control = [F.col(DELETED)] if keep_control else []
-    return rows.select(*aligned_columns(rows, _stored(rows, mode), info), *control)
+    return rows.select(*align_columns(rows, _list_stored_columns(rows, mode), info), *control)
 
 
-def _stored(rows: DataFrame, mode: WriteMode) -> tuple[str, ...]:
-    return stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
+def _list_stored_columns(rows: DataFrame, mode: WriteMode) -> tuple[str, ...]:
+    return list_stored_names(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])

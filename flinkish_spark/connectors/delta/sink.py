@@ -23,11 +23,11 @@ from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, che
 from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
 from flinkish_spark.connectors.delta.table import (
     Append,
-    DeltaRefused,
+    DeltaTableError,
     OverwritePartitions,
     TableInfo,
     Upsert,
-    stored_fields,
+    list_stored_names,
     why_no_table,
     why_unfit,
 )
@@ -104,8 +104,8 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
         _check_upsert(sink.mode, spark, context)
     try:
         table = DeltaTables(sink.store_options).info(sink.path)
-    except DeltaRefused as error:
-        raise _refused(sink, context, str(error)) from error
+    except DeltaTableError as error:
+        raise _make_refusal(sink, context, str(error)) from error
     defaults = table_defaults(spark)
     stream = json.loads(context.schema.json())["fields"]
     by_spark = why_staged_as_rows(sink, table, stream, defaults)
@@ -130,12 +130,12 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
             f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
             what_to_do="give DeltaSink partition_by, or use a partitioned table",
         )
-    stored = [context.schema[name] for name in stored_fields(sink.mode, context.schema.names)]
+    stored = [context.schema[name] for name in list_stored_names(sink.mode, context.schema.names)]
     if table is not None:
         _check_table(sink, context, table)
     # The commit makes the table. That Delta takes its columns must be known before something is decided.
     elif why := why_no_table(stored, sink.partition_by):
-        raise _refused(sink, context, why)
+        raise _make_refusal(sink, context, why)
     if by_spark and not has_delta_format(spark):
         why, what_to_do = how_to_get_delta(str(SparkMinor.of(spark.version)))
         raise EnvironmentFault(
@@ -156,7 +156,7 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
 
 def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
     names, mode = context.schema.names, sink.mode
-    stored = stored_fields(mode, names)
+    stored = list_stored_names(mode, names)
     wanted: list[tuple[str, Sequence[str], Sequence[str]]]
     wanted = [("is partitioned by", sink.partition_by, stored)]
     if isinstance(mode, Upsert):
@@ -211,9 +211,9 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
 
 def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
     if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
-        raise _refused(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
+        raise _make_refusal(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
     if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
-        raise _refused(sink, context, why)
+        raise _make_refusal(sink, context, why)
     # Delta cannot put a MERGE into a table with a CHAR, whatever the column is for.
     padded = [name for name in table.padded if isinstance(sink.mode, Upsert) or name in table.partition_by]
     if padded and not isinstance(sink.mode, Append):
@@ -231,7 +231,7 @@ def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo
     keys = sink.mode.keys if isinstance(sink.mode, Upsert) else ()
     if folding := [key for key in keys if table.is_collated(key)]:
         why = f"the collation of its column {folding[0]} takes different keys for one"
-        raise _refused(sink, context, why)
+        raise _make_refusal(sink, context, why)
 
 
 def _check_constraints(
@@ -245,21 +245,21 @@ def _check_constraints(
         try:
             empty.select(F.expr(sql))
         except Exception as error:
-            raise _refused(
+            raise _make_refusal(
                 sink, context, f"its {kind} {name} ({sql}) is about columns that the stream lacks"
             ) from error
     try:
         empty.select(*(is_kept for _, is_kept in rule_conditions(empty, table.rules())))
     except Exception as error:
         why = f"a rule of it cannot be checked when rows are staged: {str(error).splitlines()[0]}"
-        raise _refused(sink, context, why) from error
+        raise _make_refusal(sink, context, why) from error
     if isinstance(sink.mode, Upsert) and by_spark:
         asked = table, context.schema, sink.mode, sink.schema_evolution
         if why := DeltaRows(spark).why_no_merge(sink.path, *asked):
-            raise _refused(sink, context, f"Delta has no MERGE for it: {why}")
+            raise _make_refusal(sink, context, f"Delta has no MERGE for it: {why}")
 
 
-def _refused(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
+def _make_refusal(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
     return SchemaError(
         f"the Delta table {sink.path} refuses the stream of sink '{context.uid}'",
         why=why,

@@ -19,8 +19,8 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, StoreError
 from flinkish_spark.core.object_store import ObjectStore
-from flinkish_spark.core.store import AnswerLost
-from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, shown_url
+from flinkish_spark.core.store import UnknownOutcomeError
+from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, redact_url
 from flinkish_spark.core.validation import hold_plain_values, instance_of
 from flinkish_spark.protocol.durations import PathText
 
@@ -123,7 +123,7 @@ def check_path(what: str, path: str) -> None:
     url = plain_url(path)
     scheme, colon, rest = url.partition("://")
     # In a URL there may be a login.
-    shown = path if path.startswith("/") else shown_url(path)
+    shown = path if path.startswith("/") else redact_url(path)
     if not colon and path[:5].lower() != "file:" and not path.startswith("/"):
         raise ConfigError(
             f"{what} {shown!r} is relative",
@@ -204,7 +204,7 @@ def _refuses_second(store: ObjectStore, path: str) -> bool:
             if store.put_new(key, b"", uuid.uuid4().hex):
                 return not store.put_new(key, b"", uuid.uuid4().hex)
             lost = "it says that a key is taken which nobody else knows"
-        except AnswerLost as error:
+        except UnknownOutcomeError as error:
             lost = str(error)
         finally:
             with suppress(StoreError):

@@ -21,7 +21,7 @@ from flinkish_spark.connectors.delta.log import (
     commit_path,
 )
 from flinkish_spark.connectors.delta.sink_settings import check_path, check_store_options
-from flinkish_spark.connectors.delta.table import TableInfo, physical_name, renamed
+from flinkish_spark.connectors.delta.table import TableInfo, physical_name, rename_fields
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
@@ -29,7 +29,7 @@ from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import (
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
     to_ms,
     to_path,
 )
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 _IN_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.DateType)
 
 
-class _OfTable(FileSource):
+class _TableFileSource(FileSource):
     """A source of the files of a Delta table, each as the table has it."""
 
     _rows_of: FileRows
 
-    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+    def _check_path(self, path: str | os.PathLike[str]) -> str:
         return str(path)
 
     @property
@@ -67,14 +67,14 @@ class _OfTable(FileSource):
     def _place(self, name: str = "") -> TablePath:
         return self._table / name if name else self._table
 
-    def _for_task(self, file: FoundFile) -> FoundFile:
-        return self._rows_of.told(file)
+    def _prepare_for_task(self, file: FoundFile) -> FoundFile:
+        return self._rows_of.add_deleted_rows(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         return self._rows_of.read(file, path, schema)
 
 
-class DeltaTableSource(_OfTable):
+class DeltaTableSource(_TableFileSource):
     """Reads a Delta table as it is when the job starts for the first time, and ends.
 
     Spark's own Delta source goes on with the changes and has no end; this one is the history in front of
@@ -111,10 +111,10 @@ class DeltaTableSource(_OfTable):
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        with refused_as_config_errors("give the number of a version, or leave it out"):
+        with raise_config_errors("give the number of a version, or leave it out"):
             if version is not None:
                 checked_whole("version", version, least=0)
-        snapshot = DeltaSnapshot.read(checked_place(path, store_options), version)
+        snapshot = DeltaSnapshot.read(to_table_path(path, store_options), version)
         self._rows_of = FileRows(snapshot.table, snapshot.metadata)
         super().__init__(
             str(snapshot.table),
@@ -136,7 +136,7 @@ class DeltaTableSource(_OfTable):
         return {**super().fingerprint(), "version": self._version}
 
 
-def checked_place(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
+def to_table_path(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
     folder = instance_of("path", to_path(path), str, what_to_do='give a table: "/data/orders"')
     check_path("the Delta path", folder)
     check_store_options(folder, options or {})
@@ -146,7 +146,7 @@ def checked_place(path: str | os.PathLike[str], options: Mapping[str, str] | Non
 def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
     """Return the fields of a table's rows; refuse a partition column whose values its log cannot say."""
     # What Delta notes of a field is nothing of its values.
-    plain = renamed(list(snapshot.metadata.fields), _name)
+    plain = rename_fields(list(snapshot.metadata.fields), _name)
     schema = T.StructType.fromJson({"type": "struct", "fields": plain})
     for name in snapshot.metadata.partition_by:
         kind = schema[name].dataType
@@ -168,7 +168,7 @@ def check_fields(table: TablePath, version: int, found: TableInfo, declared: Tab
     there = [{key(one): one for one in map(_as_spark_says, found.fields)} for key in keys]
     for one in map(_as_spark_says, declared.fields):
         same = [own for key, by in zip(keys, there, strict=True) if (own := by.get(key(one)))]
-        if any(renamed(own, key) != renamed(one, key) for own in same for key in keys):
+        if any(rename_fields(own, key) != rename_fields(one, key) for own in same for key in keys):
             raise ConfigError(
                 f"version {version} of the Delta table {table} has another type or name of '{one['name']}'",
                 why="the records of one source have one schema",
@@ -195,7 +195,7 @@ def files_of(
     found = [
         part
         for file in snapshot.files()
-        for part in rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})}, stats)
+        for part in rows_of.find_parts(file, {**(more or {}), **(there if file.has_deleted else {})}, stats)
     ]
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
@@ -223,7 +223,7 @@ _OF_VERSION, _IS_GONE = "flinkish:version", "flinkish:gone"
 _BEGINNING, _KIND = "beginning.json", "delta-beginning"
 
 
-class DeltaSource(_OfTable):
+class DeltaSource(_TableFileSource):
     """Reads a Delta table, and goes on with what comes.
 
     The log is followed commit by commit, and the files of each are listed durably before they are read, so
@@ -278,7 +278,7 @@ class DeltaSource(_OfTable):
         rate: RateLimit | None = None,
     ) -> None:
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with refused_as_config_errors("see the documentation of DeltaSource"):
+        with raise_config_errors("see the documentation of DeltaSource"):
             checked_choice("changes", changes, DeltaChanges)
             if starting_version is not None:
                 checked_whole("starting_version", starting_version, least=0)
@@ -293,7 +293,7 @@ class DeltaSource(_OfTable):
                 why="this package reads Delta in Python, and in no other way",
                 what_to_do="leave it out; for Spark's own source use env.from_dataframe",
             )
-        snapshot = DeltaSnapshot.read(checked_place(path, store_options))
+        snapshot = DeltaSnapshot.read(to_table_path(path, store_options))
         self._rows_of, fields = FileRows(snapshot.table, snapshot.metadata), record_schema(snapshot)
         is_feed = changes is DeltaChanges.FEED
         if is_feed:
@@ -333,7 +333,7 @@ class DeltaSource(_OfTable):
         return end if whole == start or self._changes is DeltaChanges.ROWS else whole
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
-        found, version = self._since(known)
+        found, version = self._find_start(known)
         if _identity(commit_path(self._table, version - 1)) != self._passed:
             self._check_log(version)
         while not self._is_behind_end(version) and (commit := DeltaCommit.read(self._table, version)):
@@ -352,23 +352,23 @@ class DeltaSource(_OfTable):
     def _is_behind_end(self, version: int) -> bool:
         return self._ending is not None and version > self._ending
 
-    def _since(self, known: FileList) -> tuple[list[FoundFile], int]:
+    def _find_start(self, known: FileList) -> tuple[list[FoundFile], int]:
         """Return what the job begins with if nothing is listed, and the first version to look at."""
         if len(known):
             listed = int(known[len(known) - 1].partition[_OF_VERSION] or 0) + 1
             # Versions without files of ours leave no trace in the list.
             return [], max(listed, self._next)
-        whole = self._began_with()
+        whole = self._find_whole_version()
         if whole is None:
             return [], max(self._starting or 0, self._next)
         if self._next > whole:
             return [], self._next
         commit = DeltaCommit.read(self._table, whole)
         # Null where the commit is in a checkpoint already.
-        told = self._told(whole, "" if commit is None else commit.timestamp, {_TYPE: INSERT})
+        told = self._make_commit_values(whole, "" if commit is None else commit.timestamp, {_TYPE: INSERT})
         return files_of(DeltaSnapshot.read(self._table, whole), self._rows_of, told), whole + 1
 
-    def _began_with(self) -> int | None:
+    def _find_whole_version(self) -> int | None:
         """Return the version that is read whole; None if only changes are read. Fixed at the first look."""
         if self._starting is not None:
             return None
@@ -385,8 +385,8 @@ class DeltaSource(_OfTable):
                 check_feed(self._table, commit.metadata)
             check_fields(self._table, commit.version, commit.metadata, self._rows_of.metadata)
         now, before = str(commit.version), str(commit.version - 1)
-        added = _changed(commit.added, commit.removed, now, before)
-        removed = _changed(commit.removed, commit.added, before, now)
+        added = _find_changes(commit.added, commit.removed, now, before)
+        removed = _find_changes(commit.removed, commit.added, before, now)
         if self._changes is DeltaChanges.ROWS:
             if commit.removed:
                 raise ConfigError(
@@ -407,12 +407,12 @@ class DeltaSource(_OfTable):
         return [
             part
             for kind, files in kinds
-            for told in [self._told(commit.version, commit.timestamp, kind)]
+            for told in [self._make_commit_values(commit.version, commit.timestamp, kind)]
             for file, which in files
-            for part in self._rows_of.found(file, {**told, **which})
+            for part in self._rows_of.find_parts(file, {**told, **which})
         ]
 
-    def _told(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
+    def _make_commit_values(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
         told = {_OF_VERSION: str(version)}
         if self._changes is DeltaChanges.ROWS:
             return told
@@ -471,7 +471,7 @@ def _identity(path: TablePath) -> tuple[int, ...] | None:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _changed(
+def _find_changes(
     files: Sequence[TableFile], others: Sequence[TableFile], there_in: str, gone_in: str
 ) -> list[tuple[TableFile, dict[str, str]]]:
     """Return files of which rows came, or went, and which ones; of a file on both sides only some did."""

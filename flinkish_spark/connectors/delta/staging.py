@@ -14,16 +14,16 @@ from flinkish_spark.bridge.settings import SETTINGS
 from flinkish_spark.connectors.delta.files import FOLDER
 from flinkish_spark.connectors.delta.rows import (
     VIOLATION_MARKER,
-    aligned_columns,
+    align_columns,
     key_conditions,
     rule_conditions,
-    translated,
+    translate_error,
     type_of,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, file_options
 from flinkish_spark.connectors.delta.table import (
-    DeltaRefused,
-    DeltaViolated,
+    DeltaTableError,
+    DeltaRuleError,
     TableInfo,
     Upsert,
     WriteMode,
@@ -31,9 +31,9 @@ from flinkish_spark.connectors.delta.table import (
     fit,
     nullable_within,
     physical_name,
-    renamed,
-    stored_fields,
-    stored_of,
+    rename_fields,
+    list_stored_names,
+    list_stored_fields,
     why_by_spark,
     why_not_made,
     why_not_merged,
@@ -74,12 +74,12 @@ class DeltaStaging(SinkWriter):
         try:
             found, staged = self._write(request, fields)
         except FROM_THE_JVM as error:
-            known = translated(error)
-            if isinstance(known, DeltaRefused):
-                raise self._refused(known) from error
+            known = translate_error(error)
+            if isinstance(known, DeltaTableError):
+                raise self._to_user_error(known) from error
             raise_translated(known, error)
-        except DeltaRefused as error:
-            raise self._refused(error) from error
+        except DeltaTableError as error:
+            raise self._to_user_error(error) from error
         acks = tuple(TaskAck.from_json(report) for report in found)
         adds = [add for report in found for add in report["adds"]]
         if not adds:
@@ -102,7 +102,7 @@ class DeltaStaging(SinkWriter):
         info = None if table is None else info_of(table)
         stream = fields.jsonValue()["fields"]
         if info is not None and (why := why_unfit(info, sink.mode, stream, sink.schema_evolution)):
-            raise DeltaRefused(why)
+            raise DeltaTableError(why)
         if isinstance(sink.mode, Upsert) or why_staged_as_rows(sink, info, stream, self._defaults):
             return self._as_rows(request, fields, info)
         made = new_metadata(fields, sink.partition_by, self._defaults)
@@ -114,13 +114,13 @@ class DeltaStaging(SinkWriter):
         rows, names = _whole(request.rows, fields, table)
         checks = [*partition_conditions(rows, table.partition_by), *rule_conditions(rows, table.rules())]
         columns = [*map(F.col, C.SINK_CONTROL)]
-        for column, name in zip(aligned_columns(rows, names, table), names, strict=True):
+        for column, name in zip(align_columns(rows, names, table), names, strict=True):
             one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
             if table.mapping != "none" and isinstance(one["type"], dict):
                 # A cast goes by the places of fields.
-                column = column.cast(type_of(renamed(one["type"])))
+                column = column.cast(type_of(rename_fields(one["type"])))
             columns.append(column.alias(physical_name(one)))
-        checked = _checked(rows, fields.names, checks).select(*columns)
+        checked = _check_rows(rows, fields.names, checks).select(*columns)
         target = FilesToWrite(
             self._tables.files(self._sink.path),
             partition_by=tuple(map(table.physical_name, table.partition_by)),
@@ -149,7 +149,7 @@ class DeltaStaging(SinkWriter):
         checks = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
         plain = rows.select(*map(F.col, map(quoted, fields.names)))
         checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
-        kept = {*stored_fields(sink.mode, fields.names)}
+        kept = {*list_stored_names(sink.mode, fields.names)}
         if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
             kept.add(sink.mode.sequence_by)
         # As Parquet by pyarrow has it, an interval of months is their number.
@@ -160,7 +160,7 @@ class DeltaStaging(SinkWriter):
             F.col(quoted(name)).cast(kind).alias(name) if kind != own[name] else F.col(quoted(name))
             for name, kind in kinds.items()
         ]
-        checked = _checked(rows, fields.names, checks)
+        checked = _check_rows(rows, fields.names, checks)
         checked = checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
         target = FilesToWrite(self._tables.files(sink.path), folder)
         found = reports(checked, StageFiles(target, int(request.batch)))
@@ -174,9 +174,9 @@ class DeltaStaging(SinkWriter):
             "bytes": sum(add["size"] for add in adds),
         }
 
-    def _refused(self, error: DeltaRefused) -> FlinkishError:
+    def _to_user_error(self, error: DeltaTableError) -> FlinkishError:
         uid, path = self._context.uid, self._sink.path
-        if isinstance(error, DeltaViolated):
+        if isinstance(error, DeltaRuleError):
             return BadRecordError(
                 f"a record of sink '{uid}' breaks a rule of the Delta table {path}",
                 why=" ".join(str(error).split()),
@@ -219,9 +219,9 @@ def why_staged_as_rows(
 ) -> str:
     """Return why only Delta's own writer can put records into a table; empty if delta-rs can."""
     if table is None:
-        made = TableInfo(tuple(stored_of(sink.mode, stream)), tuple(sink.partition_by), defaults)
+        made = TableInfo(tuple(list_stored_fields(sink.mode, stream)), tuple(sink.partition_by), defaults)
         return why_not_made(made, sink.mode)
-    stored = stored_of(sink.mode, stream)
+    stored = list_stored_fields(sink.mode, stream)
     why = why_by_spark(table, sink.mode, fit(table, stored, sink.schema_evolution).changes)
     return why or (why_not_merged(table, stored) if isinstance(sink.mode, Upsert) else "")
 
@@ -258,7 +258,7 @@ def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
     return found
 
 
-def _checked(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, Column]]) -> DataFrame:
+def _check_rows(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, Column]]) -> DataFrame:
     """Return the same rows; a record of which a condition is not true ends the task."""
     is_control = F.col(C.KIND) != int(C.Kind.RECORD)
     guarded = [(text, is_control | is_kept) for text, is_kept in checks]

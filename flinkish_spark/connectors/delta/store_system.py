@@ -59,9 +59,9 @@ def store_system(place: str, options: Mapping[str, str]) -> fs.PyFileSystem:
     """Return the one of this process: a new one would connect anew, for each file that is looked at."""
     said = [(name, value) for name, value in os.environ.items() if name.startswith(_READ_BY_STORES)]
     # A child of a fork has none of its parent's threads; a secret may have become another.
-    return _made(place, tuple(sorted(options.items())), tuple(sorted(said)), os.getpid())
+    return _make(place, tuple(sorted(options.items())), tuple(sorted(said)), os.getpid())
 
 
 @functools.lru_cache(maxsize=16)
-def _made(place: str, options: tuple[tuple[str, str], ...], *_: object) -> fs.PyFileSystem:
+def _make(place: str, options: tuple[tuple[str, str], ...], *_: object) -> fs.PyFileSystem:
     return fs.PyFileSystem(_Handler(place, dict(options)))

@@ -27,11 +27,11 @@ _NOTE = "flinkish-commit "
 _HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
 
 
-class DeltaRefused(Exception):
+class DeltaTableError(Exception):
     """Delta refused; the message is Delta's own, without the stack."""
 
 
-class DeltaViolated(DeltaRefused):
+class DeltaRuleError(DeltaTableError):
     """A row breaks a rule of the table; the message names both."""
 
 
@@ -58,13 +58,13 @@ def checkpoint_note(app: str, mark: Mark) -> str:
 
 def mark_in(note: str, app: str) -> Mark | None:
     """Return which checkpoint of a sink a commit holds; None if it is none of that sink's."""
-    found = _marked(note)
+    found = _parse_note(note)
     if found is None or found[0] != app:
         return None
     return Mark(CheckpointId(found[1]), token_in(note.split(" ")))
 
 
-def _marked(note: str) -> tuple[str, int] | None:
+def _parse_note(note: str) -> tuple[str, int] | None:
     if not note.startswith(_NOTE):
         return None
     # Behind the checkpoint are the timeline's token, and maybe a word that tells attempts apart.
@@ -105,7 +105,7 @@ def plan_restore(
     first = stranger = blocking = oldest = None
     for commit in history:
         oldest = commit
-        app, checkpoint = _marked(commit.note) or ("", None)
+        app, checkpoint = _parse_note(commit.note) or ("", None)
         if not app.startswith(_prefix(job)):
             checkpoint = None
         if commit.note == note_of(job, lineage):
@@ -248,14 +248,14 @@ class Upsert(Stored):
 WriteMode = Append | Upsert | OverwritePartitions
 
 
-def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
+def list_stored_names(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
     left_out = mode.left_out if isinstance(mode, Upsert) else ()
     return tuple(name for name in names if name not in left_out)
 
 
-def stored_of(mode: WriteMode, fields: Sequence[Json]) -> list[Json]:
+def list_stored_fields(mode: WriteMode, fields: Sequence[Json]) -> list[Json]:
     """Return those of a stream's fields that the table gets."""
-    kept = stored_fields(mode, [str(one["name"]) for one in fields])
+    kept = list_stored_names(mode, [str(one["name"]) for one in fields])
     return [one for one in fields if one["name"] in kept]
 
 
@@ -403,7 +403,7 @@ def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) ->
 
 def why_unfit(table: TableInfo, mode: WriteMode, stream: Sequence[Json], evolution: SchemaEvolution) -> str:
     """Return why a table takes no record of a stream; empty if it does."""
-    if problems := fit(table, stored_of(mode, stream), evolution).problems:
+    if problems := fit(table, list_stored_fields(mode, stream), evolution).problems:
         return problems[0]
     if isinstance(mode, Upsert) and (missing := [key for key in mode.keys if not table.has_column(key)]):
         return f"the table has no column {missing[0]}, which is a key"
@@ -652,19 +652,19 @@ def physical_name(field: Json) -> str:
     return str(field.get("metadata", {}).get(_PHYSICAL, field["name"]))
 
 
-def renamed(part: Any, name_of: Callable[[Json], Any] = physical_name) -> Any:
+def rename_fields(part: Any, name_of: Callable[[Json], Any] = physical_name) -> Any:
     """Return a type, as JSON, with other names of its fields, and without what is noted of them."""
     if isinstance(part, list):
-        return [renamed(one, name_of) for one in part]
+        return [rename_fields(one, name_of) for one in part]
     if not isinstance(part, dict):
         return part
-    found = {key: renamed(value, name_of) for key, value in part.items() if key != "metadata"}
+    found = {key: rename_fields(value, name_of) for key, value in part.items() if key != "metadata"}
     return found | {"name": name_of(part), "metadata": {}} if "name" in part else found
 
 
 def _shape(kind: Any, name_of: Callable[[Json], str] = physical_name) -> Any:
     """Return what two types must have in common for one to be read as the other."""
-    return nullable_within(renamed(kind, name_of))
+    return nullable_within(rename_fields(kind, name_of))
 
 
 def nullable_within(part: Any) -> Any:

@@ -23,13 +23,13 @@ import pyarrow as pa
 from flinkish_spark.connectors.delta.files import TableFiles, why_no_path
 from flinkish_spark.connectors.delta.table import (
     DeltaConflict,
-    DeltaRefused,
+    DeltaTableError,
     NotAsFiles,
     TableCommit,
     TableInfo,
     Upsert,
     mark_in,
-    stored_fields,
+    list_stored_names,
 )
 from flinkish_spark.connectors.delta.writer import DELETED, partition_texts
 from flinkish_spark.core.clock import wall_ms
@@ -72,9 +72,9 @@ class DeltaTables:
         from deltalake.exceptions import TableNotFoundError
 
         if why := why_no_path(path):
-            raise DeltaRefused(f"delta-rs cannot open it: {why}")
+            raise DeltaTableError(f"delta-rs cannot open it: {why}")
         files = self.files(path)
-        with _translated(path):
+        with _translate_errors(path):
             try:
                 return deltalake.DeltaTable(
                     files.path, version=version, storage_options=files.store_options()
@@ -86,13 +86,13 @@ class DeltaTables:
         table = self.open(path)
         return None if table is None else info_of(table)
 
-    def committed_version(self, path: str, app_id: str) -> int:
+    def find_committed_version(self, path: str, app_id: str) -> int:
         """Return the last checkpoint that `app_id` committed; -1 if none."""
         table = self.open(path)
-        return -1 if table is None else seen_by(table, app_id)
+        return -1 if table is None else find_last_version(table, app_id)
 
     def newest_mark(self, path: str, app_id: str) -> Mark | None:
-        version = self.committed_version(path, app_id)
+        version = self.find_committed_version(path, app_id)
         return None if version < 0 else self.mark_at(path, app_id, version)
 
     def mark_at(self, path: str, app_id: str, version: int) -> Mark:
@@ -137,7 +137,7 @@ class DeltaTables:
     ) -> list[TableCommit]:
         """Return the commits up to the version that is open; if it is not the newest, open that and raise."""
         version = table.version()
-        with _translated(path):
+        with _translate_errors(path):
             found = table.history(limit)
             # This order matters: delta-rs lists what is there, newer commits as well, and counts down from
             # the version that is open, so that each would have the number of another one.
@@ -159,7 +159,7 @@ class DeltaTables:
         files = self.files(path)
         if files.root is not None:
             make_directories(files.root)
-        with _translated(path):
+        with _translate_errors(path):
             create_table_with_add_actions(
                 files.path,
                 deltalake.Schema.from_json(metadata["schemaString"]),
@@ -188,7 +188,7 @@ class DeltaTables:
         return self._write(path, table, [*removes, *map(_add, adds)], _properties(marker, _NO_RETRY))
 
     def _write(self, path: str, table: deltalake.DeltaTable, actions: list[Any], properties: Any) -> int:
-        with _translated(path):
+        with _translate_errors(path):
             table.create_write_transaction(
                 actions,
                 "append",
@@ -205,16 +205,16 @@ class DeltaTables:
         """Let rows, one of a key, replace those with their keys, or delete them, or come in."""
         info = info_of(table)
         control = {DELETED, *([mode.sequence_by] if mode.sequence_by else [])}
-        names = [n for n in rows.column_names if n in stored_fields(mode, rows.column_names) and n != DELETED]
+        names = [n for n in rows.column_names if n in list_stored_names(mode, rows.column_names) and n != DELETED]
         same = " AND ".join(_same(rows.schema.field(key)) for key in mode.keys)
         newer = ""
         if mode.sequence_by in names and info.has_column(str(mode.sequence_by)):
-            at = _quoted(str(mode.sequence_by))
+            at = _quote(str(mode.sequence_by))
             newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
-        values = {_quoted(name): f"s.{_quoted(name)}" for name in names}
+        values = {_quote(name): f"s.{_quote(name)}" for name in names}
         source = rows.select([*names, *sorted(control - set(names))])
-        deleted = f"s.{_quoted(DELETED)}"
-        with _translated(path):
+        deleted = f"s.{_quote(DELETED)}"
+        with _translate_errors(path):
             (
                 table.merge(
                     source,
@@ -257,13 +257,13 @@ class DeltaTables:
         newest, older = self.open(path), self.open(path, version)
         if newest is None or older is None:
             return []
-        with _translated(path):
+        with _translate_errors(path):
             now, then = _files_of(newest), _files_of(older)
         return self.files(path).missing({name: size for name, size in then.items() if name not in now})
 
     def restore(self, path: str, table: deltalake.DeltaTable, version: int, note: str) -> None:
         """Commit what `version` held behind the version that is open, with `note` in its history."""
-        with _translated(path):
+        with _translate_errors(path):
             table.restore(version, commit_properties=_properties(None, _NO_RETRY, note))
 
     def delete_rows(self, path: str, table: deltalake.DeltaTable, note: str) -> None:
@@ -292,7 +292,7 @@ def make_durable(root: Path, whose: str, version: int | None = None) -> None:
             break
         needed.append(log / name)
         if own is None and _ENTRY.fullmatch(name):
-            found = _added(root, log / name, whose, version)
+            found = _find_added_files(root, log / name, whose, version)
             own, files = (None, []) if found is None else (at, found)
     # This order matters: a log never names files that are not there.
     for path in files:
@@ -318,7 +318,7 @@ def _sync(path: Path) -> None:
             sync_directory(one)
 
 
-def _added(root: Path, entry: Path, whose: str, version: int | None) -> list[Path] | None:
+def _find_added_files(root: Path, entry: Path, whose: str, version: int | None) -> list[Path] | None:
     """Return the files that a commit added; None if it is another commit."""
     text = ""
     with suppress(FileNotFoundError):
@@ -396,7 +396,7 @@ def features_of(table: deltalake.DeltaTable) -> frozenset[str]:
     return frozenset(name for names in known for name in names)
 
 
-def seen_by(table: deltalake.DeltaTable, app_id: str) -> int:
+def find_last_version(table: deltalake.DeltaTable, app_id: str) -> int:
     found = table.transaction_version(app_id)
     return -1 if found is None else int(found)
 
@@ -456,20 +456,20 @@ def _properties(
     return deltalake.CommitProperties({"userMetadata": text}, retries, marks or None)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
 
 def _same(key: pa.Field) -> str:
-    name = _quoted(key.name)
+    name = _quote(key.name)
     # To SQL the two zeros of floating point numbers are one; NaN is equal to itself.
     more = " + 0.0" if pa.types.is_floating(key.type) else ""
     return f"t.{name}{more} = s.{name}{more}"
 
 
 @contextmanager
-def _translated(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     """Raise what delta-rs says as an error of ours."""
     from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
@@ -477,25 +477,25 @@ def _translated(path: str) -> Iterator[None]:
         yield
     except CommitFailedError as error:
         if "Unsupported table features" in str(error) or "append-only" in str(error):
-            raise DeltaRefused(str(error)) from error
+            raise DeltaTableError(str(error)) from error
         raise DeltaConflict(str(error)[:500]) from error
     except (DeltaProtocolError, SchemaMismatchError) as error:
-        raise DeltaRefused(str(error)[:2000]) from error
+        raise DeltaTableError(str(error)[:2000]) from error
     except (DeltaError, OSError) as error:
         # Perhaps our own write, whose answer was lost.
         if "already exists" in str(error):
             raise DeltaConflict("somebody made the table at the same moment") from error
-        raise _failed(path, error) from error
+        raise _make_store_error(path, error) from error
     except Exception:
         raise
     except BaseException as error:
         # A panic of Rust's is no Exception.
         if type(error).__name__ != "PanicException":
             raise
-        raise _failed(path, error) from error
+        raise _make_store_error(path, error) from error
 
 
-def _failed(path: str, error: BaseException) -> StoreError:
+def _make_store_error(path: str, error: BaseException) -> StoreError:
     return StoreError(
         f"the Delta table {path} could not be read or written",
         why=f"delta-rs says: {str(error)[:1000]}",

@@ -95,7 +95,7 @@ class _Files:
 
     def add(self, batch: pa.RecordBatch) -> None:
         names, most = self._target.partition_by, self._target.max_rows
-        for values, rows in _by_partition(batch, names):
+        for values, rows in _split_by_partition(batch, names):
             if values != self._values:
                 self.close()
                 self._values = values
@@ -182,7 +182,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
     return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
-def _by_partition(
+def _split_by_partition(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
     """Yield the rows of each partition, as they come, without the columns that say which one it is."""
@@ -269,7 +269,7 @@ class Statistics:
         greatest = {path: _upper(self._greatest[path]) for path in ordered}
         found: dict[str, Any] = {"numRecords": self.rows}
         for name, values in (("minValues", least), ("maxValues", greatest), ("nullCount", self._nulls)):
-            found[name] = _nested({path: one for path, one in values.items() if one is not None})
+            found[name] = _nest({path: one for path, one in values.items() if one is not None})
         return json_text(found)
 
 
@@ -329,21 +329,21 @@ def _plain(value: pa.Scalar) -> Any:
 def _lower(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isinf(value) else -0.0 if value == 0 else value
-    return value[:_MOST_OF_A_TEXT] if isinstance(value, str) else _of_time(value, 0)
+    return value[:_MOST_OF_A_TEXT] if isinstance(value, str) else _format_time(value, 0)
 
 
 def _upper(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isinf(value) else 0.0 if value == 0 else value
     if not isinstance(value, str):
-        return _of_time(value, 1)
+        return _format_time(value, 1)
     if len(value) <= _MOST_OF_A_TEXT:
         return value
     # Greater than every text that begins so, unless that goes on with the greatest character.
     return None if value[_MOST_OF_A_TEXT] == _GREATEST else value[:_MOST_OF_A_TEXT] + _GREATEST
 
 
-def _of_time(value: Any, more_ms: int) -> Any:
+def _format_time(value: Any, more_ms: int) -> Any:
     """Return a time as text in whole milliseconds, at or behind it if one more may be added."""
     if isinstance(value, datetime):
         if value.microsecond % 1_000:
@@ -357,7 +357,7 @@ def _of_time(value: Any, more_ms: int) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, value in values.items():
         *above, name = path.split(_DOT)

@@ -200,7 +200,7 @@ class DateTimeBuckets(BucketAssigner):
                 why=f"it has {twice[0]!r} in it twice" if twice else why,
                 what_to_do=f"put it together of {', '.join(_LETTERS)} and characters like '-' and '_'",
             )
-        _checked_folder(self.name)
+        _check_folder_name(self.name)
         try:
             ZoneInfo(self.zone)
         except (KeyError, ValueError, OSError, TypeError, AttributeError):
@@ -300,7 +300,7 @@ class ExpressionBuckets(BucketAssigner):
     expression: str | Callable[[], Column]
 
     def __post_init__(self) -> None:
-        _checked_folder(self.name)
+        _check_folder_name(self.name)
         if not isinstance(self.expression, str):
             check_function(self.expression, f"the expression of ExpressionBuckets({self.name!r})", 0)
 
@@ -320,7 +320,7 @@ class ExpressionBuckets(BucketAssigner):
         return {self.name: F.expr(self.expression) if isinstance(self.expression, str) else self.expression()}
 
 
-def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
+def check_assigners(given: object) -> tuple[BucketAssigner, ...]:
     several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     if given is None:
         return ()
@@ -333,7 +333,7 @@ def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
             )
         check_methods(one, BucketAssigner, f"the {type(one).__name__} that is given as bucket_by")
         for name in one.names:
-            _checked_folder(name)
+            _check_folder_name(name)
     names = [name.lower() for one in several for name in one.names]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -374,7 +374,7 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
     return first, last + timedelta(seconds=1)
 
 
-def _checked_folder(name: object) -> None:
+def _check_folder_name(name: object) -> None:
     if not isinstance(name, str) or not name or name.startswith(("_", ".", PREFIX)):
         raise ConfigError(
             f"a bucket folder cannot be called {name!r}",

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
-from flinkish_spark.connectors.files.disk import HIDDEN, Disk, FilesUnfinished, PartName, SinkFiles
-from flinkish_spark.connectors.files.ledger import Committed, Entry, Ledger, OpenPartition, Part, Plan, State
+from flinkish_spark.connectors.files.disk import HIDDEN, Disk, FileCommitError, PartName, SinkFiles
+from flinkish_spark.connectors.files.ledger import CommittedChunks, Entry, Ledger, OpenPartition, Part, Plan, State
 from flinkish_spark.connectors.files.partitions import (
-    AtFinal,
+    FinalPartitionAction,
     PartitionCommit,
     PartitionTime,
     ProcessTime,
@@ -45,7 +45,7 @@ from flinkish_spark.connectors.files.rolling import (
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
 from flinkish_spark.core.errors import EnvironmentFault, InternalError
-from flinkish_spark.core.foreign_errors import is_gateway_gone, said
+from flinkish_spark.core.foreign_errors import is_gateway_gone, describe_error
 from flinkish_spark.core.store import LocalStore, SealedObjects
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class FilesGone(Exception):
+class FilesMissingError(Exception):
     """Files of a decided checkpoint were deleted, as far as can be known before readers could see them."""
 
 
@@ -83,7 +83,7 @@ class Publisher:
             # Nothing of the plan has been renamed yet.
             for path in (self.path_of(chunk) for part in plan.parts for chunk in part.chunks):
                 if not self.disk.exists(path):
-                    raise FilesGone(f"the pending file {path} is gone")
+                    raise FilesMissingError(f"the pending file {path} is gone")
             self._build(checkpoint, plan)
             self.ledger.record(checkpoint, Entry.BUILT)
         self._move(plan)
@@ -113,7 +113,7 @@ class Publisher:
         files = self._files(chunks[0].root)
         extension = chunks[0].extension
         name = PartName(min(chunk.checkpoint for chunk in chunks), checkpoint, index, extension)
-        target = files.root / chunks[0].bucket / files.finished_name(name)
+        target = files.root / chunks[0].bucket / files.make_finished_name(name)
         merged = files.merged / str(checkpoint) / f"{index}{extension}"
         source = merged if len(chunks) > 1 else self.path_of(chunks[0])
         return Part(str(target), str(source), tuple(chunks))
@@ -144,7 +144,7 @@ class Publisher:
                 # and the file is neither here nor there, the rename was done before a crash, and whoever
                 # reads finished files has taken this one away.
                 if not self.disk.exists(source.parent):
-                    raise FilesGone(f"the folder {source.parent} with pending files is gone") from None
+                    raise FilesMissingError(f"the folder {source.parent} with pending files is gone") from None
                 LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
         self.disk.sync_folders(sorted(path for path in touched if self.disk.exists(path)))
 
@@ -184,31 +184,31 @@ def advance(
         times = {p: trigger.time_ms(p.bucket, assigners) for p in waiting}
         seen = [t for t in (state.seen_ms, *times.values()) if t is not None]
         seen_ms = max(seen) if seen else None
-        watermark = seen_ms if trigger.watermark is None else _asked(trigger.watermark, completed)
+        watermark = seen_ms if trigger.watermark is None else _ask_watermark(trigger.watermark, completed)
         ends = {p: trigger.due_ms(p.bucket, assigners) for p in waiting}
         due = tuple(
             p
             for p, due_ms in ends.items()
             if due_ms is not None and watermark is not None and watermark >= due_ms
         )
-    if completed.purpose.is_final and setting.at_final is AtFinal.COMMIT:
+    if completed.purpose.is_final and setting.at_final is FinalPartitionAction.COMMIT:
         due = waiting
     return PartitionProgress(waiting, due, seen_ms)
 
 
-def _asked(
+def _ask_watermark(
     watermark: Callable[[CompletedCheckpoint], int | None], completed: CompletedCheckpoint
 ) -> int | None:
     try:
         found = watermark(completed)
     except Exception as error:
-        raise FilesUnfinished(
-            f"the watermark of PartitionTime: {said(error)}",
+        raise FileCommitError(
+            f"the watermark of PartitionTime: {describe_error(error)}",
             what_to_do="correct the function; it is called again at the next checkpoint",
         ) from error
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         return found
-    raise FilesUnfinished(
+    raise FileCommitError(
         f"the watermark of PartitionTime is {found!r}", what_to_do="return milliseconds since 1970, or None"
     )
 
@@ -313,7 +313,7 @@ class FileCommitter(Committer):
         self._marks.leave(checkpoint)
         self._catch_up(checkpoint)
         chunks = [chunk for c in committables for chunk in chunks_of(c, checkpoint)]
-        recorded = self._ledger.committed(checkpoint)
+        recorded = self._ledger.find_committed(checkpoint)
         if recorded is not None and {c.staged for c in recorded} != {c.staged for c in chunks}:
             detail = f"checkpoint {checkpoint} was committed with other files by somebody else"
             return CommitAnswer(Outcome.FENCED, detail)
@@ -324,7 +324,7 @@ class FileCommitter(Committer):
                 self._ledger.forget(checkpoint)
                 detail = f"{len(missing)} pending files are gone, first {missing[0]}"
                 return CommitAnswer(Outcome.LOST, detail, is_proven_aborted=True)
-        self._ledger.record(checkpoint, Entry.COMMITTED, Committed(tuple(chunks)))
+        self._ledger.record(checkpoint, Entry.COMMITTED, CommittedChunks(tuple(chunks)))
         is_new = recorded is None
         if not isinstance(self._settings.rolling, RollOnCheckpoint):
             return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
@@ -377,7 +377,7 @@ class FileCommitter(Committer):
             if not self._ledger.newest_done() < older < checkpoint:
                 continue
             before, plan = self._ledger.state_before(older), self._ledger.plan(older)
-            chunks = self._ledger.committed(older) or ()
+            chunks = self._ledger.find_committed(older) or ()
             is_open = (*before.open, *chunks)
             if plan is not None:
                 self._publisher.publish(older, plan)
@@ -416,7 +416,7 @@ class FileCommitter(Committer):
                 if is_gateway_gone(error):
                     raise
                 raise _Retry(
-                    f"{type(policy).__name__} of partition {partition.bucket}: {said(error)}"
+                    f"{type(policy).__name__} of partition {partition.bucket}: {describe_error(error)}"
                 ) from error
 
     def _finish(self, checkpoint: int, outcome: Outcome) -> CommitAnswer:
@@ -435,7 +435,7 @@ class FileCommitter(Committer):
         return [_answer_of(partial(self._abort, *place)) for place in places]
 
     def _abort(self, root: str, staged: str) -> CommitAnswer:
-        if staged in self._ledger.staged_in_use():
+        if staged in self._ledger.find_staged_in_use():
             return CommitAnswer(Outcome.FENCED, f"the files of {staged} were committed by somebody else")
         folder = replace(self._files, root=Path(root)).pending / staged
         if not self._disk.exists(folder):
@@ -462,7 +462,7 @@ class FileCommitter(Committer):
             ]
         # This order matters: a block that is leased after the listing has nothing in it.
         running = running_blocks()
-        in_use = {str(c.payload.get("staged", "")) for c in kept} | self._ledger.staged_in_use()
+        in_use = {str(c.payload.get("staged", "")) for c in kept} | self._ledger.find_staged_in_use()
         removed = 0
         for folder in listed:
             staged = StagedId.parse(folder.name)
@@ -489,7 +489,7 @@ class FileCommitter(Committer):
         """Delete the finished files of superseded checkpoints, known by their names; of others none."""
         if why := self._why_not(target):
             return CommitAnswer(Outcome.LOST, why)
-        finished = list(self._finished())
+        finished = list(self._list_finished())
         doomed = [path for path, part in finished if part.first > target]
         touched = sorted({path.parent for path in doomed})
         # This order matters: with the records gone first, a crash in between leaves files whose names say
@@ -505,7 +505,7 @@ class FileCommitter(Committer):
 
     def _why_not(self, target: int) -> str:
         """Return why the target's files cannot be brought back; empty if they can."""
-        for path, part in self._finished():
+        for path, part in self._list_finished():
             if part.first <= target < part.last:
                 return (
                     f"the file {path} of sink '{self._files.uid}' holds records from before and after "
@@ -535,7 +535,7 @@ class FileCommitter(Committer):
         for checkpoint in checkpoints:
             self._ledger.forget(checkpoint, keeps_state=checkpoint == newest)
 
-    def _finished(self) -> Iterator[tuple[Path, PartName]]:
+    def _list_finished(self) -> Iterator[tuple[Path, PartName]]:
         for path in self._disk.files_below(self._files.root):
             part = self._files.parse_finished(path.name)
             if part is not None and HIDDEN not in path.relative_to(self._files.root).parts:
@@ -560,7 +560,7 @@ def _unavailable(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         what_to_do = "see to the disk; the job asks again"
-        raise FilesUnfinished.of_system(error, f"{what} failed", what_to_do=what_to_do) from error
+        raise FileCommitError.from_os_error(error, f"{what} failed", what_to_do=what_to_do) from error
 
 
 def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
@@ -569,7 +569,7 @@ def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
 
     try:
         return act()
-    except FilesGone as gone:
+    except FilesMissingError as gone:
         return CommitAnswer(Outcome.LOST, str(gone))
     except _Retry as retry:
         return CommitAnswer(Outcome.RETRY, str(retry))
@@ -578,7 +578,7 @@ def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
     except (OSError, PySparkException) as error:
         if is_gateway_gone(error):
             raise
-        return CommitAnswer(Outcome.RETRY, str(error) if isinstance(error, OSError) else said(error))
+        return CommitAnswer(Outcome.RETRY, str(error) if isinstance(error, OSError) else describe_error(error))
     except EnvironmentFault as fault:
         if not (fault.restartable or isinstance(fault.__cause__, OSError)):
             raise

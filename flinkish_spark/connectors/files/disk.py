@@ -93,7 +93,7 @@ class Disk:
 HIDDEN = "_flinkish"
 
 
-class FilesUnfinished(EnvironmentFault):
+class FileCommitError(EnvironmentFault):
     """Files, or their partitions, cannot be finished now; it is tried again, and nothing is concluded."""
 
     restartable = True
@@ -144,7 +144,7 @@ class SinkFiles:
         """Holds a folder for each checkpoint whose small files are being merged."""
         return self.hidden / "merged"
 
-    def finished_name(self, part: PartName) -> str:
+    def make_finished_name(self, part: PartName) -> str:
         return f"part-{self.uid}-{self.tag}-{part.first}-{part.last}-{part.index}{part.extension}"
 
     def parse_finished(self, name: str) -> PartName | None:

@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import instance_of, raise_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import checked_choice
 from flinkish_spark.types.arrow_columns import beyond_years
@@ -113,7 +113,7 @@ _BLANKS = b" \t\r\n"
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
-def opened(path: str) -> pa.NativeFile:
+def open_file(path: str) -> pa.NativeFile:
     """Open a file, maybe compressed; its name is bytes, which need be no UTF-8."""
     import pyarrow as pa
 
@@ -121,7 +121,7 @@ def opened(path: str) -> pa.NativeFile:
     return file if codec is None else pa.CompressedInputStream(file, codec)
 
 
-def shown(path: str) -> str:
+def to_printable(path: str) -> str:
     """Return a name as a text that can be written."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
@@ -144,7 +144,7 @@ def begin_of_text(data: bytes) -> int:
 def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.BufferedIOBase]:
     """Open some lines of a file; a bad one has its number in the file."""
     if end is None:
-        with io.BufferedReader(opened(path)) as whole:
+        with io.BufferedReader(open_file(path)) as whole:
             yield whole
         return
     with open(path, "rb") as file:
@@ -206,7 +206,7 @@ class InputFormat(ABC):
         """Raise ConfigError if such files cannot hold these fields."""
 
 
-class InParts(InputFormat):
+class SplittableFormat(InputFormat):
     """A format whose large files are read in parts."""
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -214,7 +214,7 @@ class InParts(InputFormat):
         return self.batches_between(path, schema, 0, None)
 
 
-class InLines(InParts):
+class LineFormat(SplittableFormat):
     """One whose parts are ranges of lines; a file that is compressed is one part."""
 
     def parts(self, path: str) -> Sequence[FilePart]:
@@ -223,7 +223,7 @@ class InLines(InParts):
 
 
 @dataclass(frozen=True)
-class ParquetFiles(InParts):
+class ParquetFiles(SplittableFormat):
     """Parquet. A field that a file does not have fails the job; columns that are no fields are not read.
 
     So does a date before 1582-10-15, or a time before 1900, if the footer says that it is of the calendar
@@ -234,20 +234,20 @@ class ParquetFiles(InParts):
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the fields' columns of some row groups."""
-        with opened(path) as data, open_parquet(data) as file:
+        with open_file(path) as data, open_parquet(data) as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
-                raise ValueError(f"{shown(path)} has no column '{missing[0]}'")
+                raise ValueError(f"{to_printable(path)} has no column '{missing[0]}'")
             yield from read_batches(file, schema.names, _ROWS_AT_ONCE, begin, end)
 
     def parts(self, path: str) -> Sequence[FilePart]:
         """Return what the file says of itself."""
-        with opened(path) as data, open_parquet(data) as file:
+        with open_file(path) as data, open_parquet(data) as file:
             return parts_of_parquet(file, os.path.getsize(path))
 
 
 @dataclass(frozen=True)
-class JsonLines(InLines):
+class JsonLines(LineFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
     A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
@@ -300,7 +300,7 @@ class CsvFiles(InputFormat):
     delimiter: str = ","
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
+        with raise_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
             checked_choice("header", self.header, CsvHeader)
         what_to_do = "give one ASCII character, which is no quote and no end of a line"
         text = instance_of("delimiter", self.delimiter, str, what_to_do=what_to_do)
@@ -315,7 +315,7 @@ class CsvFiles(InputFormat):
         given, block_bytes = 0, _CSV_BLOCK_BYTES
         while True:
             try:
-                for batch in _behind(given, self._batches(path, schema, block_bytes)):
+                for batch in _skip_rows(given, self._batches(path, schema, block_bytes)):
                     yield batch
                     given += batch.num_rows
                 return
@@ -332,7 +332,7 @@ class CsvFiles(InputFormat):
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
         types = {field.name: pa.string() if _is_number(field.type) else field.type for field in schema}
-        with opened(path) as file:
+        with open_file(path) as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if len(begin) == begin_of_text(begin):
             return
@@ -341,7 +341,7 @@ class CsvFiles(InputFormat):
         record = 1 if columns is None else 0
         # In a line without an end Arrow finds no names.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
-        with opened(path) as file:
+        with open_file(path) as file:
             batches = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
@@ -353,7 +353,7 @@ class CsvFiles(InputFormat):
             )
             for batch in batches:
                 try:
-                    numbers = _with_numbers(batch, schema)
+                    numbers = _parse_numbers(batch, schema)
                 except _BadValue as error:
                     raise BadLine(line_of(path, self.delimiter, record + error.row), str(error)) from None
                 record += batch.num_rows
@@ -385,7 +385,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _parse_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch with numbers in the places of texts, and all values within their types."""
     import pyarrow as pa
 
@@ -458,7 +458,7 @@ def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
         raise _BadValue(good, field, f"has {texts[good].as_py()!r:.200}: {error}") from None
 
 
-def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _skip_rows(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         left = batch.slice(given)
         given -= batch.num_rows - left.num_rows
@@ -467,7 +467,7 @@ def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 @dataclass(frozen=True)
-class TextLines(InLines):
+class TextLines(LineFormat):
     """A record a line, in one field of texts; maybe compressed (``.gz``).
 
     A line that is no UTF-8 fails the job with file and line.
@@ -537,7 +537,7 @@ def _are_in_pairs(path: str, delimiter: str) -> bool:
     is_border = np.zeros(256, np.bool_)
     is_border[[*b'\r\n"', ord(delimiter)]] = True
     held = b"\n"
-    with opened(path) as file:
+    with open_file(path) as file:
         while len(held) < _MOST_HELD_BYTES:
             some = file.read(_PART_BYTES)
             held += some or b"\n"
@@ -591,7 +591,7 @@ _NO_LIMIT = 2**31 - 1
 def _text_of(path: str) -> Iterator[io.TextIOWrapper]:
     """Open a file, maybe compressed, without the mark (BOM) in front; each byte is a letter."""
     csv.field_size_limit(_NO_LIMIT)
-    with io.BufferedReader(opened(path)) as data:
+    with io.BufferedReader(open_file(path)) as data:
         data.read(begin_of_text(data.peek(len(codecs.BOM_UTF32_LE))))
         with io.TextIOWrapper(data, "latin-1", newline="") as text:
             yield text

@@ -65,7 +65,7 @@ class Plan(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed(Stored):
+class CommittedChunks(Stored):
     chunks: tuple[Chunk, ...]
 
 
@@ -105,8 +105,8 @@ class Ledger:
     def has(self, checkpoint: int, entry: Entry) -> bool:
         return _key(checkpoint, entry) in self.store.list(f"checkpoints/{checkpoint}")
 
-    def committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
-        found = self._read(checkpoint, Entry.COMMITTED, Committed.from_json)
+    def find_committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
+        found = self._read(checkpoint, Entry.COMMITTED, CommittedChunks.from_json)
         return None if found is None else found.chunks
 
     def plan(self, checkpoint: int) -> Plan | None:
@@ -127,7 +127,7 @@ class Ledger:
     def unseen(self, checkpoint: int) -> tuple[Chunk, ...]:
         """Return what was committed behind the state before a checkpoint, up to it and in order."""
         since = self.state_before(checkpoint).checkpoint
-        found = (self.committed(c) or () for c in self.checkpoints() if since < c <= checkpoint)
+        found = (self.find_committed(c) or () for c in self.checkpoints() if since < c <= checkpoint)
         return tuple(chunk for chunks in found for chunk in chunks)
 
     def record_plan(self, checkpoint: int, plan: Plan) -> Plan:
@@ -148,11 +148,11 @@ class Ledger:
             if not (keeps_state and entry is Entry.DONE) and self.has(checkpoint, entry):
                 self.store.delete(_key(checkpoint, entry))
 
-    def staged_in_use(self) -> frozenset[str]:
+    def find_staged_in_use(self) -> frozenset[str]:
         """Return the folders below `pending` that hold chunks which records name."""
         named: set[str] = set()
         for checkpoint in self.checkpoints():
-            chunks = self.committed(checkpoint) or ()
+            chunks = self.find_committed(checkpoint) or ()
             plan, state = self.plan(checkpoint), self.state(checkpoint)
             if plan is not None:
                 chunks += tuple(c for part in plan.parts for c in part.chunks) + plan.open

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.connectors.formats.csv import BYTE_ORDER_MARK, CsvForm
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.exact_text import unfit_for_json
@@ -105,7 +105,7 @@ def codec_of(kind: FileFormat, options: Mapping[str, str]) -> str | None:
     return named if hadoops is None else hadoops[1].replace("default", "deflate")
 
 
-def lowered(options: Mapping[str, str]) -> dict[str, str]:
+def lower_names(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
@@ -138,9 +138,9 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
                 what_to_do='leave the encoding out, or use "UTF-8", "UTF-16" or "UTF-32"',
             )
         if name.lower() in OF_PARQUET:
-            with refused_as_config_errors(f"correct the option '{name}', or leave it out"):
-                checked_option(name, value)
-    check_codec(kind, codec_of(kind, lowered(options)), "an option")
+            with raise_config_errors(f"correct the option '{name}', or leave it out"):
+                parse_option(name, value)
+    check_codec(kind, codec_of(kind, lower_names(options)), "an option")
     if kind.is_lines:
         _check_separators(kind, options)
 
@@ -191,7 +191,7 @@ def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
         )
 
 
-def checked_option(name: str, value: str) -> Any:
+def parse_option(name: str, value: str) -> Any:
     """Return a value of an option of Parquet's writer; raise ValueError if it is none."""
     try:
         return OF_PARQUET[name.lower()][1](value)
@@ -203,7 +203,7 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
     """Refuse options under which two files of a line format cannot become one."""
     if not kind.is_lines:
         return
-    found = lowered(options)
+    found = lower_names(options)
     codec = codec_of(kind, found) or "none"
     encoding = encoding_of(options).upper()
     why = ""
@@ -226,21 +226,21 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
 
 
 def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
-    found = lowered(options)
+    found = lower_names(options)
     return kind is FileFormat.CSV and found.get("header", "false").lower() == "true"
 
 
 def encoding_of(options: Mapping[str, str]) -> str:
-    found = lowered(options)
+    found = lower_names(options)
     return found.get("encoding", found.get("charset", "UTF-8"))
 
 
 def line_separator(options: Mapping[str, str]) -> bytes:
-    return lowered(options).get("linesep", "\n").encode()
+    return lower_names(options).get("linesep", "\n").encode()
 
 
 def csv_form(options: Mapping[str, str]) -> CsvForm:
-    found = lowered(options)
+    found = lower_names(options)
     return CsvForm(
         found.get("sep", found.get("delimiter", ",")),
         found.get("quote", '"'),
@@ -255,7 +255,7 @@ def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
     """Return what must be true of a text that becomes a line, and how errors say it."""
     from pyspark.sql import functions as F
 
-    separator, column = lowered(options).get("linesep"), F.col(quoted(name))
+    separator, column = lower_names(options).get("linesep"), F.col(quoted(name))
     if separator is None:
         # Readers that are told nothing take each of these for an end.
         is_line = ~(column.contains("\n") | column.contains("\r"))
@@ -337,23 +337,23 @@ def read_schema(kind: FileFormat, schema: T.StructType) -> T.StructType:
 
     if kind is not FileFormat.AVRO:
         return schema
-    found = _widened(schema)
+    found = _widen(schema)
     assert isinstance(found, T.StructType)
     return found
 
 
-def _widened(data_type: T.DataType) -> T.DataType:
+def _widen(data_type: T.DataType) -> T.DataType:
     from pyspark.sql import types as T
 
     match data_type:
         case T.ByteType() | T.ShortType():
             return T.IntegerType()
         case T.ArrayType():
-            return T.ArrayType(_widened(data_type.elementType), data_type.containsNull)
+            return T.ArrayType(_widen(data_type.elementType), data_type.containsNull)
         case T.MapType():
-            return T.MapType(data_type.keyType, _widened(data_type.valueType), data_type.valueContainsNull)
+            return T.MapType(data_type.keyType, _widen(data_type.valueType), data_type.valueContainsNull)
         case T.StructType():
             return T.StructType(
-                [T.StructField(f.name, _widened(f.dataType), f.nullable) for f in data_type.fields]
+                [T.StructField(f.name, _widen(f.dataType), f.nullable) for f in data_type.fields]
             )
     return data_type

@@ -30,8 +30,8 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_function,
     hold_plain_values,
-    refused_as_config_errors,
-    with_methods_of,
+    raise_config_errors,
+    require_methods,
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
@@ -177,7 +177,7 @@ class ProcessTime:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
 
 
@@ -216,7 +216,7 @@ class PartitionTime:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             checked_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
         if self.watermark is not None:
             check_function(self.watermark, "the watermark of PartitionTime", 1)
@@ -293,7 +293,7 @@ class PartitionTime:
             )
 
 
-class AtFinal(Choice):
+class FinalPartitionAction(Choice):
     """What becomes of waiting partitions at the last checkpoint of a job."""
 
     #: They wait for the next start; for a job that is stopped and goes on.
@@ -324,12 +324,12 @@ class PartitionCommit:
     Examples
     --------
     >>> PartitionCommit(ProcessTime(60_000), policies=(SuccessFile(),)).at_final
-    <AtFinal.WAIT: 'WAIT'>
+    <FinalPartitionAction.WAIT: 'WAIT'>
     """
 
     trigger: PartitionTime | ProcessTime = ProcessTime()
     policies: tuple[PartitionPolicy, ...] = (SuccessFile(),)
-    at_final: AtFinal = AtFinal.WAIT
+    at_final: FinalPartitionAction = FinalPartitionAction.WAIT
 
     def __post_init__(self) -> None:
         if not isinstance(self.trigger, PartitionTime | ProcessTime):
@@ -343,9 +343,9 @@ class PartitionCommit:
                 what_to_do="give a tuple of policies, such as (SuccessFile(),)",
             )
         for policy in self.policies:
-            with_methods_of("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
-        with refused_as_config_errors(_LEAVE_OUT):
-            checked_choice("at_final", self.at_final, AtFinal)
+            require_methods("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
+        with raise_config_errors(_LEAVE_OUT):
+            checked_choice("at_final", self.at_final, FinalPartitionAction)
 
     def check(self, assigners: Sequence[BucketAssigner], spark: SparkSession, uid: str) -> None:
         """Refuse what does not fit the sink's buckets; raise ConfigError."""

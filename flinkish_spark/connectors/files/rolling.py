@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from flinkish_spark.connectors.files import output_formats as formats
-from flinkish_spark.connectors.files.disk import Disk, FilesUnfinished, bucket_of
+from flinkish_spark.connectors.files.disk import Disk, FileCommitError, bucket_of
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.writer import FrameFiles
-from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
 from flinkish_spark.protocol.codec import Stored
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, checked_limit, checked_whole
@@ -53,7 +53,7 @@ class RollOnCheckpoint:
     part_bytes: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             checked_limit("part_bytes", self.part_bytes, least=1)
 
 
@@ -91,7 +91,7 @@ class RollingPolicy:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             checked_whole("part_bytes", self.part_bytes, least=1)
             checked_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)
             checked_whole("inactivity_ms", self.inactivity_ms, least=0, most=MOST_MS)
@@ -118,7 +118,7 @@ class Compaction:
     part_bytes: int = 128 * _MIB
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             checked_whole("part_bytes", self.part_bytes, least=1)
 
 
@@ -151,7 +151,7 @@ class Chunk(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
+class RollResult:
     parts: tuple[tuple[Chunk, ...], ...]
     open: tuple[Chunk, ...]
 
@@ -164,7 +164,7 @@ def roll(
     due_buckets: frozenset[tuple[str, str]] = frozenset(),
     *,
     rolls_all: bool = False,
-) -> Rolled:
+) -> RollResult:
     """Return which chunks become a part; all of them behind a last checkpoint and at savepoints."""
     # Pure; `now_ms` is the time of a decision, so that every repetition finds the same.
     parts: list[tuple[Chunk, ...]] = []
@@ -173,17 +173,17 @@ def roll(
     for (root, bucket, _), group in groupby(by_bucket, key=lambda c: (c.root, c.bucket, c.extension)):
         found = list(group)
         if isinstance(policy, RollOnCheckpoint):
-            parts += [(c,) for c in found] if compaction is None else _packed(found, compaction.part_bytes)
+            parts += [(c,) for c in found] if compaction is None else _pack_parts(found, compaction.part_bytes)
             continue
-        packed = _packed(found, policy.part_bytes)
+        packed = _pack_parts(found, policy.part_bytes)
         last = packed[-1]
         whole = rolls_all or (root, bucket) in due_buckets or _is_over(last, policy, now_ms)
         parts += packed if whole else packed[:-1]
         still_open += () if whole else last
-    return Rolled(tuple(parts), tuple(still_open))
+    return RollResult(tuple(parts), tuple(still_open))
 
 
-def _packed(chunks: Sequence[Chunk], part_bytes: int) -> list[tuple[Chunk, ...]]:
+def _pack_parts(chunks: Sequence[Chunk], part_bytes: int) -> list[tuple[Chunk, ...]]:
     """Fill parts in order; a chunk that does not fit begins the next."""
     packed: list[tuple[Chunk, ...]] = []
     filling: list[Chunk] = []
@@ -273,11 +273,11 @@ class SparkMerger:
             self.disk.make_folder(folder)
             for count, source in enumerate(merges[target]):
                 self.disk.link(source, folder / f"{count}-{source.name}")
-        made = self._written(attempt, len(missing))
+        made = self._write_parts(attempt, len(missing))
         for index, target in enumerate(missing):
             found = [name for name in made if name.startswith(f"{_PART}={index}/")]
             if len(found) != 1:
-                raise FilesUnfinished(
+                raise FileCommitError(
                     f"merging small files gave {len(found)} files in {attempt}",
                     why="one is expected",
                     what_to_do="see to the disk; the job tries again",
@@ -285,7 +285,7 @@ class SparkMerger:
             self.disk.rename(attempt / "out" / found[0], target)
         self.disk.sync_folders({target.parent for target in missing})
 
-    def _written(self, attempt: Path, parts: int) -> list[str]:
+    def _write_parts(self, attempt: Path, parts: int) -> list[str]:
         """Write each part into a file, and return their names."""
         from pyspark.sql import functions as F
         from pyspark.sql import types as T

@@ -14,7 +14,7 @@ from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import (
     BucketAssigner,
     check_folder,
-    checked_assigners,
+    check_assigners,
     refuse_taken,
 )
 from flinkish_spark.connectors.files.committer import CommitSettings, FileCommitter
@@ -42,7 +42,7 @@ from flinkish_spark.core.errors import (
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.core.validation import hold_plain_values, instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, instance_of, raise_config_errors
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.limits import checked_choice
 
@@ -144,7 +144,7 @@ class FileSink(Sink):
     def __post_init__(self) -> None:
         hold_plain_values(self)
         local_path(self.path)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             checked_choice("format", self.format, FileFormat)
         if not isinstance(self.rolling, RollOnCheckpoint | RollingPolicy):
             raise ConfigError(
@@ -159,7 +159,7 @@ class FileSink(Sink):
                 why="a RollingPolicy merges what it rolls into one part, by a size of its own",
                 what_to_do="leave compaction out",
             )
-        checked_assigners(self.bucket_by)
+        check_assigners(self.bucket_by)
         formats.check_options(self.format, self.options)
         self._check_mergeable(())
 
@@ -169,7 +169,7 @@ class FileSink(Sink):
 
     @property
     def _assigners(self) -> tuple[BucketAssigner, ...]:
-        return checked_assigners(self.bucket_by)
+        return check_assigners(self.bucket_by)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the folder."""
@@ -192,7 +192,7 @@ class FileSink(Sink):
             )
         if self.format is FileFormat.AVRO:
             check_calendar(spark, context.schema, f"sink '{context.uid}'")
-        if formats.codec_of(self.format, formats.lowered(self.options)) is None:
+        if formats.codec_of(self.format, formats.lower_names(self.options)) is None:
             formats.check_codec(self.format, session_codec(spark, self.format), "the session's setting")
         _check_writable(local_path(self.path), context.uid)
 
@@ -201,7 +201,7 @@ class FileSink(Sink):
         limit = self.rolling.part_bytes
         part_bytes = limit if isinstance(limit, int) else None
         folders = tuple(name for one in self._assigners for name in one.names)
-        written = self.format, self.options, self._in_files(context.schema), folders, part_bytes
+        written = self.format, self.options, self._select_file_fields(context.schema), folders, part_bytes
         frames = FrameFiles.of(spark, *written)
         return FileWriter(self._files(context), frames, self._assigners, context, Disk(), spark)
 
@@ -211,14 +211,14 @@ class FileSink(Sink):
         disk = Disk()
         merger: Merger = LineMerger(disk, self.format, self.options)
         if not self.format.is_lines:
-            merger = SparkMerger(disk, spark, self._in_files(context.schema), self.format, self.options)
+            merger = SparkMerger(disk, spark, self._select_file_fields(context.schema), self.format, self.options)
         files, ledger = self._files(context), Ledger(context.place.open())
         return FileCommitter(settings, files, context.owner_epoch, ledger, merger, spark, context.timeline)
 
     def _files(self, context: SinkContext) -> SinkFiles:
         return SinkFiles(local_path(self.path), context.job, context.uid)
 
-    def _in_files(self, schema: T.StructType) -> T.StructType:
+    def _select_file_fields(self, schema: T.StructType) -> T.StructType:
         from pyspark.sql import types as T
 
         folders = {name.lower() for one in self._assigners for name in one.names}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, shown
+from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, to_printable
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, as_declared
 from flinkish_spark.contracts.dataset import Dataset
@@ -26,7 +26,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import (
     check_methods,
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
     to_ms,
     to_path,
 )
@@ -72,7 +72,7 @@ _PART = "flinkish:part"
 
 def _text_of(path: str) -> str:
     """Return a name as JSON has it: one that is no UTF-8 by its bytes, behind a letter that no name has."""
-    return path if shown(path) == path else "\0" + os.fsencode(path).hex()
+    return path if to_printable(path) == path else "\0" + os.fsencode(path).hex()
 
 
 def _path_of(text: str) -> str:
@@ -239,7 +239,7 @@ class FileList:
         older = sorted(self._store.list(_FOLDS))
         # This order matters: parts go when a fold has what they say. Those since the fold before stay for
         # another scan of this job, whose list may end among them.
-        self._store.create_if_absent(_key(_FOLDS, end), seal(_KIND, self._up_to(end)))
+        self._store.create_if_absent(_key(_FOLDS, end), seal(_KIND, self._store_up_to(end)))
         self._folded = end
         if older:
             newest = _number(older[-1])
@@ -252,9 +252,9 @@ class FileList:
                 self._store.delete(key)
 
     def to_json(self) -> dict[str, Any]:
-        return self._up_to(len(self))
+        return self._store_up_to(len(self))
 
-    def _up_to(self, end: int) -> dict[str, Any]:
+    def _store_up_to(self, end: int) -> dict[str, Any]:
         files = [one.to_json() for one in self._files[: end - self._dropped]]
         kept = {one.path for one in self._files}
         read = {_text_of(path): list(one) for path, one in self._known.items() if path not in kept}
@@ -299,7 +299,7 @@ class FileList:
                 stat = os.stat(prefix + name)
                 if known is not None and known != (stat.st_size, stat.st_mtime_ns):
                     raise InputLostError(
-                        f"the file {shown(prefix + name)} has changed since it was found",
+                        f"the file {to_printable(prefix + name)} has changed since it was found",
                         why="a file is read once, so what was added to it, or replaced it, would not be read",
                         what_to_do="put it back as it was, with its time, or delete it if it has been read; "
                         "write new records to another file. Or start a new job with a new job_dir",
@@ -315,7 +315,7 @@ def _number(key: str) -> int:
 
 
 @dataclass(slots=True)
-class _Listed:
+class _FolderListing:
     """A folder as it was when it was listed."""
 
     #: What tells it from one that has changed, or has taken its place.
@@ -332,8 +332,8 @@ class Folders:
     # A folder's time tells when a name was added. Of file systems that do not keep it, and of clocks that
     # differ, nothing is assumed: each folder is listed again in its turn.
     def __init__(self) -> None:
-        self._known: dict[str, _Listed] = {}
-        self._fresh: dict[str, _Listed] = {}
+        self._known: dict[str, _FolderListing] = {}
+        self._fresh: dict[str, _FolderListing] = {}
         self._looks = 0
 
     def keep(self) -> None:
@@ -363,7 +363,7 @@ class Folders:
                 self._known.pop(folder, None)
                 continue  # Gone before it was ours.
             within = [one.path for one in entries if one.is_dir() and not one.is_symlink()]
-            self._fresh[folder] = _Listed(mark, len(entries), within, self._looks)
+            self._fresh[folder] = _FolderListing(mark, len(entries), within, self._looks)
             folders += within
             yield from (one for one in entries if not one.is_dir() and fnmatch(one.name, pattern))
 
@@ -447,7 +447,7 @@ class FileSource(SplitSource):
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        self.path = self._checked_path(path)
+        self.path = self._check_path(path)
         what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
         self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
         check_methods(format, InputFormat, f"the {type(format).__name__} that is given as format")
@@ -456,7 +456,7 @@ class FileSource(SplitSource):
         if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
             raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with refused_as_config_errors("see the documentation of FileSource"):
+        with raise_config_errors("see the documentation of FileSource"):
             checked_choice("discovery", discovery, Discovery)
             checked_whole("splits", splits, least=1, most=10_000)
             checked_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
@@ -471,7 +471,7 @@ class FileSource(SplitSource):
         self._list: FileList | None = None
         self._look_at = float("-inf")
 
-    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+    def _check_path(self, path: str | os.PathLike[str]) -> str:
         text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
         folder = text.removeprefix("file://")
         if not os.path.isabs(folder) or "\0" in text:
@@ -527,9 +527,9 @@ class FileSource(SplitSource):
         if self._list is None:
             self._list = FileList(self.job_store)
         found = self._list.read()
-        return [self._for_task(found[self._index(split, place)]).to_json() for place in range(start, end)]
+        return [self._prepare_for_task(found[self._index(split, place)]).to_json() for place in range(start, end)]
 
-    def _for_task(self, file: FoundFile) -> FoundFile:
+    def _prepare_for_task(self, file: FoundFile) -> FoundFile:
         """Return what a task is told of a file."""
         return file
 
@@ -583,19 +583,19 @@ class FileSource(SplitSource):
         schema = arrow_schema(self.record_type)
         found = self._fs_piece_facts or self.piece_facts(split, start, end)
         for file in map(FoundFile.from_json, found):
-            path = self._unchanged(file)
+            path = self._check_unchanged(file)
             with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):
                     # Here, where the file has a name.
                     columns = [as_declared(batch.column(field.name), field) for field in schema]
                     yield pa.RecordBatch.from_arrays(columns, names=schema.names)
             # It may have been replaced while it was read.
-            self._unchanged(file)
+            self._check_unchanged(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         return self.format.batches_between(path, schema, file.part.begin, file.part.end)
 
-    def _unchanged(self, file: FoundFile) -> str:
+    def _check_unchanged(self, file: FoundFile) -> str:
         path = os.path.join(self.path, file.path)
         try:
             stat = self._place(file.path).stat()
@@ -605,7 +605,7 @@ class FileSource(SplitSource):
         if now == (file.size, file.modified_ns):
             return path
         raise InputLostError(
-            f"the file {shown(path)} " + ("is gone" if now is None else "has changed since it was found"),
+            f"the file {to_printable(path)} " + ("is gone" if now is None else "has changed since it was found"),
             why="a checkpoint that has not come yet, or may be gone back to, needs it as it was",
             what_to_do="restore the file, with its time; or start a new job with a new job_dir",
         )
@@ -624,7 +624,7 @@ class FileSource(SplitSource):
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         """Begin with the list of the savepoint, if the job was restored from one."""
         super().check_input(job_dir, uid, position)
-        restored = job_dir.recorded(_fact(uid))
+        restored = job_dir.find_fact(_fact(uid))
         if restored is not None and not len(FileList(self.job_store).read()):
             FileList(self.job_store).restore(restored)
 
@@ -645,7 +645,7 @@ class FileSource(SplitSource):
 @contextmanager
 def naming(path: str) -> Iterator[None]:
     """Let what cannot be read say in which file it is."""
-    name = shown(path)
+    name = to_printable(path)
     try:
         yield
     except FlinkishError:

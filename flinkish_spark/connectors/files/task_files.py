@@ -36,7 +36,7 @@ from flinkish_spark.connectors.files.output_formats import (
     encoding_of,
     has_header,
     line_separator,
-    lowered,
+    lower_names,
 )
 from flinkish_spark.connectors.formats.csv import ReadAsNull, lines_of_files
 from flinkish_spark.connectors.partition_values import folder_of
@@ -108,7 +108,7 @@ class LineTexts:
 
     @cached_property
     def _json(self) -> JsonWriter:
-        ignores_nulls = lowered(self.options).get("ignorenullfields", "true").lower() == "true"
+        ignores_nulls = lower_names(self.options).get("ignorenullfields", "true").lower() == "true"
         return JsonWriter(self.fields, null_fields=not ignores_nulls)
 
 
@@ -185,7 +185,7 @@ class TaskFiles:
     def _put(self, rows: pa.RecordBatch) -> None:
         limit = self._settings.part_bytes
         while rows.num_rows:
-            file = self._file = self._file or self._opened()
+            file = self._file = self._file or self._open()
             count = rows.num_rows
             if limit is not None:
                 count = min(count, max(1, file.fitting(rows, max(limit - file.size(), limit // _STEPS))))
@@ -195,7 +195,7 @@ class TaskFiles:
             if limit is not None and file.size() >= limit:
                 self._close()
 
-    def _opened(self) -> _File:
+    def _open(self) -> _File:
         name = f"part-{self._task:05d}-{uuid.uuid4()}-c{len(self._names):03d}{self._settings.extension}"
         name = f"{self._place}/{name}" if self._place else name
         path = os.path.join(self._folder, name)
@@ -280,16 +280,16 @@ class _LineFile(_File):
         if mark := _MARKS.get(encoding):
             self._stream.write(mark)
         if header := settings.texts.header():
-            self._stream.write(self._encoded(header + self._separator))
+            self._stream.write(self._encode(header + self._separator))
 
     def write(self, rows: pa.RecordBatch) -> None:
         # A text that is null is an empty line.
         lines = pc.fill_null(rows.column(RECORD), b"")
         for at in range(0, len(lines), _LINES):
             text = self._separator.join([*lines.slice(at, _LINES).to_pylist(), b""])
-            self._stream.write(self._encoded(text))
+            self._stream.write(self._encode(text))
 
-    def _encoded(self, text: bytes) -> bytes:
+    def _encode(self, text: bytes) -> bytes:
         return text if self._encoding == "utf-8" else text.decode("utf-8", "replace").encode(self._encoding)
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ _LINES = 1_000
 _MARKS, _ORDERS = {"utf-16": b"\xfe\xff"}, {"utf-16": "utf-16-be", "utf-32": "utf-32-be"}
 
 
-class _Blocks:
+class _BlockStream:
     """A stream as Hadoop has it of codecs without one: of each block both sizes, and the block."""
 
     def __init__(self, raw: IO[bytes], codec: str) -> None:
@@ -320,7 +320,7 @@ class _Blocks:
         """Nothing is held back."""
 
 
-class _Deflated:
+class _DeflateStream:
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw, self._packer = raw, zlib.compressobj()
 
@@ -335,9 +335,9 @@ _STREAMS: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "": lambda raw: raw,
     "gzip": lambda raw: gzip.GzipFile("", "wb", 6, raw, 0),
     "bzip2": lambda raw: bz2.BZ2File(raw, "wb"),
-    "deflate": _Deflated,
-    "snappy": lambda raw: _Blocks(raw, "snappy"),
-    "lz4": lambda raw: _Blocks(raw, "lz4_raw"),
+    "deflate": _DeflateStream,
+    "snappy": lambda raw: _BlockStream(raw, "snappy"),
+    "lz4": lambda raw: _BlockStream(raw, "lz4_raw"),
 }
 
 
@@ -360,7 +360,7 @@ class _ParquetFile(_File):
         return int(size_bytes / each)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._held.append(stored_columns(rows))
+        self._held.append(to_stored_columns(rows))
         self._held_bytes += rows.nbytes
         limit = self._settings.part_bytes
         if self._held_bytes >= self._settings.group_bytes or (limit is not None and self.size() >= limit):
@@ -386,9 +386,9 @@ class _ParquetFile(_File):
         self.raw.close()
 
 
-def stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
+def to_stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return columns with the types that Parquet has: Spark's intervals are numbers in it."""
-    fields = [pa.field(one.name, stored_type(one.type)) for one in rows.schema]
+    fields = [pa.field(one.name, to_stored_type(one.type)) for one in rows.schema]
     columns = [
         column if column.type == one.type else column.cast(one.type)
         for one, column in zip(fields, rows.columns, strict=True)
@@ -396,16 +396,16 @@ def stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def stored_type(kind: pa.DataType) -> pa.DataType:
+def to_stored_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_struct(kind):
         # Of a struct that is null, no field has a value.
-        return pa.struct([pa.field(one.name, stored_type(one.type)) for one in kind])
+        return pa.struct([pa.field(one.name, to_stored_type(one.type)) for one in kind])
     if pa.types.is_map(kind):
-        return pa.map_(stored_type(kind.key_type), kind.item_field.with_type(stored_type(kind.item_type)))
+        return pa.map_(to_stored_type(kind.key_type), kind.item_field.with_type(to_stored_type(kind.item_type)))
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(stored_type(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(to_stored_type(kind.value_type)))
     return kind
 
 
@@ -444,20 +444,20 @@ def _avro_long(value: int) -> bytes:
     return bytes([*said, left])
 
 
-def _deflated(data: bytes) -> bytes:
+def _deflate(data: bytes) -> bytes:
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return packer.compress(data) + packer.flush()
 
 
-def _snapped(data: bytes) -> bytes:
+def _compress_snappy(data: bytes) -> bytes:
     packed: bytes = pa.Codec("snappy").compress(data, asbytes=True)
     return packed + zlib.crc32(data).to_bytes(4, "big")
 
 
 _AVRO_CODECS: Mapping[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
-    "deflate": _deflated,
-    "snappy": _snapped,
+    "deflate": _deflate,
+    "snappy": _compress_snappy,
     "bzip2": bz2.compress,
     "xz": lzma.compress,
     "zstandard": lambda data: pa.Codec("zstd").compress(data, asbytes=True),

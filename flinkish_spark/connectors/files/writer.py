@@ -24,10 +24,10 @@ from flinkish_spark.connectors.files.output_formats import (
     CODECS_OF_LINES,
     OF_PARQUET,
     FileFormat,
-    checked_option,
+    parse_option,
     codec_of,
     line_condition,
-    lowered,
+    lower_names,
 )
 from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
 from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others
@@ -65,7 +65,7 @@ class FrameFiles:
 
         `folders` are columns, outermost first.
         """
-        found, says = lowered(options), {"org.apache.spark.version": spark.version}
+        found, says = lower_names(options), {"org.apache.spark.version": spark.version}
         codec, texts, more = codec_of(kind, found), None, dict[str, Any]()
         if kind.is_lines:
             texts = LineTexts(kind, options, fields)
@@ -80,7 +80,7 @@ class FrameFiles:
         elif kind is FileFormat.PARQUET:
             says["org.apache.spark.sql.parquet.row.metadata"] = fields.json()
             given = {
-                to: checked_option(name, found[name]) for name, (to, _) in OF_PARQUET.items() if name in found
+                to: parse_option(name, found[name]) for name, (to, _) in OF_PARQUET.items() if name in found
             }
             more = {"group_bytes": given.pop("")} if "" in given else {}
             more["parquet"] = {**given, "store_decimal_as_integer": True}
@@ -129,7 +129,7 @@ class FileWriter(SinkWriter):
     ) -> None:
         self._files, self._frames, self._assigners = files, frames, assigners
         self._context, self._disk = context, disk
-        added = self._added(0)
+        added = self._make_folder_columns(0)
         nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in context.schema]
         self._calls_python = bool(added) and calls_python(
             spark.range(1).select(*nothing).select(*added.values())
@@ -139,7 +139,7 @@ class FileWriter(SinkWriter):
     def stage(self, request: StageRequest) -> StageResult:
         folder = self._files.in_progress / str(StagedId.new(self._context.owner_epoch, request.block))
         self._disk.make_folder(folder)
-        found = self._frames.write(self._placed(request.rows), folder)
+        found = self._frames.write(self._add_folder_columns(request.rows), folder)
         acks = tuple(TaskAck.from_json(report) for report in found)
         files = [file for report in found for file in report["files"]]
         if not files:
@@ -171,9 +171,9 @@ class FileWriter(SinkWriter):
         }
         return StageResult(acks, (payload,), bytes=size)
 
-    def _placed(self, rows: DataFrame) -> DataFrame:
+    def _add_folder_columns(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns of all folders; it fails at a record that has none."""
-        added = self._added(self._context.clock.wall_ms())
+        added = self._make_folder_columns(self._context.clock.wall_ms())
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         fields = [F.col(quoted(name)) for name in rows.columns]
         # An expression of the user's sees records only.
@@ -186,7 +186,7 @@ class FileWriter(SinkWriter):
             placed = rows.select(*fields, *columns)
         return self._refusing(placed, added)
 
-    def _added(self, now_ms: int) -> dict[str, Column]:
+    def _make_folder_columns(self, now_ms: int) -> dict[str, Column]:
         added: dict[str, Column] = {}
         for one in self._assigners:
             added.update(one.columns(now_ms))

@@ -11,7 +11,7 @@ from flinkish_spark.connectors.buffer import BufferedFileGone
 from flinkish_spark.connectors.jdbc.dialect import Session, TransactionLost, Trouble
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
-from flinkish_spark.core.forks import Connected, never_finalized
+from flinkish_spark.core.forks import ProcessConnection, keep_forever
 
 #: How often a silent server is looked at within its time; it may take one look more.
 _LOOKS = 4
@@ -27,7 +27,7 @@ class DatabaseRefused(EnvironmentFault):
     """The database refuses what the sink does; somebody has to see to it."""
 
 
-class Database(Connected):
+class Database(ProcessConnection):
     """One connection at a time, made anew when it is lost; errors as this package's, without secrets."""
 
     def __init__(self, settings: JdbcSettings, uid: str, connect: Callable[[], Any] | None = None) -> None:
@@ -41,7 +41,7 @@ class Database(Connected):
     def leave_to_parent(self) -> None:
         # To close it in a child would end the parent's session, or roll it back.
         if self._session is not None:
-            never_finalized(self._session.connection)
+            keep_forever(self._session.connection)
             self._session = None
 
     @contextlib.contextmanager

@@ -110,7 +110,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         # no other moment before the tasks in which this code runs on the driver.
         if self._lease is None:
             location = self._options.checkpoint_location
-            if not sink_dir(location).decided_ids():
+            if not sink_dir(location).list_checkpoint_ids():
                 for earlier in before_full_refresh(location):
                     self._give_up(earlier)
             with self._commits(location) as commits:

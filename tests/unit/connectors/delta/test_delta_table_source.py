@@ -170,7 +170,7 @@ def test_a_task_is_told_which_rows_of_its_files_are_deleted_and_reads_no_vectors
     start = reader.initialOffset()
     pieces = reader.partitions(start, reader.latestOffset(start, None))
     shutil.rmtree(tmp_path / "t" / "_delta_log")
-    monkeypatch.setattr(file_rows, "deleted_rows", None)
+    monkeypatch.setattr(file_rows, "find_deleted_rows", None)
     batches = [batch for piece in pieces for batch in read_piece(reader.source, piece)]
     found = sorted(row["n"] for batch in batches for row in batch.to_pylist())
     assert found == sorted({*range(40), 100} - {3, 4, 7, 11, 18, 29})

@@ -27,7 +27,7 @@ from flinkish_spark.connectors.delta.table import (
     is_wider,
     mark_in,
     mode_from_json,
-    stored_fields,
+    list_stored_names,
     why_not_as_files,
     why_stricter,
 )
@@ -251,7 +251,7 @@ def test_a_mode_survives_its_stored_form(mode):
 
 
 def test_what_is_not_stored():
-    assert stored_fields(Upsert(("a",), not_stored=("op",)), ["a", "op", "b"]) == ("a", "b")
+    assert list_stored_names(Upsert(("a",), not_stored=("op",)), ["a", "op", "b"]) == ("a", "b")
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_savepoint_takes_the_list_along(folder, tmp_path) -> None:
     put(folder, "0", "2\n", at=0)
     restored = JobDir(LocalStore(tmp_path / "other" / "job"))
     for fact, value in saved.items():
-        restored.recorded_once(fact, value)
+        restored.record_fact(fact, value)
     again = reader_of(source, tmp_path / "other")
     assert first_column(step(again, position)[1]) == ["2"]
 
