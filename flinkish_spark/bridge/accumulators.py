@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flinkish_spark.core.accumulators import ACCUMULATORS_PROPERTY, Tally, TallyParam, sum_counts, merge_metrics
+from flinkish_spark.core.accumulators import (
+    ACCUMULATORS_PROPERTY,
+    Tally,
+    TallyParam,
+    merge_metrics,
+    sum_counts,
+)
 from flinkish_spark.core.errors import UserFunctionError
 
 if TYPE_CHECKING:

@@ -147,7 +147,9 @@ def ship_tree(
         ) from None
     except OSError as error:
         what_to_do = "see to it that it can be read, and that spark.local.dir has room for it"
-        raise EnvironmentFault.from_os_error(error, f"{what} cannot be shipped", what_to_do=what_to_do) from error
+        raise EnvironmentFault.from_os_error(
+            error, f"{what} cannot be shipped", what_to_do=what_to_do
+        ) from error
     finally:
         unnamed.unlink(missing_ok=True)
     return name

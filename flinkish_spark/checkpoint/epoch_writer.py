@@ -16,7 +16,7 @@ from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.staging import Staging
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import InternalError
-from flinkish_spark.core.log_context import log_facts, add_log_facts
+from flinkish_spark.core.log_context import add_log_facts, log_facts
 from flinkish_spark.core.steps import Step
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import StagedBatch

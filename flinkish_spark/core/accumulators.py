@@ -4,9 +4,9 @@ A function adds to its accumulators in a Python worker. The values of a task tra
 accumulator updates, of which the driver keeps one for each operator and subtask: a task that is repeated
 reports the same again, and counts once. The staged micro-batch keeps the sum, so a decision includes it.
 
-The same updates carry the metrics of functions (:mod:`flinkish_spark.core.metric_group`), and the names of the
-bases of key groups that a task has written to a bucket. Spark learns in the same way which version of a state
-store a task has written, so if a task ran twice, the driver knows both versions or neither.
+The same updates carry the metrics of functions (:mod:`flinkish_spark.core.metric_group`), and the names of
+the bases of key groups that a task has written to a bucket. Spark learns in the same way which version of a
+state store a task has written, so if a task ran twice, the driver knows both versions or neither.
 """
 
 from __future__ import annotations

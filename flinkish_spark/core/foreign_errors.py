@@ -46,7 +46,9 @@ def describe_failure(error: BaseException) -> str:
 def describe_error(error: BaseException) -> str:
     """Return class and message of an exception for people, its innermost cause first."""
     inner = _find_root_cause(error, _MOST_CAUSES)
-    return _describe_one(error) if inner is error else f"{_describe_one(inner)}, and so {_describe_one(error)}"
+    return (
+        _describe_one(error) if inner is error else f"{_describe_one(inner)}, and so {_describe_one(error)}"
+    )
 
 
 def _find_root_cause(error: BaseException, most: int) -> BaseException:

@@ -3,8 +3,8 @@
 A fork copies everything but the threads: open files and the locks on them, connections, handlers of signals,
 `atexit` functions. None of it is the child's. A lock would outlive its owner, a `close()` would end the
 parent's session, and a clean-up would delete the parent's files. So a child lets go of all of it at once, and
-sends nothing. Python runs that for `os.fork`, `multiprocessing` and `subprocess`; programs that a child starts
-by exec get no file of ours anyway.
+sends nothing. Python runs that for `os.fork`, `multiprocessing` and `subprocess`; programs that a child
+starts by exec get no file of ours anyway.
 
 Standard library only, and nothing here waits: it runs between fork and the child's first line.
 """

@@ -429,7 +429,9 @@ class Protobuf:
                 f"{message!r} is no message of a compiled module",
                 what_to_do="give a class such as orders_pb2.Order",
             )
-        return cls(_serialize_descriptors(known.file), known.full_name, registry, on_schema_change, on_bad_record)
+        return cls(
+            _serialize_descriptors(known.file), known.full_name, registry, on_schema_change, on_bad_record
+        )
 
 
 def _serialize_descriptors(file: Any) -> bytes:

@@ -6,12 +6,12 @@
   when the answer was lost, looks whether its hidden file is still there: only it knows that name. So no id
   has to lie in the object, which HDFS has no place for.
 - The client has no time limit for an answer of the NameNode (0.14.7 waits for ever for one that is
-  stopped), so each question is asked in a thread of its own, and given up.
-- Its threads do not come along in a fork; see `object_store`.
+  stopped), so each request is made in a thread of its own, which is given up after a time.
+- A fork does not copy its threads; see `object_store`.
 
-What is durable when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the
-NameNode has synced its log before it answers. That a file was closed, a DataNode notes without a sync,
-unless dfs.datanode.synconclose is set: it is in doubt if all DataNodes of a file lose power at that moment.
+Durability when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the NameNode
+has synced its log before it answers. A DataNode notes without a sync that a file was closed, unless
+dfs.datanode.synconclose is set: a file is in doubt if all its DataNodes lose power at that moment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from flinkish_spark.core.clock import SystemClock, SystemThreads, tries
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.object_store import CountedStore
-from flinkish_spark.core.store import UnknownOutcomeError, CreateResult, ObjectMissing, parse_key, create_by_id
+from flinkish_spark.core.store import (
+    CreateResult,
+    ObjectMissing,
+    UnknownOutcomeError,
+    create_by_id,
+    parse_key,
+)
 from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
@@ -40,19 +46,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CLOCK = SystemClock()
 
-#: How long calls go on trying; of a NameNode that this process has not heard of yet, less: it may be a typing
+#: How long calls go on trying; less for a NameNode that has not answered this process yet: it may be a typing
 #: error.
 _PATIENCE_MS, _FIRST_PATIENCE_MS = 60_000, 15_000
-#: How long one question may take, and the slowest bytes that are waited for.
+#: How long one request may take, and the slowest transfer that is waited for.
 _ANSWER_MS, _BYTES_PER_MS = 30_000, 1_000
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
-#: The client's own tries, each with all NameNodes that it knows. What goes on longer is repeated here.
+#: The client's own retries, each with all NameNodes that it knows. Longer outages are retried here.
 _CLIENT_CONF = {
     "dfs.client.failover.max.attempts": "3",
     "dfs.client.failover.sleep.base.millis": "200",
     "dfs.client.failover.sleep.max.millis": "1000",
 }
-#: What is refused again, and has done nothing.
+#: Final errors: nothing was done, and a repetition fails as well.
 _REFUSED = re.compile(
     r"AccessControlException|AuthorizationException|InvalidToken|SASLError|GSSAPIError|NoSASLMechanism"
     r"|QuotaExceeded|InvalidPath|InvalidArgument|UrlParseError|ParentNotDirectory|PathIsNotEmptyDirectory"
@@ -63,7 +69,7 @@ _IS_FULL = re.compile(r"PathIsNotEmptyDirectory")
 #: Where Java's stack begins, as a text or as Rust shows it.
 _STACK = re.compile(r"(\n|\\n)(\t|\\t)at ")
 _MOST_TEXT = 500
-#: What HDFS takes in no name.
+#: Characters that HDFS does not allow in names.
 _ODD = re.compile(r"[:\\\x00-\x1f\x7f]")
 
 #: Clients of this process by NameNode, and the NameNodes that have answered it.
@@ -109,7 +115,7 @@ class HdfsStore(CountedStore):
         path = self._path(prefix)
 
         def names(hdfs: Client) -> set[str]:
-            # What is asked of a file has itself in the answer.
+            # The listing of a file contains the file itself.
             return {one.path.rpartition("/")[2] for one in hdfs.list_status(path) if one.path != path}
 
         self._count("list")
@@ -173,7 +179,7 @@ class HdfsStore(CountedStore):
         return self._write_hidden(target, lambda: [data], len(data))
 
     def _write_hidden(self, target: str, chunks: Callable[[], Iterable[bytes]], size: int) -> str:
-        """Write bytes beside where they belong, durably; return the path."""
+        """Write bytes durably under a hidden name beside the target; return its path."""
         path = self._make_hidden_path(target)
 
         def write(hdfs: Client) -> None:
@@ -187,7 +193,7 @@ class HdfsStore(CountedStore):
         return path
 
     def _move(self, key: str, hidden: str) -> None:
-        """Give a hidden file its name, in the place of an older one."""
+        """Rename a hidden file to its key, replacing an older object."""
         path = self._path(key)
 
         def move() -> None:
@@ -212,7 +218,7 @@ class HdfsStore(CountedStore):
             return {one.path: one.length for one in found if not one.isdir}
 
         try:
-            # It asks for each folder.
+            # The client makes one request for each folder.
             return self._ask(sizes, 4 * self._answer_ms * _BYTES_PER_MS)
         except FileNotFoundError as gone:
             if self._ask(lambda hdfs: _is_there(hdfs, path)):
@@ -220,7 +226,7 @@ class HdfsStore(CountedStore):
             return {}
 
     def _delete_empty(self, folders: set[str]) -> None:
-        """Delete folders that nothing is in, and those above: they have no life of their own."""
+        """Delete empty folders and their empty parents: a store has no folders of its own."""
         with contextlib.suppress(StoreError):
             for folder in sorted(folders, key=len, reverse=True):
                 above = folder
@@ -250,7 +256,7 @@ class HdfsStore(CountedStore):
             self._raise_lost("create", key, error)
 
     def move_new(self, hidden: str, key: str) -> bool:
-        """Give a hidden file its name, unless that is taken: False; raises as `is_there`."""
+        """Rename a hidden file to its key; return False if the key is taken; raises as `is_there`."""
         path = self._path(key)
 
         def move(hdfs: Client) -> bool:
@@ -296,7 +302,7 @@ class HdfsStore(CountedStore):
         return self._patience_ms if is_heard_of else min(self._patience_ms, _FIRST_PATIENCE_MS)
 
     def _retry(self, verb: str, key: str, ask: Callable[[], T]) -> T:
-        """Ask until there is an answer, within limits; what is missing or refused is one."""
+        """Retry until there is an answer, within limits; a missing file and a refusal are answers."""
         for _ in tries(self._patience(), _CLOCK, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
             try:
                 return ask()
@@ -310,12 +316,12 @@ class HdfsStore(CountedStore):
         self._fail(verb, key, failure)
 
     def _ask(self, ask: Callable[[Client], T], size: int = 0) -> T:
-        """Ask once, in a thread that may be left behind."""
+        """Make one request, in a thread that is given up if it takes too long."""
         client, answer = _client(self._namenode), Future[T]()
         limit_ms = self._answer_ms + size // _BYTES_PER_MS
         SystemThreads().start("flinkish-hdfs", functools.partial(_answer, answer, ask, client))
         if not wait([answer], limit_ms / 1_000).done:
-            # Its connection may never be heard of again.
+            # Its connection may never answer again.
             with _LOCK:
                 if _CLIENTS.get(self._namenode) is client:
                     del _CLIENTS[self._namenode]
@@ -333,7 +339,7 @@ class HdfsStore(CountedStore):
 
 
 class _Create:
-    """One create: its bytes lie under a hidden name until they are renamed; the id lies nowhere."""
+    """One create: its bytes have a hidden name until they are renamed; its id is not stored."""
 
     def __init__(self, store: HdfsStore, key: str, data: bytes) -> None:
         self._store, self._key, self._data = store, key, data
@@ -357,7 +363,7 @@ class _Create:
     def write_id_at(self, key: str) -> str | None:
         """Return the id of this create if the object that is there is its own, None if it is another's."""
         self._store._count("read")
-        # This order matters: what lay there while the hidden file still did is not that file.
+        # This order matters: an object that existed while the hidden file still did is not that file.
         is_taken = self._store.is_there(self._path)
         if self._hidden is None or self._store.is_there(self._hidden):
             if not is_taken:

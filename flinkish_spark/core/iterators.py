@@ -2,9 +2,9 @@
 
 Python ends an iteration with an exception, StopIteration. A function that raises it for another reason (most
 often by a `next()` of something empty) ends a `map` that calls it: the caller gets the first elements and no
-error. Generators are safe from it (PEP 479). In other iterators the traceback tells: that of a true end has no
-frames of Python but those of the iterator's own methods. If C code swallows the StopIteration, as in `chain`
-or `map(next, ...)`, nothing tells, and the iteration ends there.
+error. Generators are safe from it (PEP 479). In other iterators the traceback tells: that of a true end has
+no frames of Python but those of the iterator's own methods. If C code swallows the StopIteration, as in
+`chain` or `map(next, ...)`, nothing tells, and the iteration ends there.
 """
 
 from __future__ import annotations

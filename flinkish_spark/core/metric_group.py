@@ -18,8 +18,8 @@ _LONGEST_NAME = 200
 #: Returns the current operator and subtask; None where nobody reads a metric: in a harness, or where a
 #: function runs once more.
 _Place = Callable[[], str | None]
-#: Gauges in this worker, by the name under which their operator counts, and by uid and name. If an operator is
-#: opened again, those of the newer copy.
+#: Gauges in this worker, by the name under which their operator counts, and by uid and name. If an operator
+#: is opened again, those of the newer copy.
 _GAUGES: dict[str, dict[tuple[str, str], Gauge]] = {}
 
 

@@ -1,4 +1,4 @@
-"""Where a secret comes from. Only the place is kept; the secret is read for each connection."""
+"""Places of secrets. Only the place is kept; the secret is read for each connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BY_FILE = re.compile(r"file:(?://)?(/.+)")
 
 
 class SecretMissing(EnvironmentFault):
-    """A secret is not where it was said to be."""
+    """A secret is not at the place that the program gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ Secret = EnvironmentSecret | FileSecret | PlainSecret
 
 
 def secret_of(value: str | Secret, name: str = "password") -> Secret:
-    """Return a secret for what a user gave: ``env:NAME`` and ``file:/path`` say where it is."""
+    """Return the secret that a user gave, or that ``env:NAME`` or ``file:/path`` points to."""
     if not isinstance(value, str):
         return value
     if (by_name := _BY_NAME.fullmatch(value)) is not None:

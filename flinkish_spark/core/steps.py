@@ -1,4 +1,4 @@
-"""The steps of a checkpoint that can be watched from outside.
+"""The steps of a checkpoint that observers can follow.
 
 A crash test kills the process right before or after a step; a metric counts them. Observers are
 called in the thread that takes the step and must not raise.
@@ -35,10 +35,10 @@ class StepObserver(Protocol[StepT_contra]):
     """Told about steps of one kind, in the thread and process that takes them; must not raise."""
 
     def on_step_start(self, step: StepT_contra, subject: str) -> None:
-        """Note what comes, right before the step; `subject` is a sink uid, a log entry or an id."""
+        """Note a step right before it is taken; `subject` is a sink uid, a log entry or an id."""
 
     def on_step_end(self, step: StepT_contra, subject: str) -> None:
-        """Note what is done, right after the step."""
+        """Note a step right after it was taken."""
 
 
 Observer = StepObserver[Step]

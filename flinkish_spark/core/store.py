@@ -55,10 +55,10 @@ class Store(Protocol):
 
 
 class FileStore(Store, Protocol):
-    """A store in which Spark, too, writes files: what is asked of many of them at once; not on a disk."""
+    """A remote store in which Spark, too, writes files, so that they are listed and deleted in bulk."""
 
     def sizes_below(self, folder: str) -> Mapping[str, int]:
-        """Return everything below a folder by its name below it, with its size in bytes; hidden ones, too."""
+        """Return the sizes in bytes of all objects below a folder, by relative names; hidden ones, too."""
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
         """Return the first bytes of the object, or all of it; raise ObjectMissing if there is none."""
@@ -71,7 +71,7 @@ class FileStore(Store, Protocol):
 
 
 def make_directories(folder: Path) -> None:
-    """Make a directory and its parents; the names of those that are new are durable on return."""
+    """Make a directory and its parents; the names of new ones are durable on return."""
     if folder.is_dir():
         return
     make_directories(folder.parent)
@@ -89,12 +89,12 @@ def sync_directory(folder: Path) -> None:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    # A FIFO in the place of an object would keep its reader waiting for somebody who writes.
+    # A FIFO in the place of an object would keep its reader waiting for a writer.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_key(key: str) -> PurePosixPath:
-    """Return a key as a path; raise ValueError if it leads out of the store, or nowhere."""
+    """Return a key as a path; raise ValueError if it is empty or leads out of the store."""
     path = PurePosixPath(key)
     if path.is_absolute() or not path.parts or any(part in ("..", ".") for part in path.parts):
         raise ValueError(f"not a store key: {key!r}")
@@ -166,7 +166,7 @@ class LocalStore:
             if target.parent.is_dir():
                 sync_directory(target.parent)
             if target.parent != self.root:
-                # Folders have no life of their own in an object store, so they get none here.
+                # An object store has no empty folders, so a local store has none either.
                 with contextlib.suppress(OSError):
                     target.parent.rmdir()
         except OSError as error:
@@ -210,31 +210,31 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
 class UnknownOutcomeError(Exception):
-    """Whether a request was carried out is not known: an error, a time-out, or no answer at all."""
+    """A request may or may not have been carried out: an error, a time-out, or no answer at all."""
 
 
 class ConditionalPuts(Protocol):
-    """What :func:`create_by_id` needs of a store."""
+    """The requests of a remote store from which :func:`create_by_id` makes a create."""
 
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
-        """Ask once for the object with its id; return False if the store says that the key is taken."""
+        """Send the object with its id once; return False if the store says that the key is taken."""
 
     def write_id_at(self, key: str) -> str | None:
-        """Return the id that the object carries; None for one that no create has written."""
+        """Return the id that the object carries; None if no create has written it."""
 
 
-# A store behind a network may write an object and lose the answer, or answer 500; whoever asks again, and
-# client libraries do, is told that the key is taken: by itself. It may also say so while nothing is there
-# (S3's ConditionalRequestConflict). So what is there decides, and not the answer:
+# A remote store may write an object and lose the answer, or answer 500; a client that repeats the request, as
+# client libraries do, is told that the key is taken: by its own write. The store may also say so while the
+# key is free (S3's ConditionalRequestConflict). So the stored object decides, and not the answer:
 #
 # 1. Every create has an id of its own, the same for all of its tries, and the object carries it.
-# 2. After every answer but a plain yes the object is looked at: one's own id means CREATED, another one
-#    EXISTS.
-# 3. If nothing is there, or nobody says what is there, the same create is tried again.
-# 4. Whoever gives up says that the outcome is unknown: a try may have been, or may yet be, carried out.
+# 2. After every answer but a plain yes the object is read: our id means CREATED, another one EXISTS.
+# 3. If there is no object, or the store does not answer, the same create is tried again.
+# 4. If it is given up, the error says that the outcome is unknown: a try may have been carried out, or may
+#    yet be.
 #
-# What is left: a try that was given up may arrive later, and be carried out if the key is free by then. A key
-# that is deleted and used again must therefore hold something by which a reader knows it from an older one.
+# One risk is left: a try that was given up may arrive later, and be carried out if the key is free by then. A
+# key that is deleted and used again must therefore hold a value by which a reader tells it from an older one.
 def create_by_id(
     puts: ConditionalPuts, key: str, data: bytes, write_id: str, clock: Clock, patience_ms: int
 ) -> CreateResult:
@@ -263,7 +263,7 @@ def create_by_id(
 
 
 def compare_write_ids(found: str | None, write_id: str) -> CreateResult:
-    """Return CREATED if the object that is there is our own."""
+    """Return CREATED if the existing object carries our write id, else EXISTS."""
     return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
 
 
@@ -279,10 +279,10 @@ def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreErro
 
 
 class CachedReads:
-    """A :class:`FileStore` that keeps what it has read, or created, under keys that keep their object.
+    """A :class:`FileStore` with a cache of the objects that are written once.
 
-    One for each process and store: what is deleted through another one may still be read here. What is
-    missing is never kept, and neither is what :meth:`put` has written.
+    One for each process and store: an object that another one has deleted may still be read here. Objects
+    that are missing, or that :meth:`put` has written, are not cached.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class CachedReads:
         self._store, self._is_written_once, self._most_bytes = store, is_written_once, most_bytes
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
-        # Of puts and deletes: what was read beside one may be what it has removed.
+        # Number of puts and deletes: an object that was read during one may be gone already.
         self._changes = 0
         self._lock = threading.Lock()
 
@@ -369,7 +369,7 @@ T = TypeVar("T")
 
 
 class SealedObjects:
-    """Reads what `protocol.envelope.seal` wrote."""
+    """Reads objects that `protocol.envelope.seal` has sealed."""
 
     def __init__(self, store: Store, place: str) -> None:
         self._store, self._place = store, place

@@ -1,4 +1,4 @@
-"""Which store, said by a URL: a folder on a disk, or a bucket."""
+"""The place of a store as a URL: a folder on a disk, or in a bucket."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
 #: A host and a port, or a nameservice.
 _NAMENODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}(:[0-9]{1,5})?")
 _ACCOUNT = re.compile(r"(?P<account>[a-z0-9]+)\.dfs\.(?P<cloud>[a-z0-9.-]+)")
-#: What would be read in two ways: escaped or not, or as something behind the path.
+#: Characters that may be read as escapes, or as the end of the path.
 _ODD = re.compile(r"[%?#\\\x00-\x1f\x7f]")
-#: The value of an option that stands in an environment variable.
+#: The value of an option that names an environment variable.
 _BY_NAME = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
-#: Options that hold a secret, and of these the ones that only say where one is or which.
+#: Options that hold a secret, and those of them that only name one, or its place.
 _SECRET = re.compile(r"secret|token|password|credential|(^|_)(sas|key)(_|$)|sse_customer|header")
 _NO_SECRET = re.compile(r"_(id|file|url|uri|type|enabled)$|^(google_)?application_credentials$")
-#: Options that the URL stands for.
+#: Options that contradict the URL.
 _OF_THE_URL = frozenset({"bucket", "bucket_name", "container", "container_name", "prefix"})
 #: A value with a login in it, such as a proxy's URL.
 _LOGIN = re.compile(r"//[^/]*@")
@@ -56,13 +56,12 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """How any process opens a store: it travels to Spark's own processes, and holds no secret."""
+    """URL and options by which any process opens a store; it is sent to executors, and holds no secret."""
 
-    #: As :meth:`parse` has checked it; a plain path is a folder, absolute, on a disk that every process sees
-    #: which opens it.
+    #: As :meth:`parse` has checked it; a plain path is an absolute folder on a disk that all processes share.
     url: str
-    #: Of the store in a bucket, by name; a secret as ``env:NAME``, the environment variable that holds it in
-    #: the process which opens the store.
+    #: Options of the store in a bucket, by name; a secret as ``env:NAME``, the environment variable that
+    #: holds it in the process which opens the store.
     options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -90,7 +89,7 @@ class StoreSpec:
 
     @property
     def folder(self) -> Path:
-        """The folder on a disk; raises ConfigError for a bucket, with what it is that needs a disk."""
+        """The folder on a disk; raises ConfigError for a bucket."""
         if not self.is_local:
             raise ConfigError(
                 f"{self.url} is no folder on a disk",
@@ -101,7 +100,7 @@ class StoreSpec:
 
     @property
     def hadoop_url(self) -> str:
-        """Return the URL of Hadoop's file system for the store, by which Spark finds its own files there."""
+        """The URL of the store in Hadoop's file system, by which Spark finds its own files there."""
         if self.is_local:
             # To Spark a plain path means the default file system of the cluster (``fs.defaultFS``).
             return f"file://{self.url}"
@@ -124,7 +123,11 @@ class StoreSpec:
 
     def open_bucket(self) -> FileStore:
         place = _Place.parse(self.url)
-        return HdfsStore(f"hdfs://{place.bucket}", place.folder) if place.scheme == "hdfs" else _open_object_store(self)
+        return (
+            HdfsStore(f"hdfs://{place.bucket}", place.folder)
+            if place.scheme == "hdfs"
+            else _open_object_store(self)
+        )
 
     def resolve(self) -> dict[str, str]:
         """Return the options with the values of the environment variables that they name: with secrets."""

@@ -1,8 +1,8 @@
-"""At which upstream checkpoint a chained job's checkpoint was drawn, as offsets say it.
+"""The upstream checkpoint at which a chained job's checkpoint was drawn, as stored in offsets.
 
-A *cut* is the place of an upstream checkpoint in all partitions: right behind its barrier records. Spark
-logs an offset before it runs the micro-batch, so after a crash this state and the positions are as they
-were together, and nothing else has to be remembered.
+A *cut* is the place of an upstream checkpoint in all partitions: right after its barrier records. Spark logs
+an offset before it runs the micro-batch, so after a crash this state still fits the positions, and nothing
+else has to be stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHANNEL_STATE_KEY = "flinkish:channel-state"
 
 
 class CutPhase(enum.Enum):
-    """What became of the newest cut that the source came to."""
+    """State of the newest cut that the source reached."""
 
     #: It waits for a checkpoint of this job.
     REACHED = "REACHED"
@@ -34,7 +34,7 @@ class CutPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cut(Stored):
-    """The newest upstream checkpoint whose cut the source came to."""
+    """The newest upstream checkpoint whose cut the source reached."""
 
     checkpoint: CheckpointId
     phase: CutPhase
@@ -46,23 +46,23 @@ class Cut(Stored):
 
 @dataclass(frozen=True, slots=True)
 class CutState:
-    """See the module's head."""
+    """State of a chained source between two cuts; see the module's head."""
 
-    #: Aligns the upstream checkpoint behind `cut`. A partition that was added and is not in a cut
+    #: Aligns the upstream checkpoint after `cut`. A partition that was added and is not in a cut
     #: yet is no channel of it.
     gate: InputGate
     #: The upstream job; None until its first barrier was seen.
     job: JobUuid | None = None
     #: The newest barrier that was passed, by partition.
     passed: Mapping[Place, CheckpointId] = field(default_factory=dict)
-    #: Partitions of which nothing was read since that barrier, or at all.
+    #: Partitions from which nothing was read since that barrier, or at all.
     resting: frozenset[Place] = frozenset()
     #: The newest cut; None before the first.
     cut: Cut | None = None
     #: Partitions that have not come to their barrier of an unaligned cut, and the offset of that
     #: barrier, None while it is not visible. A restore replays these first.
     channel_state: Mapping[Place, int | None] = field(default_factory=dict)
-    #: How many were planned since the last one with a barrier of this job.
+    #: Number of micro-batches since the last one with a barrier of this job.
     micro_batches: int = 0
 
     @classmethod
@@ -79,7 +79,7 @@ class CutState:
 
     @property
     def stands_at_cut(self) -> bool:
-        """Whether the gate's partitions have been read exactly up to the newest cut, or not at all."""
+        """True if the gate's partitions have been read exactly up to the newest cut, or not at all."""
         wanted = None if self.cut is None else self.cut.checkpoint
         places = map(place_of, self.gate.channels)
         return all(place in self.resting and self.passed.get(place) == wanted for place in places)
@@ -88,7 +88,7 @@ class CutState:
         """Return the entries for the offset; `positions` are the offset's own."""
         cut = self.cut
         outside = [place for place in positions if channel_of(place) not in self.gate.channels]
-        # Where its channels are is in the offset already.
+        # The offset has the positions of its channels already.
         gate = {name: value for name, value in self.gate.to_json().items() if name != "channels"}
         entries: dict[str, Any] = {
             UPSTREAM_KEY: {
@@ -108,7 +108,7 @@ class CutState:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any], settings: AlignmentSettings) -> CutState | None:
-        """Read what :meth:`to_json` put into an offset; None if there is nothing of it."""
+        """Read the entries of :meth:`to_json` from an offset; None if it has none."""
         value = offset.get(UPSTREAM_KEY)
         if value is None:
             return None
@@ -202,7 +202,7 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
 
 
 def slowest_cut(offsets_text: str) -> UpstreamCut | None:
-    """Return the measured upstream cut that took longest, from its barrier records on; None for none."""
+    """Return the upstream cut that took longest, of those with measured times; None if there is none."""
     times_ms = [
         (cut.start_delay_ms + cut.alignment_ms, topic, cut)
         for topic, cut in upstream_cut(offsets_text).items()

@@ -52,10 +52,10 @@ from flinkish_spark.core.validation import (
     check_methods,
     instance_of,
     raise_config_errors,
+    require_methods,
     to_ms,
     to_path,
     unusable,
-    require_methods,
 )
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy

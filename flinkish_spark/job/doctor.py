@@ -44,7 +44,7 @@ from flinkish_spark.core.errors import FlinkishError, StoreError
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.object_store import ObjectStore
-from flinkish_spark.core.store import UnknownOutcomeError, CreateResult, LocalStore
+from flinkish_spark.core.store import CreateResult, LocalStore, UnknownOutcomeError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.jars import JarMissing, how_to_get_delta, shim_jar
 from flinkish_spark.protocol.choices import Choice
@@ -185,7 +185,9 @@ def _looked(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Findi
         says = f"{error.what}, because {error.why}" if error.why else error.what
         yield Finding(about, Health.REFUSED, says, error.what_to_do)
     except Exception as error:
-        yield Finding(about, Health.REFUSED, describe_error(error) or type(error).__name__, "see what it says")
+        yield Finding(
+            about, Health.REFUSED, describe_error(error) or type(error).__name__, "see what it says"
+        )
 
 
 def _software() -> Iterator[Finding]:

@@ -190,7 +190,9 @@ class JobSnapshot:
     def newest_commits(self) -> tuple[Decision, ...]:
         """The two newest live COMMIT decisions, newest first."""
         job_dir, lineages = self.job.job_dir, self.job.job_dir.history()
-        looked_at = (job_dir.decision(one) for one in reversed(job_dir.list_checkpoint_ids()[-_MOST_LOOKED_AT:]))
+        looked_at = (
+            job_dir.decision(one) for one in reversed(job_dir.list_checkpoint_ids()[-_MOST_LOOKED_AT:])
+        )
         commits = (one for one in looked_at if one is not None and one.batches)
         live = (one for one in commits if lineages.superseded_by(one.checkpoint, one.lineage) is None)
         return tuple(islice(live, 2))

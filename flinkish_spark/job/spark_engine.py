@@ -59,7 +59,7 @@ from flinkish_spark.core.errors import (
     EnvironmentFault,
     StoreError,
 )
-from flinkish_spark.core.foreign_errors import is_gateway_gone, describe_error
+from flinkish_spark.core.foreign_errors import describe_error, is_gateway_gone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
-from flinkish_spark.core.iterators import guard_call, elements_of, is_true
+from flinkish_spark.core.iterators import elements_of, guard_call, is_true
 from flinkish_spark.joins.spec import (
     CoGroupFunction,
     IntervalJoin,

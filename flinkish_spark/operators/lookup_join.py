@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.core.elements import OutputTag, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, guard_call, elements_of, refuse_not_run
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of, guard_call, refuse_not_run
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.context import NoKeyedState, close_operator
 from flinkish_spark.operators.joins import PairContext

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, SchemaError, UserFunctionError
-from flinkish_spark.core.foreign_errors import describe_failure, describe_error
+from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile

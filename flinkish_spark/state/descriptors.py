@@ -13,8 +13,8 @@ from flinkish_spark.core.validation import (
     check_aggregate,
     hold_plain_values,
     instance_of,
-    reducer,
     raise_config_errors,
+    reducer,
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds

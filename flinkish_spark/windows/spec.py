@@ -14,8 +14,8 @@ from flinkish_spark.core.validation import (
     function_object,
     hold_plain_values,
     instance_of,
-    reducer,
     raise_config_errors,
+    reducer,
 )
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.protocol.durations import Milliseconds

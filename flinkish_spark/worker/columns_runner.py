@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
-from flinkish_spark.core.iterators import guard_call, elements_of
+from flinkish_spark.core.iterators import elements_of, guard_call
 from flinkish_spark.operators.columnar_windows import KeyedRows, WindowFold
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.vectorized import Batch, BatchContext, VectorizedProcessFunction, has_timers

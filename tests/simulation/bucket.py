@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from flinkish_spark.core.store import UnknownOutcomeError, CreateResult, ObjectMissing
+from flinkish_spark.core.store import CreateResult, ObjectMissing, UnknownOutcomeError
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.scheduler import US_PER_MS
 from tests.simulation.world import World

@@ -180,7 +180,10 @@ class Cluster:
             undo = self._leave(mark, uid, kind)
             world.other_timeline = OtherTimeline(False, undo, uid)
             return
-        given_out = [*JobDir(world.disk).list_checkpoint_ids(), *map(CheckpointId, self._invariants.ledger.commits)]
+        given_out = [
+            *JobDir(world.disk).list_checkpoint_ids(),
+            *map(CheckpointId, self._invariants.ledger.commits),
+        ]
         newest = max(given_out, default=CheckpointId(0))
         is_open = newest in given_out and f"checkpoints/{newest}/decision.json" not in world.disk.objects
         mark = Mark(newest if is_open else newest.next(), "f" * 16)

@@ -1,4 +1,4 @@
-"""The rows of one file of a Delta table, by the names that the table has for them."""
+"""Reads the rows of one file of a Delta table, under the table's column names."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 10_000
 _FIELD_ID = b"PARQUET:field_id"
-#: In files of changes, and in no table's schema: under its own name, also where columns have others.
+#: A column of change files that no table's schema has; it keeps its name under any column mapping.
 _CHANGE_TYPE = {"name": "_change_type", "type": "string", "metadata": {}}
-#: Beside the values of a listed file's partition: a version in which its rows are not deleted, one in which
-#: they are. What a task is told has the rows in their places. No column has such a name.
+#: Entries beside a listed file's partition values: the version in which its rows are not deleted, and the one
+#: in which they are. For a task the versions are replaced by bitmaps of rows. No column has such a name.
 THERE_IN, GONE_IN = "flinkish:there", "flinkish:gone-in"
 
 
 @dataclass(frozen=True)
 class FileRows:
-    """Reads files as one version of a table would, whichever version they are of."""
+    """Reads files of any version of a table with the schema of one version."""
 
     table: TablePath
     metadata: TableInfo
@@ -44,13 +44,13 @@ class FileRows:
     def find_parts(
         self, file: TableFile, more: Mapping[str, str | None], stats: Mapping[str, Any] = MappingProxyType({})
     ) -> list[FoundFile]:
-        """Return a file as a source lists it, in its parts; raise InputLostError if it is gone."""
+        """Return a file as a source lists it, split into parts; raise InputLostError if it is gone."""
         path = str(self.table / file.path)
         try:
             stat = stats.get(file.path) or (self.table / file.path).stat()
             parts: Sequence[FilePart] = [FilePart(rows=file.rows)]
             if is_large(stat.st_size):
-                # A footer is a read of its own, and most files are small.
+                # Reading a footer is an extra request, and most files are small.
                 with naming(path), self._open(file.path) as content:
                     parts = parts_of_parquet(content, stat.st_size)
         except FileNotFoundError:
@@ -59,27 +59,29 @@ class FileRows:
                 why="VACUUM removed it before the job had come to read it",
                 what_to_do="restore the file, or begin at a newer version in a new job_dir",
             ) from None
-        # A value that the log does not have is null, whatever the file says.
+        # A value that the log lacks is null, whatever the file holds.
         values = file.partition or {}
-        # An empty text is null, whatever the type: so Delta's protocol says, and deltalake has made it null
-        # in a version already. Spark gives the text, which nothing here could know of a version.
+        # An empty text is null for every type, as Delta's protocol says: deltalake has replaced it by null in
+        # a version already. Spark returns the empty text, which cannot be restored here.
         said = {
             name: values.get(self.metadata.physical_name(name)) or None for name in self.metadata.partition_by
         }
         return FoundFile.parts_of(file.path, stat, parts, {**said, **more})
 
     def add_deleted_rows(self, file: FoundFile) -> FoundFile:
-        """Return a listed file with its deleted rows in place of versions: a task reads no vectors."""
-        # The log says that it has a vector: one that is not found is an error of ours, and no row comes back.
+        """Return a listed file with bitmaps of deleted rows in place of versions: tasks read no vectors."""
+        # The log has a vector of this file: if it is not found, this fails, so no deleted row comes back.
         deleted = {
-            name: _pack(_slice_bits(file, find_deleted_rows(self.table, self.metadata.id, int(version))[file.path]))
+            name: _pack(
+                _slice_bits(file, find_deleted_rows(self.table, self.metadata.id, int(version))[file.path])
+            )
             for name in (THERE_IN, GONE_IN)
             if (version := file.partition.get(name)) is not None
         }
         return replace(file, partition={**file.partition, **deleted}) if deleted else file
 
     def read(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield a file's rows with what is not in it: values of its partition, columns that came later."""
+        """Yield a file's rows, with its partition values and with null in columns that were added later."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -87,9 +89,10 @@ class FileRows:
         with self._open(file.path) as content:
             stored = content.schema_arrow
             known = {
-                one.name: (own.name, one.type) for own, one in zip(stored, self._rename_columns(stored), strict=True)
+                one.name: (own.name, one.type)
+                for own, one in zip(stored, self._rename_columns(stored), strict=True)
             }
-            # The log's value of a partition counts, also where a file has a column of the name.
+            # The log's partition value counts, also if the file has a column of that name.
             there = [name for name in schema.names if name in known and name not in file.partition]
             _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
             footer, begin, end = content.metadata, file.part.begin, file.part.end
@@ -119,7 +122,7 @@ class FileRows:
         return open_parquet(str(place) if isinstance(place, Path) else place.table.open(place.name))
 
     def _rename_columns(self, stored: pa.Schema) -> Any:
-        """Return a file's schema, as a type, with the table's names in place of those in files."""
+        """Return a file's schema, as a struct type, with the table's column names."""
         import pyarrow as pa
 
         kind, is_by_id = pa.struct(list(stored)), self.metadata.mapping == "id"
@@ -132,7 +135,7 @@ class FileRows:
 
 
 def _slice_bits(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return the bits of the rows of a part: those of the whole file, told with each part, are many."""
+    """Return the bits of a part's rows: those of the whole file would be too many for each part."""
     import numpy as np
 
     if file.part.end is None:
@@ -148,7 +151,7 @@ def _pack(bits: npt.NDArray[np.uint8]) -> str:
 
 
 def _select_rows(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
-    """Return which of a file's rows are read, as a task is told; None for all of them."""
+    """Return which rows of a file are read, by its bitmaps; None for all of them."""
     import numpy as np
 
     there, gone = (
@@ -179,7 +182,7 @@ def _rename_fields(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.Data
     for own in kind:
         number = (own.metadata or {}).get(_FIELD_ID) if is_by_id else None
         one = known.get(int(number) if number else own.name)
-        # What was dropped may have the name of what was added in its place.
+        # A dropped column may have the name of one that was added later.
         named = "flinkish:dropped" if one is None else one["name"]
         type_of = own.type if one is None else _rename_fields(own.type, one["type"], is_by_id=is_by_id)
         fields.append(pa.field(named, type_of, own.nullable))
@@ -187,7 +190,7 @@ def _rename_fields(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.Data
 
 
 def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
-    """Raise ValueError if a column that would be taken for one added later is there under another case."""
+    """Raise ValueError if a column that the file seems to lack is in it under another case."""
     lowered = {name.lower(): name for name in in_file}
     for name in sorted(names.difference(in_file)):
         if name.lower() in lowered:
@@ -195,25 +198,25 @@ def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
 
 
 def _add_missing_fields(column: pa.Array, named: pa.DataType, kind: pa.DataType) -> pa.Array:
-    """Return a column with null in fields of structs that were added later; of another type as it is."""
+    """Return a column in the wanted type, with null in struct fields that were added later."""
     import pyarrow as pa
 
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
     own = column if column.type == named else column.view(named)
     if pa.types.is_date(named) and pa.types.is_timestamp(kind):
-        # All other types become wider as any source's do.
+        # All other types are widened as for any source.
         return own.cast(kind)
     is_lacking = is_of_kind(named, kind, may_have_more=True, may_lack=True)
     return exact_cast(own, kind) if is_lacking else own
 
 
 def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
-    """Return a column that is not in a file: the partition's value, or null."""
+    """Return a column that the file lacks: the partition's value in each row, or null."""
     import pyarrow as pa
 
     value = file.partition.get(field.name)
-    # Empty is the time of a commit that the log no longer has.
+    # The time of a commit is empty if the log no longer has it.
     if not value:
         return pa.nulls(rows, field.type)
     return pa.array([value] * rows, pa.string()).cast(field.type)

@@ -22,7 +22,7 @@ from flinkish_spark.connectors.delta.table import (
     why_by_spark,
     why_unfit,
 )
-from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, find_last_version
+from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, find_last_version, info_of
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: `facts` is JSON: each kind of sink says what it can.
+#: `facts` is JSON: each kind of sink has its own.
 _SHARE = "STRUCT<rows: BIGINT, dropped: BIGINT, dead_lettered: BIGINT, facts: STRING>"
 SCHEMA = (
     "job STRING, job_name STRING, checkpoint BIGINT, lineage BIGINT, log_began_in BIGINT, "
@@ -74,7 +74,7 @@ class DeltaManifest(Manifest):
         check_path("the manifest's path", self.path)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
-        """Refuse a table that has other columns, or in whose store commits would be lost."""
+        """Refuse a table that has other columns, or whose store would lose commits."""
         try:
             info = DeltaTables().info(self.path)
             why = "" if info is None else _why_unfit(info)

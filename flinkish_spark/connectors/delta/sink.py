@@ -211,7 +211,9 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
 
 def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
     if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
-        raise _make_refusal(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
+        raise _make_refusal(
+            sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}"
+        )
     if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
         raise _make_refusal(sink, context, why)
     # Delta cannot put a MERGE into a table with a CHAR, whatever the column is for.
@@ -237,7 +239,7 @@ def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo
 def _check_constraints(
     sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, table: TableInfo, *, by_spark: bool
 ) -> None:
-    """Refuse rules on columns that the stream lacks: they cannot be checked while rows are staged."""
+    """Refuse rules on columns that the stream lacks, since they cannot be checked when rows are staged."""
     empty, given = spark.createDataFrame([], context.schema), {n.lower() for n in context.schema.names}
     rules = [("constraint", name, sql) for name, sql in table.checks.items()]
     rules += [("generated column", n, sql) for n, sql in table.generated.items() if n.lower() in given]
@@ -280,18 +282,18 @@ class DeltaSink(DeltaSinkSettings, Sink):
     partition_by
         Partition columns.
     options
-        Options of Delta's writer, such as ``{"maxRecordsPerFile": "100000"}``. Those that the other
-        parameters stand for, and those of the marker, are refused.
+        Options of Delta's writer, such as ``{"maxRecordsPerFile": "100000"}``. Options that have a parameter
+        here, and those of Delta's transaction marker, are refused.
     mode
         ``Append()``, ``Upsert(keys=...)`` or ``OverwritePartitions()``.
     schema_evolution
-        What the stream may have that the table does not have yet. The table gets it with the first
-        checkpoint that has rows.
+        Whether the stream may have columns or types that the table does not have yet. The table gets them
+        with the first checkpoint that has rows.
     writer
         ``"python"``, the only one: tasks write Parquet by pyarrow, delta-rs commits.
     store_options
-        Of the table's store, by delta-rs' names, such as ``{"aws_region": "eu-west-1"}``. A secret is given
-        as ``"env:NAME"``: the environment variable that holds it in driver and executors.
+        Options of the table's store, by delta-rs' names, such as ``{"aws_region": "eu-west-1"}``. A secret is
+        given as ``"env:NAME"``: the environment variable that holds it in driver and executors.
 
     Raises
     ------

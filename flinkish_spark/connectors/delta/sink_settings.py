@@ -1,4 +1,4 @@
-"""What a Delta sink is told: the table, what it does with rows, how it stages; checked when it is made."""
+"""Settings of a Delta sink (table, mode, file options), checked when the sink is made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flinkish_spark.protocol.durations import PathText
 
 _SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
 _OWN_OPTIONS = frozenset({"txnappid", "txnversion", "usermetadata"})
-#: What changes how files are written and nothing else.
+#: Options that change how files are written and nothing else.
 _KNOWN_OPTIONS = ("compression", "maxRecordsPerFile", "optimizeWrite", "parquet.writer.version")
 
 #: The first one is the default.

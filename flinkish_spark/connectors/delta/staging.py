@@ -1,4 +1,4 @@
-"""The staging half of a Delta sink: data files where they will stay, or rows that the commit reads."""
+"""The writer of a Delta sink: stages data files in their final place, or rows that the commit reads."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from flinkish_spark.connectors.delta.rows import (
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, file_options
 from flinkish_spark.connectors.delta.table import (
-    DeltaTableError,
     DeltaRuleError,
+    DeltaTableError,
     TableInfo,
     Upsert,
     WriteMode,
     app_id,
     fit,
+    list_stored_fields,
+    list_stored_names,
     nullable_within,
     physical_name,
     rename_fields,
-    list_stored_names,
-    list_stored_fields,
     why_by_spark,
     why_not_made,
     why_not_merged,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-#: What tasks report, and what makes the stored form of the files in it.
+#: The reports of tasks, and a function that makes the committable of the files in them.
 Staged = tuple[Sequence[Mapping[str, Any]], Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]]
 
 
@@ -109,7 +109,7 @@ class DeltaStaging(SinkWriter):
         return self._as_files(request, fields, made if table is None else metadata_of(table))
 
     def _as_files(self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any]) -> Staged:
-        """Stage data files where they will stay."""
+        """Stage data files in their final place."""
         table = TableInfo.from_log({"metaData": metadata})
         rows, names = _whole(request.rows, fields, table)
         checks = [*partition_conditions(rows, table.partition_by), *rule_conditions(rows, table.rules())]
@@ -117,7 +117,7 @@ class DeltaStaging(SinkWriter):
         for column, name in zip(align_columns(rows, names, table), names, strict=True):
             one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
             if table.mapping != "none" and isinstance(one["type"], dict):
-                # A cast goes by the places of fields.
+                # A cast maps fields by position.
                 column = column.cast(type_of(rename_fields(one["type"])))
             columns.append(column.alias(physical_name(one)))
         checked = _check_rows(rows, fields.names, checks).select(*columns)
@@ -137,7 +137,7 @@ class DeltaStaging(SinkWriter):
         }
 
     def _as_rows(self, request: StageRequest, fields: T.StructType, table: TableInfo | None) -> Staged:
-        """Stage rows that the commit reads again, below the table's folder."""
+        """Stage rows below the table's folder, which the commit reads again."""
         sink, context = self._sink, self._context
         rules = {} if table is None else table.rules()
         partition_by = sink.partition_by if table is None else table.partition_by
@@ -145,14 +145,14 @@ class DeltaStaging(SinkWriter):
         folder = f"{FOLDER}/{app_id(context.job, context.uid)}/{staged_id}"
         rows = request.rows
         deletes = _deletes(sink.mode)
-        # Also of a record that deletes: by such a value it would not find its row.
+        # Also for a record that deletes: with such a value it would not find its row.
         checks = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
         plain = rows.select(*map(F.col, map(quoted, fields.names)))
         checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
         kept = {*list_stored_names(sink.mode, fields.names)}
         if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
             kept.add(sink.mode.sequence_by)
-        # As Parquet by pyarrow has it, an interval of months is their number.
+        # pyarrow writes an interval of months to Parquet as a number.
         own = {one.name: one.dataType for one in fields if one.name in kept}
         kinds = {name: replace_months(kind, T.IntegerType()) for name, kind in own.items()}
         stored = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
@@ -202,7 +202,7 @@ def table_defaults(spark: SparkSession) -> dict[str, str]:
 def new_metadata(
     fields: T.StructType, partition_by: Sequence[str], defaults: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what the log says of a table that the first checkpoint makes."""
+    """Return the log's metadata of a table that the first checkpoint creates."""
     loose = T.StructType.fromJson(nullable_within(fields.jsonValue()))
     return {
         "schemaString": T.StructType([T.StructField(f.name, f.dataType) for f in loose]).json(),
@@ -217,7 +217,7 @@ def why_staged_as_rows(
     stream: Sequence[Mapping[str, Any]],
     defaults: Mapping[str, str],
 ) -> str:
-    """Return why only Delta's own writer can put records into a table; empty if delta-rs can."""
+    """Return why records must be staged as rows for Delta's own writer; empty if delta-rs can commit."""
     if table is None:
         made = TableInfo(tuple(list_stored_fields(sink.mode, stream)), tuple(sink.partition_by), defaults)
         return why_not_made(made, sink.mode)
@@ -235,31 +235,31 @@ def _deletes(mode: WriteMode) -> Column:
 
 
 def _whole(rows: DataFrame, fields: T.StructType, table: TableInfo) -> tuple[DataFrame, list[str]]:
-    """Return rows with all columns of a table, and which of them files get: others are null by themselves."""
+    """Return rows with all columns of a table, and the names of those to write: others are null."""
     given = {name.lower() for name in fields.names}
     kinds = {str(one["name"]): type_of(one["type"]) for one in table.fields}
     lacking = {name: kind for name, kind in kinds.items() if name.lower() not in given}
     computed = {name: F.expr(table.generated[name]) for name in lacking if name in table.generated}
-    # Computed ones may be made of the others.
+    # Generated columns may be computed from the others.
     for some in ({name: F.lit(None) for name in lacking if name not in computed}, computed):
         rows = rows.select("*", *(column.cast(lacking[name]).alias(name) for name, column in some.items()))
     return rows, [*fields.names, *computed]
 
 
 def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
-    """Return what rows are sorted by, so that those of a partition come one behind the other."""
+    """Return sort columns that bring the rows of each partition together."""
     kinds = {physical_name(one): one["type"] for one in table.fields}
     found = []
     for name in map(table.physical_name, table.partition_by):
         if name in names:
             column = F.col(quoted(name))
-            # As a text: to an order the two zeros are one value, and they are two partitions.
+            # As a text: 0.0 and -0.0 are equal in an order, and they are two partitions.
             found.append(column.cast("string") if kinds.get(name) in ("float", "double") else column)
     return found
 
 
 def _check_rows(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, Column]]) -> DataFrame:
-    """Return the same rows; a record of which a condition is not true ends the task."""
+    """Return the same rows; a record that does not meet a condition fails the task."""
     is_control = F.col(C.KIND) != int(C.Kind.RECORD)
     guarded = [(text, is_control | is_kept) for text, is_kept in checks]
     return refusing_others(rows, guarded, VIOLATION_MARKER, shown)

@@ -185,7 +185,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 def _split_by_partition(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yield the rows of each partition, as they come, without the columns that say which one it is."""
+    """Yield the rows of each partition in their order, without the partition columns."""
     if not names:
         yield (), batch
         return
@@ -196,16 +196,16 @@ def _split_by_partition(
     grouped = pa.table([*texts, place], names=[*keys, "place"]).group_by(keys, use_threads=False)
     found = grouped.aggregate([("place", "list")]).to_pydict()
     groups = zip(*(found[key] for key in keys), found["place_list"], strict=True)
-    # Arrow's own order has null behind others. The last one here may go on in the next batch.
+    # By first row, since Arrow sorts nulls last: the last partition may go on in the next batch.
     for *values, rows in sorted(groups, key=lambda group: int(group[-1][0])):
         yield tuple(values), rest.take(pa.array(rows, pa.int64()))
 
 
 def partition_texts(column: pa.Array) -> pa.Array:
-    """Return values as a Delta log has them, exactly."""
+    """Return partition values as texts in the form of a Delta log."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        # With its zone, it is one instant to every reader.
+        # With its zone, it is the same instant for every reader.
         plain = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")).cast(pa.string())
         return pc.binary_join_element_wise(pc.replace_substring(plain, " ", "T"), pa.scalar("Z"), "")
     if pa.types.is_floating(kind):
@@ -224,7 +224,7 @@ def json_text(value: Any) -> str:
     return format(value, "f") if isinstance(value, Decimal) else json.dumps(value, allow_nan=False)
 
 
-#: Types, as Arrow writes them, of which there is a least value that a log can hold.
+#: Types, by Arrow's names, whose least and greatest values a log can hold.
 _ORDERED = re.compile("u?int|halffloat|float|double|decimal|date|timestamp|string")
 _MOST_OF_A_TEXT = 32
 _GREATEST = "\U0010ffff"
@@ -232,7 +232,7 @@ _GREATEST = "\U0010ffff"
 
 @dataclass
 class Statistics:
-    """Counts, least and greatest values of the rows of a file."""
+    """Row count, null counts, and least and greatest values of a file's columns."""
 
     #: Leaf columns, dotted by :data:`_DOT`, in the table's order.
     columns: tuple[str, ...]
@@ -240,7 +240,7 @@ class Statistics:
     _nulls: dict[str, int] = field(default_factory=dict)
     _least: dict[str, Any] = field(default_factory=dict)
     _greatest: dict[str, Any] = field(default_factory=dict)
-    #: Columns with a value that is neither less nor greater than others.
+    #: Columns with a value that has no order, such as NaN.
     _unordered: set[str] = field(default_factory=set)
 
     def add(self, table: pa.Table) -> None:
@@ -273,12 +273,12 @@ class Statistics:
         return json_text(found)
 
 
-#: Between the names of a path; no column is called so.
+#: Separates the names of a path; no column name has it.
 _DOT = "\0"
 
 
 def stats_columns(fields: Sequence[Mapping[str, Any]], properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the paths of the leaf columns that a table wants statistics of, by the names in its files."""
+    """Return the paths, by names in files, of the leaf columns for which a table wants statistics."""
     said = properties.get("delta.dataSkippingStatsColumns")
     found = list(_leaves(fields, (), ()))
     if said is not None:
@@ -317,7 +317,7 @@ def _leaf(table: pa.Table, path: Sequence[str]) -> Any:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Return a value as Python has it; None for a time that Python has not."""
+    """Return a scalar as a Python value; None for a time that Python cannot represent."""
     try:
         if pa.types.is_timestamp(value.type):
             return value.cast(pa.timestamp("us", value.type.tz and "UTC")).as_py()
@@ -339,12 +339,12 @@ def _upper(value: Any) -> Any:
         return _format_time(value, 1)
     if len(value) <= _MOST_OF_A_TEXT:
         return value
-    # Greater than every text that begins so, unless that goes on with the greatest character.
+    # Greater than every text with this prefix, unless it goes on with the greatest character.
     return None if value[_MOST_OF_A_TEXT] == _GREATEST else value[:_MOST_OF_A_TEXT] + _GREATEST
 
 
 def _format_time(value: Any, more_ms: int) -> Any:
-    """Return a time as text in whole milliseconds, at or behind it if one more may be added."""
+    """Return a time as text in whole milliseconds, rounded down, and up if `more_ms` is 1."""
     if isinstance(value, datetime):
         if value.microsecond % 1_000:
             try:

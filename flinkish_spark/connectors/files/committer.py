@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
 from flinkish_spark.connectors.files.disk import HIDDEN, Disk, FileCommitError, PartName, SinkFiles
-from flinkish_spark.connectors.files.ledger import CommittedChunks, Entry, Ledger, OpenPartition, Part, Plan, State
+from flinkish_spark.connectors.files.ledger import (
+    CommittedChunks,
+    Entry,
+    Ledger,
+    OpenPartition,
+    Part,
+    Plan,
+    State,
+)
 from flinkish_spark.connectors.files.partitions import (
     FinalPartitionAction,
     PartitionCommit,
@@ -45,7 +53,7 @@ from flinkish_spark.connectors.files.rolling import (
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
 from flinkish_spark.core.errors import EnvironmentFault, InternalError
-from flinkish_spark.core.foreign_errors import is_gateway_gone, describe_error
+from flinkish_spark.core.foreign_errors import describe_error, is_gateway_gone
 from flinkish_spark.core.store import LocalStore, SealedObjects
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
@@ -144,7 +152,9 @@ class Publisher:
                 # and the file is neither here nor there, the rename was done before a crash, and whoever
                 # reads finished files has taken this one away.
                 if not self.disk.exists(source.parent):
-                    raise FilesMissingError(f"the folder {source.parent} with pending files is gone") from None
+                    raise FilesMissingError(
+                        f"the folder {source.parent} with pending files is gone"
+                    ) from None
                 LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
         self.disk.sync_folders(sorted(path for path in touched if self.disk.exists(path)))
 
@@ -578,7 +588,9 @@ def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
     except (OSError, PySparkException) as error:
         if is_gateway_gone(error):
             raise
-        return CommitAnswer(Outcome.RETRY, str(error) if isinstance(error, OSError) else describe_error(error))
+        return CommitAnswer(
+            Outcome.RETRY, str(error) if isinstance(error, OSError) else describe_error(error)
+        )
     except EnvironmentFault as fault:
         if not (fault.restartable or isinstance(fault.__cause__, OSError)):
             raise

@@ -173,7 +173,9 @@ def roll(
     for (root, bucket, _), group in groupby(by_bucket, key=lambda c: (c.root, c.bucket, c.extension)):
         found = list(group)
         if isinstance(policy, RollOnCheckpoint):
-            parts += [(c,) for c in found] if compaction is None else _pack_parts(found, compaction.part_bytes)
+            parts += (
+                [(c,) for c in found] if compaction is None else _pack_parts(found, compaction.part_bytes)
+            )
             continue
         packed = _pack_parts(found, policy.part_bytes)
         last = packed[-1]

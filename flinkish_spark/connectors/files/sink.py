@@ -13,8 +13,8 @@ from flinkish_spark.bridge.session import has_avro
 from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import (
     BucketAssigner,
-    check_folder,
     check_assigners,
+    check_folder,
     refuse_taken,
 )
 from flinkish_spark.connectors.files.committer import CommitSettings, FileCommitter
@@ -211,7 +211,9 @@ class FileSink(Sink):
         disk = Disk()
         merger: Merger = LineMerger(disk, self.format, self.options)
         if not self.format.is_lines:
-            merger = SparkMerger(disk, spark, self._select_file_fields(context.schema), self.format, self.options)
+            merger = SparkMerger(
+                disk, spark, self._select_file_fields(context.schema), self.format, self.options
+            )
         files, ledger = self._files(context), Ledger(context.place.open())
         return FileCommitter(settings, files, context.owner_epoch, ledger, merger, spark, context.timeline)
 

@@ -527,7 +527,9 @@ class FileSource(SplitSource):
         if self._list is None:
             self._list = FileList(self.job_store)
         found = self._list.read()
-        return [self._prepare_for_task(found[self._index(split, place)]).to_json() for place in range(start, end)]
+        return [
+            self._prepare_for_task(found[self._index(split, place)]).to_json() for place in range(start, end)
+        ]
 
     def _prepare_for_task(self, file: FoundFile) -> FoundFile:
         """Return what a task is told of a file."""
@@ -605,7 +607,8 @@ class FileSource(SplitSource):
         if now == (file.size, file.modified_ns):
             return path
         raise InputLostError(
-            f"the file {to_printable(path)} " + ("is gone" if now is None else "has changed since it was found"),
+            f"the file {to_printable(path)} "
+            + ("is gone" if now is None else "has changed since it was found"),
             why="a checkpoint that has not come yet, or may be gone back to, needs it as it was",
             what_to_do="restore the file, with its time; or start a new job with a new job_dir",
         )

@@ -403,7 +403,9 @@ def to_stored_type(kind: pa.DataType) -> pa.DataType:
         # Of a struct that is null, no field has a value.
         return pa.struct([pa.field(one.name, to_stored_type(one.type)) for one in kind])
     if pa.types.is_map(kind):
-        return pa.map_(to_stored_type(kind.key_type), kind.item_field.with_type(to_stored_type(kind.item_type)))
+        return pa.map_(
+            to_stored_type(kind.key_type), kind.item_field.with_type(to_stored_type(kind.item_type))
+        )
     if pa.types.is_list(kind):
         return pa.list_(kind.value_field.with_type(to_stored_type(kind.value_type)))
     return kind

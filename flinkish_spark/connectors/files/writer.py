@@ -24,10 +24,10 @@ from flinkish_spark.connectors.files.output_formats import (
     CODECS_OF_LINES,
     OF_PARQUET,
     FileFormat,
-    parse_option,
     codec_of,
     line_condition,
     lower_names,
+    parse_option,
 )
 from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
 from flinkish_spark.connectors.partition_values import folder_conditions, refusing, refusing_others

@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import (
-    FinalPartitionAction,
     ColumnBuckets,
     Compaction,
     DateTimeBuckets,
     ExpressionBuckets,
     FileFormat,
     FileSink,
+    FinalPartitionAction,
     MetastorePartition,
     PartitionCommit,
     PartitionTime,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark import JobProcess, JobStatus, MemorySink, TaskState
-from flinkish_spark.core.errors import NoProgressError, MemoryExhaustedError, ProcessLostError
+from flinkish_spark.core.errors import MemoryExhaustedError, NoProgressError, ProcessLostError
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, environment, running
 
 pytestmark = pytest.mark.timeout(600)
@@ -38,7 +38,8 @@ class Killed(RunningTotal):
 
 
 @pytest.mark.parametrize(
-    ("function", "kind", "operator"), [(Hungry, MemoryExhaustedError, "totals"), (Killed, ProcessLostError, None)]
+    ("function", "kind", "operator"),
+    [(Hungry, MemoryExhaustedError, "totals"), (Killed, ProcessLostError, None)],
 )
 def test_a_worker_without_memory_is_named_and_restarted(
     spark: Any, tmp_path: Path, function: Any, kind: type, operator: str | None

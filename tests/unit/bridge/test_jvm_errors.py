@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.delta.rows import DeltaRows, translate_error
-from flinkish_spark.connectors.delta.table import Append, DeltaConflict, DeltaTableError, DeltaRuleError
+from flinkish_spark.connectors.delta.table import Append, DeltaConflict, DeltaRuleError, DeltaTableError
 from flinkish_spark.connectors.kafka.sink import with_advice
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SparkGoneError, causes_of, raise_translated
 from flinkish_spark.core.foreign_errors import is_gateway_gone

@@ -30,7 +30,7 @@ from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.splits import SplitSource, SplitStreamReader, read_piece
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.errors import FlinkishError
-from flinkish_spark.core.iterators import NotAnEnd, guard_call, elements_of, pairs_of
+from flinkish_spark.core.iterators import NotAnEnd, elements_of, guard_call, pairs_of
 from flinkish_spark.functions.stream import ProcessFunction
 from flinkish_spark.joins import CoGroupFunction, LookupTable, ProcessJoinFunction
 from flinkish_spark.protocol.ids import CheckpointId

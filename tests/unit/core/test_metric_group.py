@@ -9,7 +9,7 @@ import pytest
 
 from flinkish_spark import MapFunction
 from flinkish_spark.core import metric_group
-from flinkish_spark.core.accumulators import TaskMetric, Tally, TallyParam, merge_metrics
+from flinkish_spark.core.accumulators import Tally, TallyParam, TaskMetric, merge_metrics
 from flinkish_spark.core.metric_group import MetricGroup
 from flinkish_spark.core.subtask import counting_as
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind

@@ -17,11 +17,11 @@ from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.job_dir import is_written_once
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import (
-    UnknownOutcomeError,
     CachedReads,
     CreateResult,
     LocalStore,
     ObjectMissing,
+    UnknownOutcomeError,
     create_by_id,
 )
 from flinkish_spark.core.store_spec import StoreSpec

@@ -14,7 +14,7 @@ import pytest
 from flinkish_spark import JsonFormatter, SparkMetricsReporter
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.log_context import log_facts, add_log_facts
+from flinkish_spark.core.log_context import add_log_facts, log_facts
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch

@@ -32,7 +32,13 @@ from flinkish_spark.connectors.delta.table import (
     why_not_made,
     why_not_merged,
 )
-from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, features_of, info_of, find_last_version
+from flinkish_spark.connectors.delta.tables import (
+    DeltaTables,
+    Marker,
+    features_of,
+    find_last_version,
+    info_of,
+)
 from flinkish_spark.connectors.delta.writer import (
     BATCH,
     DELETED,

@@ -375,10 +375,10 @@ def test_a_path_that_deltalake_would_take_for_another_is_refused(tmp_path) -> No
     """It would read `a table`."""
     for name in ("a table", "a%20table"):
         Table(tmp_path / name, n="long")
-    with pytest.raises(ConfigError, match=r"two digits behind it.*name a folder"):
+    with pytest.raises(ConfigError, match=r"followed by two digits.*name a folder"):
         DeltaTableSource(str(tmp_path / "a%20table"))
     (tmp_path / "link").symlink_to(tmp_path / "a%20table")
-    with pytest.raises(ConfigError, match=r"two digits behind it.*rename the folder"):
+    with pytest.raises(ConfigError, match=r"followed by two digits.*rename the folder"):
         DeltaTableSource(str(tmp_path / "link"))
 
 

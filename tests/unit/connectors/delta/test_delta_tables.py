@@ -25,9 +25,9 @@ from flinkish_spark.connectors.delta.table import (
     checkpoint_note,
     fit,
     is_wider,
+    list_stored_names,
     mark_in,
     mode_from_json,
-    list_stored_names,
     why_not_as_files,
     why_stricter,
 )

@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark import (
     UNLIMITED,
-    FinalPartitionAction,
     BucketAssigner,
     ColumnBuckets,
     Compaction,
@@ -19,6 +18,7 @@ from flinkish_spark import (
     ExpressionBuckets,
     FileFormat,
     FileSink,
+    FinalPartitionAction,
     MetastorePartition,
     PartitionCommit,
     PartitionPolicy,

@@ -21,7 +21,7 @@ from flinkish_spark import (
     String,
     Upsert,
 )
-from flinkish_spark.connectors.delta.table import mode_from_json, list_stored_names
+from flinkish_spark.connectors.delta.table import list_stored_names, mode_from_json
 from flinkish_spark.connectors.jdbc.settings import deletions
 from flinkish_spark.connectors.kafka.client.reader import record_schema
 from flinkish_spark.connectors.kafka.format.options import parse_stream
