@@ -1,7 +1,7 @@
 """A Delta table's log: one version of a table by deltalake, and the changes of one commit.
 
-deltalake gives a version's fields, files and deleted rows. It gives nothing of one commit, so the lines of the
-log are read here. Why its readers of rows are not used: `docs/decisions.md`.
+deltalake gives a version's fields, files and deleted rows. It gives nothing of one commit, so the lines of
+the log are read here. Why its readers of rows are not used: `docs/decisions.md`.
 """
 
 from __future__ import annotations

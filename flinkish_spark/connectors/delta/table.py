@@ -170,9 +170,9 @@ class OverwritePartitions(Stored):
 class Upsert(Stored):
     """Write mode with one row per key: a record replaces the row with its key, or becomes a new one.
 
-    If a checkpoint has several records of a key, the last one wins: the one with the greatest `sequence_by` if
-    that is given, else the latest in the stream. The stream has an order only within a Spark partition, so key
-    the stream by `keys`, or give `sequence_by`.
+    If a checkpoint has several records of a key, the last one wins: the one with the greatest `sequence_by`
+    if that is given, else the latest in the stream. The stream has an order only within a Spark partition, so
+    key the stream by `keys`, or give `sequence_by`.
 
     Parameters
     ----------
@@ -182,8 +182,8 @@ class Upsert(Stored):
         Column whose greatest value is the newest; of records with equal values the latest in the stream wins.
         A record that is older than the row in the table changes nothing. Null is older than every value.
     delete_when
-        SQL condition on a record; if it is true, the record deletes the row with its key. Deleted rows are not
-        remembered, so an older record that comes in a later checkpoint brings the row back.
+        SQL condition on a record; if it is true, the record deletes the row with its key. Deleted rows are
+        not remembered, so an older record that comes in a later checkpoint brings the row back.
     not_stored
         Columns of the stream that the table does not get, such as an operation code. If `sequence_by` is
         among them, records are compared with each other and not with the table.

@@ -122,7 +122,7 @@ class DeltaTables:
         return []
 
     def commits(self, path: str, table: deltalake.DeltaTable) -> Iterator[TableCommit]:
-        """Yield commits, newest first; if `table` is older, open the newest version and raise DeltaConflict."""
+        """Yield commits, newest first; if `table` is older, open the newest one and raise DeltaConflict."""
         # In growing pages: a caller that stops early need not wait for all of a long history.
         read, page = 0, _FIRST_PAGE
         while True:

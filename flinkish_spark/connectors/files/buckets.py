@@ -351,7 +351,7 @@ def values_of(bucket: str) -> dict[str, str | None]:
 
 
 def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
-    """Return the assigners that together say a partition's time: the first, and others of its column."""
+    """Return the assigners that together give a partition's time: the first, and others of its column."""
     times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
     return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
 
@@ -361,7 +361,7 @@ def letters_of(times: Sequence[DateTimeBuckets]) -> set[str]:
 
 
 def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) -> tuple[datetime, datetime]:
-    """Return from when to when wall clocks show a time that goes into the folders with these values."""
+    """Return the begin and end of the times, by wall clock, that belong to the folders with these values."""
     given: dict[str, int] = {}
     for one in times:
         given = {**one.parts(values.get(one.name) or ""), **given}
@@ -383,12 +383,12 @@ def _check_folder_name(name: object) -> None:
         )
 
 
-#: Zones whose wall clock is an instant.
+#: Zones in which each wall clock time is one instant.
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 
 
 def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -> None:
-    """Refuse a folder that has no column, or one whose values cannot be in its name."""
+    """Refuse a folder without a column, or with a column whose values cannot be in a folder's name."""
     from pyspark.sql import types as T
 
     if name not in schema.names:

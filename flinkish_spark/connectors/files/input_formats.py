@@ -1,4 +1,4 @@
-"""What is in the files that a file source reads, looked at before Arrow sees it; the parts of large files."""
+"""Formats of a file source: checks that Arrow does not make, and the division of large files into parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-#: How large a part is at least.
+#: Least size of a part.
 _LEAST_PART_BYTES = 64 << 20
 
 
@@ -39,14 +39,14 @@ _LEAST_PART_BYTES = 64 << 20
 class FilePart:
     """A part of a file, or all of it."""
 
-    #: From where and up to where: row groups, or bytes. None for the end of the file, whatever it has.
+    #: Range of row groups, or of bytes. None for the end of the file.
     begin: int = 0
     end: int | None = None
-    #: How many records it has; None if that is not known.
+    #: Number of records; None if that is not known.
     rows: int | None = None
-    #: About how many bytes it has on disk, if it is a part.
+    #: Approximate size on disk, if it is not the whole file.
     bytes: int = 0
-    #: How many records are in front of it in the file, where that is known.
+    #: Number of records before it in the file, where that is known.
     first: int = 0
 
 
@@ -56,10 +56,10 @@ def is_large(size_bytes: int) -> bool:
 
 
 def parts_of_parquet(file: pq.ParquetFile, size_bytes: int) -> Sequence[FilePart]:
-    """Return ranges of row groups."""
+    """Return parts that are ranges of row groups."""
     footer, found = file.metadata, list[FilePart]()
     groups = [footer.row_group(at) for at in range(footer.num_row_groups if is_large(size_bytes) else 0)]
-    # As they were written they are that much larger than on disk.
+    # Factor from the groups' uncompressed sizes to their sizes on disk.
     ratio = size_bytes / (sum(one.total_byte_size for one in groups) or 1)
     begin, first, rows, held, left = 0, 0, 0, 0.0, float(size_bytes)
     for at, one in enumerate(groups, 1):
@@ -72,7 +72,7 @@ def parts_of_parquet(file: pq.ParquetFile, size_bytes: int) -> Sequence[FilePart
 
 
 def parts_of_lines(path: str) -> Sequence[FilePart]:
-    """Return ranges of bytes, each of which ends behind a line."""
+    """Return parts that are ranges of bytes, each of which ends after a line."""
     size, borders = os.path.getsize(path), [0]
     if not is_large(size):
         return [FilePart()]
@@ -89,16 +89,16 @@ def parts_of_lines(path: str) -> Sequence[FilePart]:
 
 
 def lines_in(file: io.BufferedIOBase, end: int) -> int:
-    """Return how many lines end in front of a place; a file is read from its beginning."""
+    """Return the number of lines that end before a byte position; the file is read from its beginning."""
     count = 0
     while end > 0 and (some := file.read(min(end, 1 << 20))):
         count, end = count + some.count(b"\n"), end - len(some)
     return count
 
 
-#: About what is parsed at once; a longer line is parsed alone, whatever its length.
+#: Approximate size of a block that is parsed at once; a longer line is a block of its own.
 _BLOCK_BYTES = 1 << 20
-#: Byte order marks, the longer ones in front of those that they begin with.
+#: Byte order marks, a longer one before its own prefix.
 _MARKS = {
     codecs.BOM_UTF8: "UTF-8",
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -109,12 +109,12 @@ _MARKS = {
 _BLANKS = b" \t\r\n"
 
 
-#: What files are compressed with, by the end of their names.
+#: Codecs of compressed files, by file extension.
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
 def open_file(path: str) -> pa.NativeFile:
-    """Open a file, maybe compressed; its name is bytes, which need be no UTF-8."""
+    """Open a file, which may be compressed; the bytes of its name need not be UTF-8."""
     import pyarrow as pa
 
     file, codec = pa.OSFile(os.fsencode(path)), _PACKED.get(os.path.splitext(path)[1])
@@ -122,7 +122,7 @@ def open_file(path: str) -> pa.NativeFile:
 
 
 def to_printable(path: str) -> str:
-    """Return a name as a text that can be written."""
+    """Return a file name as printable text."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -133,7 +133,7 @@ class BadLine(ValueError):
 
 
 def begin_of_text(data: bytes) -> int:
-    """Return where the text of a file begins: a byte order mark in front is no part of it."""
+    """Return the position where the text of a file begins, after a byte order mark."""
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     if mark and mark != codecs.BOM_UTF8:
         raise BadLine(1, f"begins with the byte order mark of {_MARKS[mark]}: write the file in UTF-8")
@@ -142,7 +142,7 @@ def begin_of_text(data: bytes) -> int:
 
 @contextmanager
 def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.BufferedIOBase]:
-    """Open some lines of a file; a bad one has its number in the file."""
+    """Open a range of lines of a file; a BadLine that is raised gets its line number in the file."""
     if end is None:
         with io.BufferedReader(open_file(path)) as whole:
             yield whole
@@ -157,7 +157,7 @@ def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.Buffere
 
 
 def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> Iterator[pa.RecordBatch]:
-    """Yield the objects of some lines, a part at a time; those of a file begin with a mark, maybe."""
+    """Yield the objects of JSON lines in batches; `is_first` if they may begin with a byte order mark."""
     import pyarrow as pa
 
     reader = JsonReader(T.StructType([T.StructField(one.name, spark_type(one.type)) for one in schema]))
@@ -177,29 +177,29 @@ def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> It
 
 
 _ROWS_AT_ONCE = 10_000
-#: Spark's TIME has microseconds, Arrow's that stands for it nanoseconds.
+#: Spark's TIME has microseconds, and the Arrow type for it nanoseconds.
 _NANOS_PER_MICRO = 1_000
 _NO_DELIMITERS = '\r\n"\0'
 _WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, and a sign in front of them"
-#: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
+#: Size of a block that Arrow parses at once; grows if a row does not fit, up to the limit of Arrow's texts.
 _CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
 
 
 class InputFormat(ABC):
-    """One of the classes below."""
+    """Base of the formats that a file source reads."""
 
     @abstractmethod
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one file; the same every time. Called in a task."""
+        """Yield the records of one file, the same each time. Called in a task."""
 
     def parts(self, path: str) -> Sequence[FilePart]:
-        """Return the parts in which a file is read, in their order. Called when the file is found."""
+        """Return the parts of a file in order. Called when the file is found."""
         return [FilePart()]
 
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a part; the same every time. Called in a task."""
+        """Yield the records of a part, the same each time. Called in a task."""
         return self.batches(path, schema)
 
     def check(self, schema: pa.Schema) -> None:
@@ -215,19 +215,19 @@ class SplittableFormat(InputFormat):
 
 
 class LineFormat(SplittableFormat):
-    """One whose parts are ranges of lines; a file that is compressed is one part."""
+    """A format whose parts are ranges of lines; a compressed file is one part."""
 
     def parts(self, path: str) -> Sequence[FilePart]:
-        """Return where they begin and end."""
+        """Return the ranges of lines."""
         return [FilePart()] if os.path.splitext(path)[1] in _PACKED else parts_of_lines(path)
 
 
 @dataclass(frozen=True)
 class ParquetFiles(SplittableFormat):
-    """Parquet. A field that a file does not have fails the job; columns that are no fields are not read.
+    """Parquet. A field that a file lacks fails the job; columns that are no fields are not read.
 
-    So does a date before 1582-10-15, or a time before 1900, if the footer says that it is of the calendar
-    that was in use before.
+    A date before 1582-10-15, or a time before 1900, also fails the job if the footer says that the file uses
+    the Julian calendar.
     """
 
     def batches_between(
@@ -241,7 +241,7 @@ class ParquetFiles(SplittableFormat):
             yield from read_batches(file, schema.names, _ROWS_AT_ONCE, begin, end)
 
     def parts(self, path: str) -> Sequence[FilePart]:
-        """Return what the file says of itself."""
+        """Return ranges of row groups from the file's footer."""
         with open_file(path) as data, open_parquet(data) as file:
             return parts_of_parquet(file, os.path.getsize(path))
 
@@ -250,15 +250,15 @@ class ParquetFiles(SplittableFormat):
 class JsonLines(LineFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
-    A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
+    A line that is anything else, or not UTF-8, fails the job with file and line; blank lines are skipped.
     A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, a BINARY base64; objects are STRUCTs.
-    A number with more digits than its type holds, or too large for it, is no value of it.
+    A number that has more digits than its type, or is too large for it, fails the job, too.
     """
 
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the objects of some lines, which are read at once."""
+        """Yield the objects of a range of lines, which is read at once."""
         with lines_between(path, begin, end) as file:
             yield from json_batches(file.read(), schema, is_first=not begin)
 
@@ -274,9 +274,9 @@ class JsonLines(LineFormat):
 
 
 class CsvHeader(Choice):
-    """What the first line of a CSV file is."""
+    """Meaning of the first line of a CSV file."""
 
-    #: The names of the columns, in whatever order; a field that is not among them fails the job.
+    #: The names of the columns, in any order; a field that is not among them fails the job.
     NAMES = "NAMES"
     #: A record: the columns are the fields, in their order.
     NONE = "NONE"
@@ -284,16 +284,16 @@ class CsvHeader(Choice):
 
 @dataclass(frozen=True)
 class CsvFiles(InputFormat):
-    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts and binary.
+    """CSV, maybe compressed (``.gz``). An empty value is null, except for texts and binary.
 
-    Those are what is there, without quotes; a quote within quotes is there twice.
+    Texts and binary are read as they are, without quotes; a quote within quotes is written twice.
 
     Parameters
     ----------
     header
-        What the first line is.
+        Meaning of the first line.
     delimiter
-        Between values, one ASCII character.
+        One ASCII character between values.
     """
 
     header: CsvHeader = CsvHeader.NAMES
@@ -320,7 +320,7 @@ class CsvFiles(InputFormat):
                     given += batch.num_rows
                 return
             except pa.ArrowInvalid as error:
-                # How long the longest row is shows only there.
+                # Only here it shows that a row is longer than a block.
                 if "straddl" not in str(error) or block_bytes >= _MOST_CSV_BLOCK_BYTES:
                     raise
                 block_bytes *= 16
@@ -339,14 +339,14 @@ class CsvFiles(InputFormat):
         if columns is None:
             check_names(begin, self.delimiter, names)
         record = 1 if columns is None else 0
-        # In a line without an end Arrow finds no names.
+        # Arrow finds no names in a line without a line end.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
         with open_file(path) as file:
             batches = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
                 parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                # By itself Arrow makes nulls of "NaN", "n/a" and such.
+                # By default Arrow reads "NaN", "n/a" and others as null.
                 convert_options=csv.ConvertOptions(
                     column_types=types, include_columns=names, null_values=[""]
                 ),
@@ -423,7 +423,7 @@ def _numbers(texts: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_integer(field.type):
         given = pc.if_else(pc.equal(texts, ""), nothing, trimmed)
         _refuse(texts, field, _is_true(pc.invert(pc.match_substring_regex(given, _WHOLE))), _NO_WHOLE)
-        # Arrow knows no sign but the other one.
+        # Arrow does not know the sign +.
         return _cast(pc.utf8_ltrim(given, "+"), field)
     given = pc.if_else(pc.equal(trimmed, ""), nothing, trimmed)
     numbers = _cast(given, field)
@@ -440,7 +440,7 @@ def _is_true(found: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
-    """Return texts as numbers; Arrow does not say which one is none, so halves are tried."""
+    """Cast texts to numbers; find the first bad one by bisection, since Arrow does not name it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -468,15 +468,15 @@ def _skip_rows(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
 
 @dataclass(frozen=True)
 class TextLines(LineFormat):
-    """A record a line, in one field of texts; maybe compressed (``.gz``).
+    """One record per line, in one field of type STRING; maybe compressed (``.gz``).
 
-    A line that is no UTF-8 fails the job with file and line.
+    A line that is not UTF-8 fails the job with file and line.
     """
 
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield some lines without their ends."""
+        """Yield a range of lines without their ends."""
         import pyarrow as pa
 
         line = 1
@@ -491,7 +491,7 @@ class TextLines(LineFormat):
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse anything but one text."""
+        """Refuse any schema but one STRING field."""
         import pyarrow as pa
 
         if [field.type for field in schema] != [pa.string()]:
@@ -508,8 +508,8 @@ def _texts_of(lines: Sequence[bytes], first: int) -> list[str]:
 
 
 def check_quotes(path: str, delimiter: str) -> None:
-    """See to it that each quoted value of a file ends, and that no text is behind it."""
-    # Arrow takes all that follows an open quote for one value, and puts text behind a closing quote to the
+    """Check that each quoted value of a file is closed, and that no text follows its closing quote."""
+    # Arrow takes everything after an open quote for one value, and adds text after a closing quote to the
     # value. A quote within a value that does not begin with one is text.
     if _are_in_pairs(path, delimiter):
         return
@@ -530,8 +530,8 @@ def check_quotes(path: str, delimiter: str) -> None:
 
 
 def _are_in_pairs(path: str, delimiter: str) -> bool:
-    """Look whether each quote that opens stands at the begin of a value, and each that closes at its end."""
-    # Or next to another one, which is one as text. Mostly it is so, and this is seen fast.
+    """Return whether each opening quote begins a value, and each closing quote ends one."""
+    # Or is next to another quote, which escapes it. This is a fast check, which most files pass.
     import numpy as np
 
     is_border = np.zeros(256, np.bool_)
@@ -553,11 +553,11 @@ def _are_in_pairs(path: str, delimiter: str) -> bool:
 
 
 def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
-    """Refuse a header that has the name of a field twice; `begin` is what the file begins with."""
+    """Refuse a header that has the name of a field twice; `begin` has the first bytes of the file."""
     text = begin[begin_of_text(begin) :].decode("utf-8", "replace")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     line, names = 1, list[str]()
-    # Arrow passes over empty lines, too.
+    # Arrow skips empty lines, too.
     for names in reader:
         if names:
             break
@@ -569,11 +569,11 @@ def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
 
 
 def line_of(path: str, delimiter: str, record: int) -> int:
-    """Return the number of the line in which a record begins; records are counted from 0, names are one."""
+    """Return the number of the line in which a record begins; counted from 0, a header is a record."""
     with _text_of(path) as file:
         records, line = csv.reader(file, delimiter=delimiter), 1
         for one in records:
-            # Arrow passes over empty lines, too.
+            # Arrow skips empty lines, too.
             record -= bool(one)
             if record < 0:
                 break
@@ -581,15 +581,15 @@ def line_of(path: str, delimiter: str, record: int) -> int:
         return line
 
 
-#: What is looked at together; and at most, where a value goes on and on.
+#: Size of a block that is checked at once, and the most that is kept if a quoted value does not end.
 _PART_BYTES, _MOST_HELD_BYTES = 1 << 20, 1 << 26
-#: Python's module of CSV has a limit for a value, which is the process's.
+#: Python's csv module has a limit for a value, which applies to the whole process.
 _NO_LIMIT = 2**31 - 1
 
 
 @contextmanager
 def _text_of(path: str) -> Iterator[io.TextIOWrapper]:
-    """Open a file, maybe compressed, without the mark (BOM) in front; each byte is a letter."""
+    """Open a file, which may be compressed, as text after its byte order mark; each byte is one letter."""
     csv.field_size_limit(_NO_LIMIT)
     with io.BufferedReader(open_file(path)) as data:
         data.read(begin_of_text(data.peek(len(codecs.BOM_UTF32_LE))))

@@ -1,4 +1,4 @@
-"""The formats: what Spark calls them, which columns and options they take, how two files become one."""
+"""Formats of the file sink: their columns and options, and the merge of two files into one."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-#: Options that would change where files go or how many there are behind the sink's back.
+#: Options that would change places or numbers of files without the sink's knowledge.
 _RESERVED = {
     "path": "the sink's path is its first argument",
     "maxrecordsperfile": "give the rolling policy a part_bytes",
     "mapreduce.fileoutputcommitter.algorithm.version": "the sink commits files itself",
     "partitionoverwritemode": "the sink only appends",
 }
-#: Codecs whose files can be put one behind the other and are read as one.
+#: Codecs whose files can be concatenated and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
 
 class FileFormat(Choice):
-    """What the files hold; the value is Spark's name of the format."""
+    """Format of the sink's files; the value is Spark's name of it."""
 
     PARQUET = "parquet"
     #: One JSON object per line.
@@ -43,7 +43,7 @@ class FileFormat(Choice):
 
     @property
     def is_lines(self) -> bool:
-        """Whether files can be put one behind the other."""
+        """True if files can be concatenated."""
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
@@ -53,7 +53,7 @@ def _size_of(text: str) -> int:
     return int(text)
 
 
-#: Options of Parquet's writer in Hadoop, what pyarrow calls them, and how a value is read.
+#: Options of Hadoop's Parquet writer, pyarrow's names for them, and the parsers of their values.
 _PAGE_VERSIONS = {"v1": "1.0", "PARQUET_1_0": "1.0", "v2": "2.0", "PARQUET_2_0": "2.0"}
 OF_PARQUET: Mapping[str, tuple[str, Any]] = {
     "parquet.block.size": ("", _size_of),
@@ -67,7 +67,7 @@ OF_PARQUET: Mapping[str, tuple[str, Any]] = {
 }
 _OF_LINES = {"compression", "encoding", "charset", "linesep"}
 _FLAGS = frozenset({"header", "quoteall", "ignorenullfields"})
-#: Which options a format's writer has. Spark passes over others without a word, or they are not known here.
+#: Options of each format. Spark ignores others silently, or this package does not support them.
 _KNOWN = {
     FileFormat.PARQUET: {"compression", "parquet.compression", *OF_PARQUET},
     FileFormat.JSON: {*_OF_LINES, "ignorenullfields"},
@@ -75,11 +75,11 @@ _KNOWN = {
     FileFormat.TEXT: {"compression", "linesep"},
     FileFormat.AVRO: {"compression", "recordname", "recordnamespace"},
 }
-#: In others there are texts that become a question mark.
+#: Encodings of all texts; in others some characters become a question mark.
 _FOR_ALL_TEXTS = re.compile(r"UTF-?(8|(16|32)(LE|BE)?)")
 
 
-#: Names of codecs and what their files' names end with; lines may name Hadoop's class as well.
+#: File extensions of codecs, by name; line formats may also name Hadoop's class.
 CODECS = {
     FileFormat.PARQUET: {
         "none": "", "uncompressed": "", "snappy": ".snappy", "gzip": ".gz", "zstd": ".zstd", "brotli": ".br",
@@ -98,7 +98,7 @@ _HADOOPS = re.compile(r"org\.apache\.hadoop\.io\.compress\.(\w+)codec")
 
 
 def codec_of(kind: FileFormat, options: Mapping[str, str]) -> str | None:
-    """Return the codec that options name, None if they name none."""
+    """Return the codec that options name; None if they name none."""
     names = ("compression", "codec") if kind.is_lines else ("compression", "parquet.compression")
     named = next((options[name].lower() for name in names if name in options), None)
     hadoops = _HADOOPS.fullmatch(named or "")
@@ -110,7 +110,7 @@ def lower_names(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
-    """Refuse options that the sink sets itself, and what is no option."""
+    """Refuse options that the sink sets itself, and unknown ones."""
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(
@@ -124,7 +124,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         if name.lower() not in _KNOWN[kind]:
             raise ConfigError(
                 f"the option '{name}' is none of a file sink with {kind.value}",
-                why="it would be passed over without a word, or give a value another text than it has here",
+                why="Spark would silently ignore it, or it would change the text of values",
                 what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
             )
         if name.lower() in _FLAGS and value.lower() not in ("true", "false"):
@@ -146,7 +146,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
 
 
 def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
-    """Refuse what ends a line, or a value in it, where it would not end there for a reader."""
+    """Refuse separators of lines and values that readers would misread."""
     line_end = line_separator(options).decode()
     may_be_in_text = kind is FileFormat.JSON and all(letter >= " " for letter in line_end)
     if not line_end or may_be_in_text or line_end.startswith(BYTE_ORDER_MARK):
@@ -192,7 +192,7 @@ def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
 
 
 def parse_option(name: str, value: str) -> Any:
-    """Return a value of an option of Parquet's writer; raise ValueError if it is none."""
+    """Parse a value of a Parquet option; raise ValueError if it cannot be parsed."""
     try:
         return OF_PARQUET[name.lower()][1](value)
     except (ValueError, KeyError):
@@ -200,7 +200,7 @@ def parse_option(name: str, value: str) -> Any:
 
 
 def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
-    """Refuse options under which two files of a line format cannot become one."""
+    """Refuse options under which files of a line format cannot be merged."""
     if not kind.is_lines:
         return
     found = lower_names(options)
@@ -332,7 +332,7 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
 
 
 def read_schema(kind: FileFormat, schema: T.StructType) -> T.StructType:
-    """Return the types with which Spark reads such files again: Avro has no integers below INT."""
+    """Return the types with which Spark reads the files again: Avro has no integers below INT."""
     from pyspark.sql import types as T
 
     if kind is not FileFormat.AVRO:

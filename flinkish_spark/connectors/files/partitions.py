@@ -67,16 +67,16 @@ class ReadyPartition:
 
 
 class PartitionPolicy(ABC):
-    """What is done about a partition that is complete. One of your own needs :meth:`commit` only."""
+    """Commit action for a complete partition. Your own subclass needs :meth:`commit` only."""
 
     @abstractmethod
     def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
-        """Commit a partition; called in the coordinator's process, and must bear repetition.
+        """Commit a partition; called in the coordinator's process, and must be idempotent.
 
         Raises
         ------
         Exception
-            It is called again, after a pause, until it succeeds or the job stops; no further checkpoint
+            The sink calls it again, after a pause, until it succeeds or the job stops; no further checkpoint
             completes until then.
         """
 
@@ -107,7 +107,7 @@ class SuccessFile(PartitionPolicy):
         """Make the file."""
         disk = Disk()
         disk.make_folder(partition.path)
-        # What somebody else has written into it stays.
+        # A file that another program has written stays as it is.
         if not disk.exists(partition.path / self.name):
             disk.concatenate((), partition.path / self.name)
         disk.sync_folders([partition.path])
@@ -294,27 +294,27 @@ class PartitionTime:
 
 
 class FinalPartitionAction(Choice):
-    """What becomes of waiting partitions at the last checkpoint of a job."""
+    """Treatment of waiting partitions at the last checkpoint of a job."""
 
-    #: They wait for the next start; for a job that is stopped and goes on.
+    #: They wait for the next start; for a job that is stopped and resumed.
     WAIT = "WAIT"
-    #: All are committed; for a job whose input has come to its end.
+    #: All are committed; for a job whose input has ended.
     COMMIT = "COMMIT"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionCommit:
-    """When partitions are complete, and what is done about it.
+    """When partitions are complete, and how they are committed.
 
     Parameters
     ----------
     trigger
         :class:`PartitionTime` or :class:`ProcessTime`.
     policies
-        Carried out in this order for every partition: :class:`SuccessFile`, :class:`MetastorePartition`, and
-        of your own.
+        Called in this order for every partition: :class:`SuccessFile`, :class:`MetastorePartition`, or your
+        own.
     at_final
-        Whether the last checkpoint commits all that wait.
+        Whether the last checkpoint commits all waiting partitions.
 
     Raises
     ------
@@ -348,7 +348,7 @@ class PartitionCommit:
             checked_choice("at_final", self.at_final, FinalPartitionAction)
 
     def check(self, assigners: Sequence[BucketAssigner], spark: SparkSession, uid: str) -> None:
-        """Refuse what does not fit the sink's buckets; raise ConfigError."""
+        """Raise ConfigError if a setting does not fit the sink's buckets."""
         if not assigners:
             raise ConfigError(
                 f"sink '{uid}' commits partitions and has none",

@@ -165,7 +165,7 @@ def roll(
     *,
     rolls_all: bool = False,
 ) -> RollResult:
-    """Return which chunks become a part; all of them behind a last checkpoint and at savepoints."""
+    """Return which chunks become a part; with `rolls_all` (last checkpoint, savepoint) all of them."""
     # Pure; `now_ms` is the time of a decision, so that every repetition finds the same.
     parts: list[tuple[Chunk, ...]] = []
     still_open: list[Chunk] = []
@@ -209,15 +209,15 @@ def _is_over(part: Sequence[Chunk], policy: RollingPolicy, now_ms: int) -> bool:
     )
 
 
-#: The column that keeps parts apart while Spark merges them; no field may begin like it.
+#: The column that keeps parts apart while Spark merges them; no field may begin with it.
 _PART = "_fs_part"
-#: A path is no pattern, whatever is in its names; and no setting of the session may leave out a file.
+#: Paths are no glob patterns, and no setting of the session may skip a file.
 _READ = {"__globPaths__": "false", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 
 
 @dataclass(frozen=True)
 class LineMerger:
-    """Puts files one behind the other; every record in them ends with its separator."""
+    """Merges files by concatenation; every record in them ends with its separator."""
 
     disk: Disk
     #: A header is left out of all files but the first.
@@ -225,8 +225,8 @@ class LineMerger:
     options: Mapping[str, str]
 
     def merge(self, merges: Mapping[Path, Sequence[Path]], scratch: Path) -> None:
-        """Make the targets that are not there yet, of their sources; each is durable and whole once it is."""
-        # What half a try left is replaced by the next.
+        """Build the missing targets from their sources; a target is durable and whole once it exists."""
+        # The next try replaces files of an interrupted one.
         self.disk.make_folder(scratch)
         for target, sources in merges.items():
             if self.disk.exists(target):
@@ -254,17 +254,17 @@ class LineMerger:
 
 @dataclass(frozen=True)
 class SparkMerger:
-    """Lets Spark read once more, and tasks write as a micro-batch is written: all parts in one Spark job."""
+    """Merges files by Spark, which reads them and writes all parts in one job, as in a micro-batch."""
 
     disk: Disk
     spark: SparkSession
-    #: A column that the files do not have is null.
+    #: A column that the files lack is null.
     schema: T.StructType
     kind: FileFormat
     options: Mapping[str, str]
 
     def merge(self, merges: Mapping[Path, Sequence[Path]], scratch: Path) -> None:
-        """Do as the other one does."""
+        """Build the missing targets, as :meth:`LineMerger.merge`."""
         missing = [target for target in merges if not self.disk.exists(target)]
         if not missing:
             return
@@ -301,7 +301,7 @@ class SparkMerger:
             .options(**_READ)
             .load(f"file://{attempt / 'in'}")
         )
-        # As a sink gets them: all are records.
+        # Control columns as a sink gets them: all rows are records.
         control = [F.lit(0).alias(name) for name in C.SINK_CONTROL[:-1]]
         hashes = F.lit(0).cast("long").alias(C.HASH)
         named = [F.col(quoted(name)) for name in schema.names]

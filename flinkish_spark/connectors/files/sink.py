@@ -250,7 +250,7 @@ def local_path(path: str) -> Path:
 
 
 def _check_writable(root: Path, uid: str) -> None:
-    """Look for the nearest folder that is there; nothing is made before the job starts."""
+    """Raise EnvironmentFault unless the nearest existing folder of a path is writable."""
     there = next(path for path in (root, *root.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise EnvironmentFault(

@@ -154,14 +154,14 @@ class FileList:
         if self._ends is None:
             self._read_anew()
         elif self._read_parts() and max(self._starts(), default=0) > began:
-            # This order matters: the part is there, and then it is asked whether others are ahead. The part
-            # of theirs may have been deleted, and this one be in its place, where they do not read it.
+            # This order matters: the part is stored, and then pages and folds are listed. Others may be ahead,
+            # and may have deleted their part: then this one is in its place, where they never read it.
             self._read_anew()
         return self
 
     def _read_anew(self) -> None:
         starts = None
-        # Again, if somebody has put parts together and deleted them meanwhile.
+        # Again, if another process has folded parts and deleted them meanwhile.
         while starts != (there := self._starts()):
             starts = there
             self._take({"dropped": 0, "files": [], "read": {}, "is_closed": False})
@@ -184,7 +184,7 @@ class FileList:
             )
 
     def _starts(self) -> tuple[int, ...]:
-        """Return where pages begin, and what is behind folds."""
+        """Return the numbers of files at which pages begin, and at which folds end."""
         return tuple(sorted(_number(key) for kind in (_PAGES, _FOLDS) for key in self._store.list(kind)))
 
     def _read_parts(self) -> bool:
@@ -205,20 +205,20 @@ class FileList:
         return True
 
     def add(self, found: Sequence[FoundFile], is_last: bool) -> None:
-        """Store a part, unless somebody else has stored it; either way, take it in."""
+        """Store a part, unless another process has stored it, and read the stored one."""
         if found or is_last:
             body = {"files": [one.to_json() for one in found], "is_last": is_last}
             self._store.create_if_absent(_key(_PARTS, len(self)), seal(_KIND, body))
         self.read()
-        # This order matters: a folder counts as seen when what is in it is in the list.
+        # This order matters: a folder counts as seen when its files are in the list.
         if all(one.path in self._known for one in found):
             self._folders.keep()
 
     def fold(self, needed: Callable[[], int], may_come_again: Callable[[str], bool]) -> None:
-        """Put many parts into one object, and many of these without the files that no checkpoint needs."""
+        """Merge many parts into a page, and many pages into a fold without files that no checkpoint needs."""
         while len(self._ends or ()) >= _PARTS_PER_FOLD and not self.is_closed:
             assert self._ends is not None
-            # Not where this list ends: it may have come on while somebody else's ended there.
+            # Not at the end of this list: it may have grown while another process's list ended there.
             end = self._ends[_PARTS_PER_FOLD - 1]
             if end - self._folded < len(self._known) // 4:
                 files = self._files[self._paged - self._dropped : end - self._dropped]
@@ -231,14 +231,14 @@ class FileList:
             self._paged, self._ends = end, self._ends[_PARTS_PER_FOLD:]
 
     def _add_fold(self, end: int, needed: int, may_come_again: Callable[[str], bool]) -> None:
-        # The last file stays: sources go on behind it.
+        # The last file stays: sources go on after it.
         count = max(0, min(needed, end - 1) - self._dropped)
         self._files, self._dropped = self._files[count:], self._dropped + count
         kept = {one.path for one in self._files}
         self._known = {path: one for path, one in self._known.items() if path in kept or may_come_again(path)}
         older = sorted(self._store.list(_FOLDS))
-        # This order matters: parts go when a fold has what they say. Those since the fold before stay for
-        # another scan of this job, whose list may end among them.
+        # This order matters: parts are deleted when a fold has their files. Parts since the fold before stay
+        # for another scan of this job, whose list may end among them.
         self._store.create_if_absent(_key(_FOLDS, end), seal(_KIND, self._store_up_to(end)))
         self._folded = end
         if older:
@@ -287,14 +287,14 @@ class FileList:
         return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
     def _compare(self, prefix: str) -> None:
-        """Refuse a file that has changed: without it what is added to one would be lost unseen."""
+        """Refuse a file that has changed: records that were added to it would be lost silently."""
         names = [*islice(self._turn, _COMPARED)]
         if len(names) < _COMPARED:
             self._turn = iter(tuple(self._known))
             names += islice(self._turn, _COMPARED - len(names))
         for name in names:
             known = self._known.get(name)
-            # One that is gone may have been deleted when it was read.
+            # A missing file may have been deleted after it was read.
             with suppress(FileNotFoundError):
                 stat = os.stat(prefix + name)
                 if known is not None and known != (stat.st_size, stat.st_mtime_ns):
@@ -318,30 +318,30 @@ def _number(key: str) -> int:
 class _FolderListing:
     """A folder as it was when it was listed."""
 
-    #: What tells it from one that has changed, or has taken its place.
+    #: Time and inode, which differ if the folder has changed or was replaced.
     mark: tuple[int, int]
     entries: int
     folders: list[str]
-    #: Counts the looks.
+    #: Number of the look in which it was listed.
     at: int
 
 
 class Folders:
-    """Lists a folder and those in it again and again: most of them have not changed since the last time."""
+    """Lists a folder and its subfolders repeatedly; skips most that have not changed since the last time."""
 
-    # A folder's time tells when a name was added. Of file systems that do not keep it, and of clocks that
-    # differ, nothing is assumed: each folder is listed again in its turn.
+    # A folder's time tells when a name was added. Since some file systems do not keep it, and clocks differ,
+    # each folder is listed again in its turn.
     def __init__(self) -> None:
         self._known: dict[str, _FolderListing] = {}
         self._fresh: dict[str, _FolderListing] = {}
         self._looks = 0
 
     def keep(self) -> None:
-        """Take note that all that the newest look has yielded is known."""
+        """Remember the folders of the newest look, since all its files are in the list."""
         self._known |= self._fresh
 
     def entries(self, root: str, pattern: str) -> Iterator[os.DirEntry[str]]:
-        """Yield the files, of folders that are as they were none; links to folders are not followed."""
+        """Yield the files of new and changed folders; links to folders are not followed."""
         self._looks, self._fresh = self._looks + 1, {}
         due, folders, before = self._due(), [root], (wall_ms() - _SETTLED_MS) * 1_000_000
         while folders:
@@ -357,7 +357,7 @@ class Folders:
                 with os.scandir(folder) as found:
                     entries = [one for one in found if one.name[0] not in "._"]
             except FileNotFoundError:
-                # Any other error passes: to go on without the folder would be to take it for an empty one.
+                # Any other error is raised: without the folder, it would count as an empty one.
                 if folder == root:
                     raise
                 self._known.pop(folder, None)
@@ -381,7 +381,7 @@ class Folders:
 class Discovery(Choice):
     """Which files a source reads."""
 
-    #: Those that are there when the job starts for the first time; the job ends behind them.
+    #: Files that exist when the job starts for the first time; the job ends after them.
     ONCE = "ONCE"
     #: Those, and all that appear while the job exists.
     CONTINUOUS = "CONTINUOUS"
@@ -391,14 +391,14 @@ class FileSource(SplitSource):
     """Reads the files of a folder and of folders in it, each once and whole.
 
     A file must appear at once, by a rename, and never change: one that has changed since it was found fails
-    the job. Files whose names, or the names of whose folders, begin with ``_`` or ``.`` are not read. Files
-    are read in the order of finding; those found together, the oldest first. A large file of Parquet, JSON
-    lines or text is several, one behind the other: ranges of row groups or of lines, from 64 MiB on.
+    the job. Files are not read if their names, or those of their folders, begin with ``_`` or ``.``. Files
+    are read in the order of finding; files found together, the oldest first. A large file of Parquet, JSON
+    lines or text is read as several parts in order: ranges of row groups or of lines, of at least 64 MiB.
 
     Parameters
     ----------
     path
-        Absolute path of the folder, which driver and executors share. It must be there.
+        Absolute path of the folder, which driver and executors share. It must exist.
     format
         ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines().
     schema
@@ -406,17 +406,17 @@ class FileSource(SplitSource):
     discovery
         Whether files that come later are read.
     pattern
-        Which names, like ``"*.parquet"``.
+        Pattern of file names, like ``"*.parquet"``.
     splits
-        In how many parts they may be read at the same time; files are dealt to them in turns.
+        Number of splits that are read at the same time; files are dealt to them in turns.
     discover_every_ms
         How often the folder is listed.
     max_files_per_batch, max_bytes_per_batch
-        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file, or
-        one part of a large one.
+        Most files of each split in one micro-batch, and most bytes on disk; at least one file, or one part of
+        a large one.
     rate
-        Most records; a micro-batch takes whole files or parts, so at least one. How many records a file has
-        is known of Parquet only; others count as much as the limit allows.
+        Most records; a micro-batch takes whole files or parts, so at least one. The number of records is
+        known of Parquet files only; any other file counts as the whole limit.
 
     Raises
     ------
@@ -479,7 +479,7 @@ class FileSource(SplitSource):
         return folder
 
     def _place(self, name: str = "") -> Any:
-        """Return the folder, or a file in it, as a `Path` has it."""
+        """Return the folder, or a file in it, with the methods of `Path`."""
         return Path(self.path, name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -487,23 +487,23 @@ class FileSource(SplitSource):
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
-        """Whether files that come later are left alone."""
+        """True if files that appear later are not read."""
         return self._discovery is Discovery.ONCE
 
     # Between micro-batches:
     def splits(self) -> Sequence[str]:
-        """Return the numbers of the parts."""
+        """Return the numbers of the splits."""
         return [str(number) for number in range(self._parts)]
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return up to which file a part can be read."""
+        """Return the file up to which a split can be read."""
         found = self._files()
         most = min(self._count(len(found), split), start + self._most_files)
         end, records, size_bytes = start, 0, 0
         while end < most and (limit is None or records < limit):
             file = found[self._index(split, end)]
             size_bytes += file.part.bytes
-            # Whole files, or parts of a large one: one that is too big is a micro-batch of its own.
+            # Whole files, or parts of a large one: a file that is too big is a micro-batch of its own.
             if end > start and not isinstance(self._most_bytes, Unlimited) and size_bytes > self._most_bytes:
                 break
             if limit is not None:
@@ -512,18 +512,18 @@ class FileSource(SplitSource):
         return end
 
     def end(self, split: str) -> int | None:
-        """Return how many files a part has; None while more may come."""
+        """Return the number of files of a split; None while more may come."""
         found = self._files()
         return self._count(len(found), split) if found.is_closed else None
 
     def records_between(self, split: str, start: int, end: int) -> int | None:
-        """Return how many records some files have, if that is known of all."""
+        """Return the number of records of some files; None if it is not known of all."""
         found = self._files()
         rows = [found[self._index(split, at)].rows for at in range(start, end)]
         return sum(count for count in rows if count is not None) if None not in rows else None
 
     def piece_facts(self, split: str, start: int, end: int) -> list[Any]:
-        """Return the files of a piece: a task that read the list would read all that was ever found."""
+        """Return the files of a piece, so that its task need not read the whole list."""
         if self._list is None:
             self._list = FileList(self.job_store)
         found = self._list.read()
@@ -532,7 +532,7 @@ class FileSource(SplitSource):
         ]
 
     def _prepare_for_task(self, file: FoundFile) -> FoundFile:
-        """Return what a task is told of a file."""
+        """Return a file with the facts that its task needs."""
         return file
 
     def _files(self) -> FileList:
@@ -543,7 +543,7 @@ class FileSource(SplitSource):
             self._list.add(*self._look(self._list.read()))
             self._list.fold(self._first_needed, self._may_come_again)
             took = time.monotonic() - began
-            # Of a large folder at most a fifth of the time goes into looking.
+            # Listing a large folder takes at most a fifth of the time.
             self._look_at = began + max(self._every_s, 5 * took if took > _LONG_LOOK_S else 0)
         return self._list
 
@@ -552,11 +552,11 @@ class FileSource(SplitSource):
         return min(self._index(split, needed.get(split, 0)) for split in self.splits())
 
     def _may_come_again(self, path: str) -> bool:
-        """Return whether a file is there, or may be: an empty folder may be one that is not mounted."""
+        """Return whether a file exists, or may: an empty folder may be one that is not mounted."""
         there = Path(self.path, path)
         if there.exists():
             return True
-        # One entry of it suffices: a whole listing for each file that is gone would take minutes.
+        # Read one entry only: a whole listing for each missing file would take minutes.
         with os.scandir(next(one for one in there.parents if one.exists())) as entries:
             return next(entries, None) is None
 
@@ -565,7 +565,7 @@ class FileSource(SplitSource):
         try:
             return known.look(Path(self.path), self._pattern, self.format), self.is_bounded
         except FileNotFoundError as error:
-            # It was there at the start. What it is on may be away, and that is waited for.
+            # It existed at the start. Its file system may be away for a time, so the job waits.
             raise SourceUnavailable(
                 f"the folder {self.path} of source '{self._fs_uid}' cannot be listed",
                 why=f"{type(error).__name__}: {error}",
@@ -588,7 +588,7 @@ class FileSource(SplitSource):
             path = self._check_unchanged(file)
             with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):
-                    # Here, where the file has a name.
+                    # In this block, so that an error names the file.
                     columns = [as_declared(batch.column(field.name), field) for field in schema]
                     yield pa.RecordBatch.from_arrays(columns, names=schema.names)
             # It may have been replaced while it was read.
@@ -615,7 +615,7 @@ class FileSource(SplitSource):
 
     # On the driver:
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse a folder that is not there."""
+        """Refuse a folder that does not exist."""
         super().preflight(spark, job_dir, uid)
         if not self._place().is_dir():
             problem, what_to_do = "is not there", "create it, or correct it"
@@ -625,7 +625,7 @@ class FileSource(SplitSource):
             raise ConfigError(f"the path {self.path} of source '{uid}' {problem}", what_to_do=what_to_do)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Begin with the list of the savepoint, if the job was restored from one."""
+        """Restore the list of files from the savepoint, if the job was restored from one."""
         super().check_input(job_dir, uid, position)
         restored = job_dir.find_fact(_fact(uid))
         if restored is not None and not len(FileList(self.job_store).read()):
@@ -641,13 +641,13 @@ class FileSource(SplitSource):
         return (Dataset.of_path(self.path),)
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what the list depends on."""
+        """Return the settings that the list of files depends on."""
         return {"path": self.path, "pattern": self._pattern, "splits": self._parts, "end": self.is_bounded}
 
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Let what cannot be read say in which file it is."""
+    """Add the file's name to errors in the block."""
     name = to_printable(path)
     try:
         yield
@@ -657,13 +657,13 @@ def naming(path: str) -> Iterator[None]:
         if error.errno is None:
             if isinstance(error, ConnectionError | TimeoutError):
                 raise
-            # Arrow's, of content: no system call has failed, so the next try finds the same.
-            said = str(error).removesuffix(".")
+            # Arrow's error about content: no system call has failed, so a retry fails, too.
+            text = str(error).removesuffix(".")
             raise ValueError(
-                f"the file {name} cannot be read: {said}. It is cut off or damaged: restore it"
+                f"the file {name} cannot be read: {text}. It is cut off or damaged: restore it"
             ) from error
         if error.filename is None and path not in str(error):
-            # With a number Python makes the fitting class of it.
+            # With an errno Python chooses the fitting subclass.
             raise OSError(error.errno, error.strerror or str(error), path) from error
         raise
     except Exception as error:

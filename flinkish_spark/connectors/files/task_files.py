@@ -155,7 +155,7 @@ class WriteFiles:
 
 
 class TaskFiles:
-    """Writes records, which come folder by folder, into one file at a time."""
+    """Writes records, which are sorted by folder, into one file at a time."""
 
     def __init__(self, settings: FileSettings, folder: str, task: int) -> None:
         self._settings, self._folder, self._task = settings, folder, task
@@ -201,7 +201,7 @@ class TaskFiles:
         path = os.path.join(self._folder, name)
         if self._place:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        # Else the folder is there, or was renamed since: then nobody waits for this attempt any more.
+        # Otherwise the folder exists, or it was renamed since, and this attempt does not count any more.
         self._names.append(name)
         return self._begin(open(path, "wb"), self._settings)
 
@@ -219,7 +219,7 @@ class TaskFiles:
         return self._found
 
     def abandon(self) -> None:
-        """Remove what there is: nobody will read it, and the disk may be full of it."""
+        """Delete the files of this attempt: they do not count, and the disk may be full."""
         if self._file is not None:
             self._file.raw.close()
         for name in self._names:
@@ -228,14 +228,14 @@ class TaskFiles:
 
 
 def _texts(texts: LineTexts, rows: pa.RecordBatch) -> pa.Array:
-    # Arrow's columns of texts are as large as Spark's batches of rows may become: each slice has its own.
+    # By slices, since an Arrow column of texts has a limit that a batch of rows may exceed.
     count = max(1, rows.num_rows * _TEXTS_BYTES // max(1, rows.nbytes))
     slices = (rows.slice(at, count) for at in range(0, rows.num_rows, count))
     return pa.concat_arrays([texts.of(one).cast(pa.large_binary()) for one in slices])
 
 
 def _runs(rows: int, folders: list[pa.Array]) -> Iterator[tuple[int, int]]:
-    """Yield where rows of one folder begin and end."""
+    """Yield the ranges of rows that belong to one folder."""
     changes = np.zeros(rows - 1, np.bool_)
     for one in folders:
         changes |= pc.not_equal(one.slice(1), one.slice(0, rows - 1)).to_numpy(zero_copy_only=False)
@@ -254,11 +254,11 @@ class _File(ABC):
     def close(self) -> None: ...
 
     def size(self) -> int:
-        """Return how large it will be at least, about."""
+        """Return its approximate least size."""
         return self.raw.tell()
 
     def fitting(self, rows: pa.RecordBatch, size_bytes: int) -> int:
-        """Return how many of some rows come to a size, about."""
+        """Return about how many of the rows fit into a size."""
         ends = _ends(rows.column(RECORD))
         return int(np.searchsorted(ends, size_bytes, side="right"))
 
@@ -283,7 +283,7 @@ class _LineFile(_File):
             self._stream.write(self._encode(header + self._separator))
 
     def write(self, rows: pa.RecordBatch) -> None:
-        # A text that is null is an empty line.
+        # A null text becomes an empty line.
         lines = pc.fill_null(rows.column(RECORD), b"")
         for at in range(0, len(lines), _LINES):
             text = self._separator.join([*lines.slice(at, _LINES).to_pylist(), b""])
@@ -298,14 +298,14 @@ class _LineFile(_File):
         self.raw.close()
 
 
-#: What goes through the memory as one text.
+#: Number of lines that are encoded at once.
 _LINES = 1_000
-#: By Java's rule, where a name says no order of bytes.
+#: Java's rules for encodings whose names have no byte order.
 _MARKS, _ORDERS = {"utf-16": b"\xfe\xff"}, {"utf-16": "utf-16-be", "utf-32": "utf-32-be"}
 
 
 class _BlockStream:
-    """A stream as Hadoop has it of codecs without one: of each block both sizes, and the block."""
+    """Hadoop's block stream for codecs without a stream format: both sizes of each block, and the block."""
 
     def __init__(self, raw: IO[bytes], codec: str) -> None:
         self._raw, self._codec = raw, pa.Codec(codec)
@@ -352,7 +352,7 @@ class _ParquetFile(_File):
         return self.raw.tell() + int(self._held_bytes * self._ratio())
 
     def _ratio(self) -> float:
-        """Return what becomes of a byte, by what has been written of this file."""
+        """Return the compression ratio of the rows that this file has so far."""
         return self.raw.tell() / self._given_bytes if self._given_bytes else 1.0
 
     def fitting(self, rows: pa.RecordBatch, size_bytes: int) -> int:
@@ -372,7 +372,7 @@ class _ParquetFile(_File):
             return
         table = pa.Table.from_batches(held)
         if self._writer is None:
-            # The footer says it all; Arrow's own form of the schema beside it is for nobody.
+            # The footer has the schema; Arrow's own copy of it is not needed.
             says = {"store_schema": False, **self._settings.parquet}
             self._writer = pq.ParquetWriter(self.raw, table.schema, compression=self._settings.codec, **says)
             self._writer.add_key_value_metadata(dict(self._settings.says))
@@ -387,7 +387,7 @@ class _ParquetFile(_File):
 
 
 def to_stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return columns with the types that Parquet has: Spark's intervals are numbers in it."""
+    """Return columns with Parquet's types: Spark's intervals are stored as numbers."""
     fields = [pa.field(one.name, to_stored_type(one.type)) for one in rows.schema]
     columns = [
         column if column.type == one.type else column.cast(one.type)
@@ -400,7 +400,7 @@ def to_stored_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_struct(kind):
-        # Of a struct that is null, no field has a value.
+        # In a null struct, no field has a value.
         return pa.struct([pa.field(one.name, to_stored_type(one.type)) for one in kind])
     if pa.types.is_map(kind):
         return pa.map_(
@@ -412,7 +412,7 @@ def to_stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 class _AvroFile(_File):
-    """A container: a header, and blocks of records with a mark behind each."""
+    """An Avro container file: a header, and blocks of records, each followed by a sync marker."""
 
     def __init__(self, raw: IO[bytes], settings: FileSettings) -> None:
         super().__init__(raw, settings)

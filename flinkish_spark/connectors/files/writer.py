@@ -172,14 +172,14 @@ class FileWriter(SinkWriter):
         return StageResult(acks, (payload,), bytes=size)
 
     def _add_folder_columns(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the columns of all folders; it fails at a record that has none."""
+        """Return rows with the columns of all bucket folders; a record without a value fails the task."""
         added = self._make_folder_columns(self._context.clock.wall_ms())
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         fields = [F.col(quoted(name)) for name in rows.columns]
-        # An expression of the user's sees records only.
+        # A user's expression gets records only, no control rows.
         columns = [F.when(is_record, column).alias(name) for name, column in added.items()]
         if self._calls_python:
-            # Spark calls Python before it looks at any condition but a filter's.
+            # Spark calls Python before it evaluates any condition but a filter.
             placed = rows.where(is_record).select(*fields, *columns)
             placed = placed.unionByName(rows.where(~is_record), allowMissingColumns=True)
         else:
@@ -193,7 +193,7 @@ class FileWriter(SinkWriter):
         return added
 
     def _refusing(self, rows: DataFrame, added: Mapping[str, Column]) -> DataFrame:
-        # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
+        # A field that is a folder is in no file; a column that an assigner adds is beside its field.
         only_in_names = [name for name in self._frames.settings.folders if name not in added]
         marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
         shown = rows.columns[CONTROL_WIDTH:]
