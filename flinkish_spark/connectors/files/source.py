@@ -154,8 +154,8 @@ class FileList:
         if self._ends is None:
             self._read_anew()
         elif self._read_parts() and max(self._starts(), default=0) > began:
-            # This order matters: the part is stored, and then pages and folds are listed. Others may be ahead,
-            # and may have deleted their part: then this one is in its place, where they never read it.
+            # This order matters: the part is stored, and then pages and folds are listed. Others may be
+            # ahead and may have deleted their part: then this one is in its place, where they never read it.
             self._read_anew()
         return self
 
