@@ -16,10 +16,6 @@ from pyarrow import fs
 _READ_BY_STORES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
-class StoreDidNotAnswer(ConnectionError):
-    """A store refuses or does not answer; the file itself may be intact."""
-
-
 @contextmanager
 def _as_outage() -> Iterator[None]:
     try:
@@ -27,7 +23,7 @@ def _as_outage() -> Iterator[None]:
     except OSError as error:
         # delta-rs gives a store's error no errno; neither does Arrow for damaged content.
         if type(error) is OSError and error.errno is None:
-            raise StoreDidNotAnswer(str(error)) from error
+            raise ConnectionError(str(error)) from error
         raise
 
 

@@ -278,10 +278,6 @@ class CommitSettings:
     assigners: tuple[BucketAssigner, ...] = ()
 
 
-class _Retry(Exception):
-    """The commit cannot be done now, and is retried."""
-
-
 class FileCommitter(Committer):
     """Commits files; see the module for the order of the steps."""
 
@@ -424,8 +420,9 @@ class FileCommitter(Committer):
             except Exception as error:
                 if is_gateway_gone(error):
                     raise
-                raise _Retry(
-                    f"{type(policy).__name__} of partition {partition.bucket}: {describe_error(error)}"
+                raise FileCommitError(
+                    f"{type(policy).__name__} of partition {partition.bucket}: {describe_error(error)}",
+                    what_to_do="correct the policy; it is called again",
                 ) from error
 
     def _finish(self, checkpoint: int, outcome: Outcome) -> CommitAnswer:
@@ -580,8 +577,7 @@ def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
         return act()
     except FilesMissingError as gone:
         return CommitAnswer(Outcome.LOST, str(gone))
-    except _Retry as retry:
-        return CommitAnswer(Outcome.RETRY, str(retry))
+
     except FileNotFoundError as error:
         return CommitAnswer(Outcome.RETRY, f"a folder changed meanwhile: {error}")
     except (OSError, PySparkException) as error:
