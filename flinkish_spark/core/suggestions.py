@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flinkish_spark.protocol.choices import closest
 
-__all__ = ["MisspeltNames", "closest", "describe_raised", "find_misspelt_names", "they_have"]
+__all__ = ["MisspeltNames", "closest", "describe_choices", "describe_raised", "find_misspelt_names"]
 
 #: The packages that users import names from.
 _FACES = (
@@ -17,7 +17,7 @@ _FACES = (
 _ROOT = __name__.partition(".")[0]
 
 
-def they_have(names: Sequence[str], wanted: str) -> str:
+def describe_choices(names: Sequence[str], wanted: str) -> str:
     near = closest(wanted, names)
     return f"they have {', '.join(names)}" + (f". {near}" if near else "")
 

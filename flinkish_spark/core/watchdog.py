@@ -59,7 +59,7 @@ class Wait:
 
 
 @dataclass(slots=True)
-class _Stand:
+class _ThreadWaits:
     """The waits of one thread, and since when the innermost one lasts."""
 
     thread: str
@@ -87,7 +87,7 @@ class Watchdog:
         self._clock, self._tell, self._is_hurried = clock, tell, is_hurried
         self._patience_ms, self._held = min(patience_ms, PATIENCE_MS), held
         self._lock = threading.Lock()
-        self._stands: dict[int, _Stand] = {}
+        self._stands: dict[int, _ThreadWaits] = {}
         self._stopping = threading.Event()
 
     @contextmanager
@@ -95,7 +95,7 @@ class Watchdog:
         """Note what this thread waits for until the block ends; see :data:`Waiting`."""
         me, now_ms = threading.get_ident(), self._clock.monotonic_ms()
         with self._lock:
-            stand = self._stands.setdefault(me, _Stand(threading.current_thread().name, now_ms))
+            stand = self._stands.setdefault(me, _ThreadWaits(threading.current_thread().name, now_ms))
             stand.waits.append(what)
             stand.reset(now_ms)
         outer, _HERE.stand = getattr(_HERE, "stand", None), stand

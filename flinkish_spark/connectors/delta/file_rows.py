@@ -105,7 +105,7 @@ class FileRows:
                 columns = [
                     _add_missing_fields(batch.column(known[one.name][0]), known[one.name][1], one.type)
                     if one.name in there
-                    else _same(file, one, batch.num_rows)
+                    else _repeat_value(file, one, batch.num_rows)
                     for one in schema
                 ]
                 for at, one in enumerate(schema):
@@ -211,7 +211,7 @@ def _add_missing_fields(column: pa.Array, named: pa.DataType, kind: pa.DataType)
     return exact_cast(own, kind) if is_lacking else own
 
 
-def _same(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
+def _repeat_value(file: FoundFile, field: pa.Field, rows: int) -> pa.Array:
     """Return a column that the file lacks: the partition's value in each row, or null."""
     import pyarrow as pa
 

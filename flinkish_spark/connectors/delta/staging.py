@@ -111,7 +111,7 @@ class DeltaStaging(SinkWriter):
     def _as_files(self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any]) -> Staged:
         """Stage data files in their final place."""
         table = TableInfo.from_log({"metaData": metadata})
-        rows, names = _whole(request.rows, fields, table)
+        rows, names = _add_missing_columns(request.rows, fields, table)
         checks = [*partition_conditions(rows, table.partition_by), *rule_conditions(rows, table.rules())]
         columns = [*map(F.col, C.SINK_CONTROL)]
         for column, name in zip(align_columns(rows, names, table), names, strict=True):
@@ -127,7 +127,7 @@ class DeltaStaging(SinkWriter):
             with_stats=stats_columns(table.fields, table.properties),
             **file_options(self._sink.options),
         )
-        if together := _together(table, checked.columns):
+        if together := _list_sort_columns(table, checked.columns):
             checked = checked.sortWithinPartitions(*together)
         found = reports(checked, StageFiles(target))
         return found, lambda adds: {
@@ -234,7 +234,9 @@ def _deletes(mode: WriteMode) -> Column:
     return F.lit(False)
 
 
-def _whole(rows: DataFrame, fields: T.StructType, table: TableInfo) -> tuple[DataFrame, list[str]]:
+def _add_missing_columns(
+    rows: DataFrame, fields: T.StructType, table: TableInfo
+) -> tuple[DataFrame, list[str]]:
     """Return rows with all columns of a table, and the names of those to write: others are null."""
     given = {name.lower() for name in fields.names}
     kinds = {str(one["name"]): type_of(one["type"]) for one in table.fields}
@@ -246,7 +248,7 @@ def _whole(rows: DataFrame, fields: T.StructType, table: TableInfo) -> tuple[Dat
     return rows, [*fields.names, *computed]
 
 
-def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
+def _list_sort_columns(table: TableInfo, names: Sequence[str]) -> list[Column]:
     """Return sort columns that bring the rows of each partition together."""
     kinds = {physical_name(one): one["type"] for one in table.fields}
     found = []

@@ -208,7 +208,7 @@ class DeltaTables:
         names = [
             n for n in rows.column_names if n in list_stored_names(mode, rows.column_names) and n != DELETED
         ]
-        same = " AND ".join(_same(rows.schema.field(key)) for key in mode.keys)
+        same = " AND ".join(_match_key(rows.schema.field(key)) for key in mode.keys)
         newer = ""
         if mode.sequence_by in names and info.has_column(str(mode.sequence_by)):
             at = _quote(str(mode.sequence_by))
@@ -463,7 +463,7 @@ def _quote(name: str) -> str:
     return f'"{escaped}"'
 
 
-def _same(key: pa.Field) -> str:
+def _match_key(key: pa.Field) -> str:
     name = _quote(key.name)
     # In SQL 0.0 and -0.0 are equal, and NaN is equal to itself.
     more = " + 0.0" if pa.types.is_floating(key.type) else ""

@@ -257,7 +257,7 @@ class Statistics:
                 continue
             ends = pc.min_max(column)
             for found, end, better in ((self._least, "min", min), (self._greatest, "max", max)):
-                value = _plain(ends[end])
+                value = _to_python(ends[end])
                 if value is None:
                     self._unordered.add(path)
                 else:
@@ -316,7 +316,7 @@ def _leaf(table: pa.Table, path: Sequence[str]) -> Any:
     return column
 
 
-def _plain(value: pa.Scalar) -> Any:
+def _to_python(value: pa.Scalar) -> Any:
     """Return a scalar as a Python value; None for a time that Python cannot represent."""
     try:
         if pa.types.is_timestamp(value.type):
