@@ -246,7 +246,7 @@ class Accumulators:
     """The part of a runtime context that is about accumulators; see `TaskFacts`."""
 
     uid: str
-    #: Where nothing would count, the reason and what to do, to be read behind "and"; else empty.
+    #: Where accumulators would not count, the reason and what to do, as it reads after "and"; else empty.
     why_no_accumulators = ""
 
     def _place(self) -> str | None:

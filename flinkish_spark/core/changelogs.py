@@ -76,7 +76,7 @@ class DecimalHandling(Choice):
     DOUBLE = "double"
 
 
-#: Debezium's `unavailable.value.placeholder`, unless somebody sets another one.
+#: Debezium's default `unavailable.value.placeholder`.
 UNAVAILABLE = "__debezium_unavailable_value"
 
 

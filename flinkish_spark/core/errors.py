@@ -120,7 +120,7 @@ def bad_time(topic: str, partition: int, offset: int, timestamp_ms: int) -> BadR
     return BadRecordError(
         f"the record at {place} has the timestamp {timestamp_ms}",
         why="Kafka's timestamps are milliseconds since 1970, and this is in none of the years 1 to 9999",
-        what_to_do="correct the producer; delete the records up to it, or read from behind it in a new job",
+        what_to_do="correct the producer; delete the records up to it, or start after it in a new job",
         topic=topic,
         partition=partition,
         offset=offset,

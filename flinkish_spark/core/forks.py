@@ -61,7 +61,7 @@ class _ProcessResources:
 
 
 class OwnFile:
-    """An open file that no child has: a lock on it ends with this process, whoever is forked off it."""
+    """An open file that forked children close: a lock on it ends with this process."""
 
     def __init__(self, path: Path, flags: int) -> None:
         with _RESOURCES.noting:

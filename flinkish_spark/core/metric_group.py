@@ -71,7 +71,7 @@ class Meter(_Metric):
     kind = UserMetricKind.METER
 
     def mark_event(self, value: int = 1) -> None:
-        """Mark so many events."""
+        """Count `value` events."""
         self._here().count += _whole(value, "a meter marks")
 
     def get_count(self) -> int:
@@ -157,7 +157,7 @@ class MetricGroup:
         return Counter(self._uid, self._qualify(name), self._place)
 
     def meter(self, name: str, time_span_in_seconds: int = 60) -> Meter:
-        """Return the meter of that name; its time span is that of whoever reads it, and not used."""
+        """Return the meter of that name; the time span is not used, since the reader chooses one."""
         return Meter(self._uid, self._qualify(name), self._place)
 
     def distribution(self, name: str) -> Distribution:

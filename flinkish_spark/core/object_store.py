@@ -79,7 +79,7 @@ def requests_of_this_process() -> dict[str, int]:
 
 
 class CountedStore:
-    """A store behind a network, whose requests are counted by kind."""
+    """A remote store, whose requests are counted by kind."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -227,14 +227,14 @@ class ObjectStore(CountedStore):
         """Refuse a store that forgets ids: our own write would be taken for somebody else's."""
         key, write_id = f".probes/{uuid.uuid4().hex}", uuid.uuid4().hex
         if not self.put_new(key, b"", write_id):
-            raise UnknownOutcomeError("the store says that a key is taken which nobody else knows")
+            raise UnknownOutcomeError("the store says that a new random key is taken")
         self._keeps_ids = self._id_at(key) == write_id
         with contextlib.suppress(StoreError):
             self.delete(key)
         if not self._keeps_ids:
             raise StoreError(
                 f"{self._place} cannot hold a job directory",
-                why="it does not keep the metadata of objects, so that nobody can tell who has written one",
+                why="it does not keep the metadata of objects, which tell which process has written one",
                 what_to_do="use a store that keeps x-amz-meta-* (or x-ms-meta-*, x-goog-meta-*) headers",
             )
 
@@ -312,7 +312,7 @@ def _what_to_do(error: Exception) -> str:
         return "make the bucket, or check its name"
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return (
-            "check the credentials, and the rights to read, write, delete and list: without that to list, "
-            "S3 denies what is missing"
+            "check the credentials, and the rights to read, write, delete and list: without the last one, S3 "
+            "denies access to missing objects"
         )
     return "check that the store is there and can be reached from this host"

@@ -271,7 +271,7 @@ def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreErro
     found = StoreError(
         f"it is not known whether {key} was written",
         why=why,
-        what_to_do="none, if the store answers again: the job looks at what is there when it restarts",
+        what_to_do="none, if the store answers again: the job reads the object when it restarts",
         key=key,
     )
     found.ends_when_repeated = refused is not None and refused.ends_when_repeated

@@ -93,7 +93,7 @@ class StoreSpec:
         if not self.is_local:
             raise ConfigError(
                 f"{self.url} is no folder on a disk",
-                why="what is asked of it needs files",
+                why="this feature needs files",
                 what_to_do="use a job_dir on a disk that driver and executors share",
             )
         return Path(self.url)
@@ -208,11 +208,11 @@ class _Place:
         if scheme == "hdfs" and _NAMENODE.fullmatch(bucket) is None:
             _refuse(
                 url,
-                "it has no NameNode, or nameservice, behind the two slashes",
+                "it has no NameNode, or nameservice, after the two slashes",
                 "write what fs.defaultFS says: hdfs://namenode:8020/folder, or hdfs://nameservice/folder",
             )
         if scheme != "hdfs" and _BUCKET.fullmatch(bucket) is None:
-            _refuse(url, "it has no name of a bucket, or container, behind the two slashes")
+            _refuse(url, "it has no name of a bucket, or container, after the two slashes")
         folder = folder.rstrip("/")
         if _ODD.search(folder):
             _refuse(url, "its folder has characters that stores and Spark read in different ways")
@@ -235,7 +235,7 @@ def _local(path: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return a URL without what may be a login, or a signature behind a question mark, for messages."""
+    """Return a URL for messages, without a possible login, or a signature after a question mark."""
     return re.sub(r"//.*@", "//***@", url.partition("?")[0], flags=re.DOTALL)
 
 
@@ -292,7 +292,7 @@ def _open_object_store(spec: StoreSpec) -> ObjectStore:
             what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
         ) from None
     config = spec.resolve()
-    # Shorter ones, such as "true", are none, and would be taken out of every message.
+    # Shorter values, such as "true", are no secrets, and would be replaced in every message.
     by_name = [config[name] for name, text in spec.options if _BY_NAME.fullmatch(text)]
     secrets = tuple(value for value in by_name if len(value) >= 6)
     try:

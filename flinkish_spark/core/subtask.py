@@ -99,7 +99,7 @@ class TaskFacts(Protocol):
         """
 
     def get_number_of_parallel_subtasks(self) -> int:
-        """Return how many subtasks there are; of a function without state only behind `set_parallelism`."""
+        """Return the number of subtasks; of a function without state only after `set_parallelism`."""
 
     def get_max_number_of_parallel_subtasks(self) -> int:
         """Return the number of key groups."""
@@ -165,8 +165,8 @@ class SubtaskFacts(Accumulators):
         parallelism = self._subtask().parallelism
         if parallelism is None:
             raise RuntimeError(
-                f"nobody in a worker knows how many tasks '{self.uid}' has: PySpark does not tell; call "
-                "set_parallelism(n) behind it, or ask in a function on a keyed stream"
+                f"a worker does not know the number of tasks of '{self.uid}': PySpark does not tell it; call "
+                "set_parallelism(n) on it, or ask in a function on a keyed stream"
             )
         return parallelism
 

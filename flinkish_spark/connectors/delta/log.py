@@ -206,13 +206,13 @@ def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
             raise ConfigError(
                 f"{what} has the partition value {unread[1]} of the type {unread[2]}",
                 why="deltalake cannot read it"
-                + (": it wants all digits behind the point" if unread[2].startswith("decimal") else ""),
+                + (": it needs all digits after the point" if unread[2].startswith("decimal") else ""),
                 what_to_do=_BY_SPARK,
             ) from error
         raise ConfigError(
             f"{what} cannot be read",
             why=why,
-            what_to_do="name a version whose log is still there; restore what is damaged",
+            what_to_do="name a version whose log still exists; restore damaged files",
         ) from error
 
 
@@ -241,7 +241,7 @@ def local_path(table: TablePath, given: str) -> str:
 def _make_refusal(table: TablePath, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
-        why="its rows would not be those that Spark reads",
+        why="this package would read other rows than Spark does",
         what_to_do=_BY_SPARK,
     )
 

@@ -1,4 +1,4 @@
-"""The Delta sink, and what it refuses before anything starts.
+"""The Delta sink, and its checks before the job starts.
 
 One table version per checkpoint, however many micro-batches it has, marked with SetTransaction(appId = job
 uuid and sink uid, version = checkpoint id): a repeated commit, by this process or any other, changes nothing.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 FILES = "deletedFileRetentionDuration"
 MARKERS = "setTransactionRetentionDuration"
-#: Delta's own, where neither the table nor the session says anything.
+#: Delta's own defaults, if neither the table nor the session has any.
 _DEFAULT = {FILES: "interval 1 week"}
 _UNIT_MS = {
     "week": 604_800_000.0,
@@ -60,7 +60,7 @@ _PART = re.compile(rf"(\d+(?:\.\d+)?)\s+({'|'.join(_UNIT_MS)})s?(?=\s|$)")
 
 
 def duration_ms(text: str) -> int | None:
-    """Return an interval of a table property in milliseconds; None for what is not understood."""
+    """Return an interval of a table property in milliseconds; None if it cannot be parsed."""
     rest = text.strip().lower().removeprefix("interval").strip()
     if not rest or _PART.sub("", rest).strip():
         return None
@@ -133,7 +133,7 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
     stored = [context.schema[name] for name in list_stored_names(sink.mode, context.schema.names)]
     if table is not None:
         _check_table(sink, context, table)
-    # The commit makes the table. That Delta takes its columns must be known before something is decided.
+    # The commit creates the table, so its columns must be checked before a checkpoint is decided.
     elif why := why_no_table(stored, sink.partition_by):
         raise _make_refusal(sink, context, why)
     if by_spark and not has_delta_format(spark):
@@ -184,19 +184,19 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
             raise SchemaError(
                 f"the {role} '{name}' of sink '{context.uid}' is {kind.simpleString()}",
                 why=why,
-                what_to_do="make a column of a simple type in front of the sink, such as lower(...)",
+                what_to_do="add a column of a simple type before the sink, such as lower(...)",
                 uid=context.uid,
             )
     if mode.row_kind is not None and not isinstance(context.schema[mode.row_kind].dataType, T.StringType):
         raise SchemaError(
             f"row_kind of sink '{context.uid}' is the column '{mode.row_kind}', which is no STRING",
-            what_to_do="name the column that a changelog has its kinds in",
+            what_to_do="name the column with the row kinds of the changelog",
             uid=context.uid,
         )
     if mode.delete_when is not None:
         try:
             empty = spark.createDataFrame([], context.schema)
-            # Beside the columns: an aggregate is no condition on one record.
+            # Together with all columns, so that an aggregate is refused: it is no condition on one record.
             found = empty.select("*", F.expr(mode.delete_when)).schema.fields[-1].dataType
             why = "" if isinstance(found, T.BooleanType) else f"it is of type {found.simpleString()}"
         except Exception as error:
@@ -216,14 +216,14 @@ def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo
         )
     if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
         raise _make_refusal(sink, context, why)
-    # Delta cannot put a MERGE into a table with a CHAR, whatever the column is for.
+    # Delta cannot MERGE into a table with a CHAR column, whatever its role.
     padded = [name for name in table.padded if isinstance(sink.mode, Upsert) or name in table.partition_by]
     if padded and not isinstance(sink.mode, Append):
         does = f"upserts into {sink.path}, whose column {padded[0]}"
-        why = "Delta refuses every MERGE into a table that has one: it adds blanks"
+        why = "Delta refuses every MERGE into a table with such a column, which it pads"
         if isinstance(sink.mode, OverwritePartitions):
             does = f"overwrites partitions of {sink.path} by {padded[0]}, which"
-            why = "with its blanks and without, a text is two partitions"
+            why = "a text with padding and one without would be two partitions"
         raise ConfigError(
             f"sink '{context.uid}' {does} is a CHAR",
             why=why,

@@ -180,7 +180,7 @@ class DeltaStaging(SinkWriter):
             return BadRecordError(
                 f"a record of sink '{uid}' breaks a rule of the Delta table {path}",
                 why=" ".join(str(error).split()),
-                what_to_do="correct or filter such records in front of the sink, or change the table; "
+                what_to_do="correct or filter such records before the sink, or change the table; "
                 "the job goes on from its last checkpoint",
                 uid=uid,
             )

@@ -1,4 +1,4 @@
-"""Tasks of a Delta sink: Parquet files with the statistics and partition values that a Delta log wants."""
+"""Tasks of a Delta sink: they write Parquet files, and make `add` actions with statistics and partitions."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ from flinkish_spark.connectors.row_count import RowCount, begin_staging
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.transport.columns import SINK_CONTROL
 
-#: Beside the fields of rows that a commit reads again: the micro-batch, the place in it, and whether the row
-#: with that key is to go.
+#: Control columns of staged rows: micro-batch, position in it, and whether the record deletes its key.
 BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
-#: A file is closed behind so many bytes of Parquet, and rows are held back until they are so many in memory.
+#: Size of Parquet at which a file is closed, and size in memory at which a row group is written.
 _FILE_BYTES, _GROUP_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class FilesToWrite:
-    """How rows become files; travels to tasks."""
+    """Settings of the files that tasks write; sent to them."""
 
     files: TableFiles
-    #: Within the table, empty for its own folder: data files stay where they are written.
+    #: Folder within the table; empty for the table's own folder, in which data files stay.
     folder: str = ""
-    #: By the names that the log has, which under column mapping are not those that users see.
+    #: Names in the log, which under column mapping differ from those that users see.
     partition_by: tuple[str, ...] = ()
     compression: str = "snappy"
     max_rows: int = 0
     page_version: str = "1.0"
-    #: Leaf columns, dotted, that have statistics.
+    #: Paths of the leaf columns that get statistics.
     with_stats: tuple[str, ...] = ()
 
     def write(self, batches: Iterable[pa.RecordBatch], task: int) -> list[dict[str, Any]]:
-        """Write batches, which have the rows of a partition together; return the `add` of each file."""
+        """Write batches, in which the rows of a partition are together; return the `add` of each file."""
         out = _Files(self, task)
         for batch in batches:
             out.add(batch)
@@ -60,7 +59,7 @@ class StageFiles:
     """Callable for mapInArrow: writes the records of one task, yields its ack and its files as JSON."""
 
     target: FilesToWrite
-    #: The micro-batch, of rows that a commit reads again.
+    #: The micro-batch, if rows are staged; None for data files.
     batch: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -85,7 +84,7 @@ class StageFiles:
 
 
 class _Files:
-    """One file at a time is open, however many partitions there are."""
+    """Writes the files of a task; one at a time is open, however many partitions there are."""
 
     def __init__(self, target: FilesToWrite, task: int) -> None:
         self._target, self._task = target, task
@@ -125,7 +124,7 @@ class _File:
         name = f"part-{task:05d}-{uuid.uuid4()}-c000.{target.compression}.parquet"
         self._path = f"{target.folder}/{name}" if target.folder else name
         self._sink = target.files.output(self._path)
-        # A struct that is null has nulls in it, whatever may be null there: no file says that it may not.
+        # A null struct has nulls in all fields, so files declare all nested fields as nullable.
         self._schema = pa.schema([pa.field(one.name, _nullable(one.type)) for one in schema])
         codec = {"uncompressed": "none"}.get(target.compression, target.compression)
         self._writer = pq.ParquetWriter(
@@ -135,7 +134,7 @@ class _File:
             store_schema=False,
             data_page_version=target.page_version,
         )
-        # Without it a reader may take dates before 1582 for those of another calendar.
+        # Without this entry, a reader may read dates before 1582 by the Julian calendar.
         self._writer.add_key_value_metadata({"org.apache.spark.version": spark_version})
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0

@@ -375,9 +375,9 @@ class FileCommitter(Committer):
         return self._finish(checkpoint, Outcome.COMMITTED)
 
     def _catch_up(self, checkpoint: int) -> None:
-        """Finish what older checkpoints left that were committed here and never completed."""
-        # A rewind leaves a checkpoint behind that another sink has lost. Its records stay, unless the rewind
-        # takes them back.
+        """Finish older checkpoints that were committed here and never completed."""
+        # After a rewind because another sink lost a checkpoint, its records here stay, unless the rewind
+        # deletes them.
         for older in self._ledger.checkpoints():
             if not self._ledger.newest_done() < older < checkpoint:
                 continue

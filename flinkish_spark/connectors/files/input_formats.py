@@ -180,7 +180,7 @@ _ROWS_AT_ONCE = 10_000
 #: Spark's TIME has microseconds, and the Arrow type for it nanoseconds.
 _NANOS_PER_MICRO = 1_000
 _NO_DELIMITERS = '\r\n"\0'
-_WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, and a sign in front of them"
+_WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, maybe after a sign"
 #: Size of a block that Arrow parses at once; grows if a row does not fit, up to the limit of Arrow's texts.
 _CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
 
@@ -521,7 +521,7 @@ def check_quotes(path: str, delimiter: str) -> None:
                 line = records.line_num + 1
         except csv.Error as error:
             why = (
-                f"begins a record of a quoted value with text behind its closing quote, in line "
+                f"begins a record of a quoted value with text after its closing quote, in line "
                 f"{records.line_num}: the delimiter or the end of the line must be there"
             )
             if "end of data" in str(error):

@@ -208,9 +208,9 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
     encoding = encoding_of(options).upper()
     why = ""
     if codec not in _STACKABLE:
-        why = f"files with the codec '{codec}' cannot be put one behind the other"
+        why = f"files with the codec '{codec}' cannot be concatenated"
     elif has_header(kind, options) and _STACKABLE[codec]:
-        why = "the header line of a compressed CSV file cannot be taken out"
+        why = "the header line of a compressed CSV file cannot be removed"
     elif has_header(kind, options) and any(
         end in name for name in columns for end in ("\n", "\r", line_separator(options).decode())
     ):
@@ -252,20 +252,20 @@ def csv_form(options: Mapping[str, str]) -> CsvForm:
 
 
 def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
-    """Return what must be true of a text that becomes a line, and how errors say it."""
+    """Return the text for errors, and the condition, of a text that can be one line."""
     from pyspark.sql import functions as F
 
     separator, column = lower_names(options).get("linesep"), F.col(quoted(name))
     if separator is None:
-        # Readers that are told nothing take each of these for an end.
+        # Readers without options take each of these for a line end.
         is_line = ~(column.contains("\n") | column.contains("\r"))
     else:
-        # The first one behind the text is its end, also if the text ends with a part of one.
+        # The first separator must be the one after the text, even if the text ends with a part of one.
         is_line = F.locate(separator, F.concat(column, F.lit(separator))) == F.length(column) + 1
         if separator == "\n":
-            # Readers of lines that may end with both would take it for a part of the end.
+            # Readers that accept "\r\n" would take the "\r" for a part of the line end.
             is_line &= ~column.endswith("\r")
-    # The first one of a file would lose it.
+    # The first line of a file would lose it.
     is_line &= ~column.startswith(BYTE_ORDER_MARK)
     what = f"the text {name} being one line, without U+FEFF in front"
     what += " (else write FileFormat.JSON, or lines with another lineSep)"
@@ -310,7 +310,7 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
         return f"a CSV column cannot hold {data_type.simpleString()}"
     if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
         return "a CSV column holds text, and bytes may be none"
-    # What Spark's writers refuse, they refuse when the first records come.
+    # Spark's writers would refuse other types only when the first records come.
     known: tuple[type[T.DataType], ...] = (
         *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType),
         *(T.DecimalType, T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.DateType, T.TimestampType),

@@ -1,4 +1,4 @@
-"""When files are finished, which of them become one, and how."""
+"""Rolling of the file sink: when files are finished, and how small ones are merged."""
 
 from __future__ import annotations
 
@@ -61,18 +61,17 @@ class RollOnCheckpoint:
 class RollingPolicy:
     """Files stay in progress over checkpoints until one of three limits; the last checkpoint finishes all.
 
-    What a decided checkpoint holds is safe at once and visible when its part is finished. Limits are looked
-    at when a checkpoint completes, by the time of its decision.
+    Records of a decided checkpoint are safe at once, and visible when their part is finished. Limits are
+    checked when a checkpoint completes, by the time of its decision.
 
     Parameters
     ----------
     part_bytes
-        Size of a finished file, up to half as much more. A part is finished when what comes next would not
-        fit.
+        Size of a finished file, up to half as much more. A part is finished when the next file would not fit.
     rollover_ms
-        How long after its first record's checkpoint a part is finished at the latest.
+        Longest time from the checkpoint of a part's first record until it is finished.
     inactivity_ms
-        How long after its last record's checkpoint.
+        Longest time from the checkpoint of a part's last record until it is finished.
 
     Raises
     ------
@@ -102,12 +101,12 @@ Rolling = RollOnCheckpoint | RollingPolicy
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Small files of a checkpoint are merged, per bucket, before they become visible.
+    """Merge the small files of a checkpoint, per bucket, before they become visible.
 
     Parameters
     ----------
     part_bytes
-        Up to which size. A file that is larger stays as it is.
+        Greatest size of a merged file. Larger files stay as they are.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The file sink: what a user writes, and everything that can be refused before a job starts."""
+"""The file sink: its settings, and its checks before the job starts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 def check_folders(
     assigners: Sequence[BucketAssigner], schema: T.StructType, spark: SparkSession, uid: str
 ) -> None:
-    """Make the folders' columns on an empty frame; refuse what cannot be a folder's name."""
+    """Compute the folders' columns on an empty frame; refuse columns that cannot name a folder."""
     if not assigners:
         return
     added: dict[str, Column] = {}
@@ -83,7 +83,7 @@ def _fields_with(
 
     empty = spark.createDataFrame([], schema)
     try:
-        # Beside all fields of the stream: an aggregate alone would be taken.
+        # Together with all fields of the stream, so that an aggregate is refused.
         return empty.select("*", *(column.alias(name) for name, column in added.items())).schema
     except (PySparkException, TypeError, AttributeError) as error:
         raise SchemaError(
@@ -104,13 +104,13 @@ class FileSink(Sink):
     Parameters
     ----------
     path
-        Absolute path, or ``file:`` URI, of a folder that this process and the executors mount. It is made
-        with the first records.
+        Absolute path, or ``file:`` URI, of a folder that this process and the executors mount. The first
+        records create it.
     format
         Of the files; Avro needs the JAR of spark-avro.
     options
-        By the names of Spark's writer, such as ``{"compression": "gzip"}``. Those that would give a value
-        another text are refused: times are in UTC with microseconds, and texts have their blanks.
+        Options by the names of Spark's writer, such as ``{"compression": "gzip"}``. Options that would change
+        the text of values are refused: times are in UTC with microseconds, and texts keep their blanks.
     bucket_by
         One :class:`BucketAssigner`, or several for folders in folders; None for one folder.
     rolling
@@ -119,7 +119,7 @@ class FileSink(Sink):
         Merges small files of a checkpoint before they are seen; with :class:`RollingPolicy` parts are merged
         anyway.
     partition_commit
-        What is done about complete partitions; None for nothing.
+        How complete partitions are committed; None for not at all.
 
     Raises
     ------
@@ -156,7 +156,7 @@ class FileSink(Sink):
         if self.compaction is not None and isinstance(self.rolling, RollingPolicy):
             raise ConfigError(
                 "a file sink has both a RollingPolicy and a Compaction",
-                why="a RollingPolicy merges what it rolls into one part, by a size of its own",
+                why="a RollingPolicy merges files itself, up to a size of its own",
                 what_to_do="leave compaction out",
             )
         check_assigners(self.bucket_by)

@@ -1,4 +1,4 @@
-"""The file source: files of a folder, those that are there or those that come as well."""
+"""The file source: reads the files of a folder, once or continuously."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ if TYPE_CHECKING:
 
 
 _PARTS, _PAGES, _FOLDS, _KIND = "files", "pages", "folds", "files"
-#: So many parts become a page; pages are folded when they have a fourth of what the fold would hold, too. So
-#: each file is written a few times, and few objects are read at a start, however long the list becomes.
+#: Number of parts in a page; pages are folded when they hold a fourth of the files of the fold. So each file
+#: is written a few times, and few objects are read at a start, however long the list becomes.
 _PARTS_PER_FOLD = 1_000
-#: In one look: how many files that were found before are compared, and how many entries there are in folders
-#: that seem to be as they were and are listed all the same. All of them in turns.
+#: In one look, how many known files are compared, and how many entries are listed in folders that seem
+#: unchanged. Files and folders take turns.
 _COMPARED, _LISTED = 1_000, 10_000
 _LONG_LOOK_S = 0.5
-#: What changed so lately may change again under the same time.
+#: A folder that changed within this time may change again without a new modification time.
 _SETTLED_MS = 60_000
 
 
-#: Beside the values of a file's partition: which part of it is meant. No field has such a name.
+#: Entry beside a file's partition values that names the part of the file. No field has such a name.
 _PART = "flinkish:part"
 
 
 def _text_of(path: str) -> str:
-    """Return a name as JSON has it: one that is no UTF-8 by its bytes, behind a letter that no name has."""
+    """Return a file name for JSON: one that is not UTF-8 as hex, after a character that no name has."""
     return path if to_printable(path) == path else "\0" + os.fsencode(path).hex()
 
 
@@ -87,9 +87,9 @@ class FoundFile(StoredRow):
     path: Annotated[str, Form(_text_of, _path_of)]
     size: int
     modified_ns: int
-    #: How many records it has; None if that is not known.
+    #: Number of records; None if that is not known.
     rows: int | None
-    #: Values of its records that are not in it, as texts, by field.
+    #: Partition values, which the file does not contain, as texts by field.
     partition: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
@@ -106,7 +106,7 @@ class FoundFile(StoredRow):
 
     @property
     def part(self) -> FilePart:
-        """Return which part of the file it is."""
+        """The part of the file that this entry stands for."""
         if (text := self.partition.get(_PART)) is None:
             return FilePart(rows=self.rows, bytes=self.size)
         begin, end, size, first = map(int, text.split())
@@ -116,25 +116,25 @@ class FoundFile(StoredRow):
 class FileList:
     """The files that a source has found, in the order of finding; durable before any is read."""
 
-    # A position of the source is a number of files in this list, so a file has its place for ever. A large
-    # one is several there, one behind the other: it is found once, so its parts are those for ever. The list
-    # is stored in parts, each created once: whoever else looks at the same folder finds the part taken, and
-    # goes on from there. So many parts behind the page before become a page, or a fold: one object, without
-    # the files that no checkpoint needs. Where pages and folds end depends on nothing but the parts, so all
-    # who look end them at the same places, and each finds what is behind a page of somebody else's.
+    # A position of the source is a number of files in this list, so a file keeps its place for ever. A large
+    # file has several consecutive entries: it is found once, so its parts never change. The list is stored in
+    # parts, each created once: another process that lists the same folder finds the part taken, and goes on
+    # from there. After `_PARTS_PER_FOLD` parts they become a page, or with older pages a fold: one object,
+    # without the files that no checkpoint needs. The ends of pages and folds depend on the parts only, so all
+    # processes end them at the same places, and each finds the parts after another one's page.
 
     def __init__(self, place: StoreSpec) -> None:
         self._place = place.url
         self._store = place.open()
         self._objects = SealedObjects(self._store, place.url)
         self._files: list[FoundFile] = []
-        #: How many files were dropped from the front.
+        #: Number of files that were dropped from the front.
         self._dropped = 0
-        #: Size and time of each that must not be found again, by its path; dropped ones as well.
+        #: Size and time of each known file, also of dropped ones, by its path.
         self._known: dict[str, tuple[int, int]] = {}
-        #: Where parts end that were read since the page or fold; None before the first look at the store.
+        #: Ends of the parts that were read since the last page or fold; None before the store was read.
         self._ends: list[int] | None = None
-        #: Where the newest page, and the newest fold, ends.
+        #: End of the newest page, and of the newest fold.
         self._paged = self._folded = 0
         self._folders = Folders()
         #: Files that are still to be compared in this turn.
@@ -178,8 +178,8 @@ class FileList:
                     break
         if max(there, default=0) > len(self):
             raise InputLostError(
-                f"the list of found files in {self._place} has a gap behind {len(self)} files",
-                why="somebody has deleted a part of it, so it is not known which files were read",
+                f"the list of found files in {self._place} has a gap after {len(self)} files",
+                why="a part of it was deleted, so it is not known which files were read",
                 what_to_do="go back to a savepoint, or start a new job with a new job_dir",
             )
 
@@ -300,7 +300,7 @@ class FileList:
                 if known is not None and known != (stat.st_size, stat.st_mtime_ns):
                     raise InputLostError(
                         f"the file {to_printable(prefix + name)} has changed since it was found",
-                        why="a file is read once, so what was added to it, or replaced it, would not be read",
+                        why="a file is read once, so new or replaced records in it would not be read",
                         what_to_do="put it back as it was, with its time, or delete it if it has been read; "
                         "write new records to another file. Or start a new job with a new job_dir",
                     )

@@ -1,7 +1,7 @@
-"""Files that one task writes: Parquet by pyarrow, lines of texts, Avro of the bytes that Spark has made.
+"""Files that one task writes: Parquet by pyarrow, lines of text, Avro from bytes that Spark has encoded.
 
-A file has a name of its own, which no other attempt has. It is durable when it is reported, and no name is
-reported but by the attempt that Spark takes: what others leave beside it nobody reads.
+Each attempt gives its files unique names. A file is durable when it is reported, and only the report of the
+attempt that Spark takes counts: files of other attempts are never read.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ from flinkish_spark.types.exact_text import JsonWriter
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.schemas import PREFIX
 
-#: The column with the text or the bytes of a record, in formats that are not of columns.
+#: The column with the text or the bytes of a record, in row formats.
 RECORD = f"{PREFIX}record"
-#: Columns with the texts of folders' values, outermost first; one that is empty is null's.
+#: Columns with the texts of folders' values, outermost first; empty for null.
 FOLDER = f"{PREFIX}folder_"
-#: A file is full at the wanted size; it is come near to in steps of this part of it.
+#: A file grows to its size limit in steps of one part of this many.
 _STEPS = 8
-#: Of a row group, as Arrow has it, if no option says another; and Avro's blocks, as Spark has them.
+#: Default size of a row group in Arrow's memory, and size of Avro's blocks, as in Spark.
 _GROUP_BYTES, _BLOCK_BYTES = 64 << 20, 64_000
-#: Of columns whose texts are made together.
+#: Size of columns that are converted to texts at once.
 _TEXTS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class LineTexts:
-    """Makes lines of columns, which are in the order of the fields. It is pickled into tasks."""
+    """Converts columns, in the order of the fields, to lines. It is pickled into tasks."""
 
     kind: FileFormat
     options: Mapping[str, str]
     fields: T.StructType
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """Return each record's text, without the end of a line; raise BadRecordError if it has none."""
+        """Return each record's text, without a line end; raise BadRecordError if it cannot be a line."""
         rows = as_schema(rows, self._given)
         match self.kind:
             case FileFormat.JSON:
@@ -93,12 +93,12 @@ class LineTexts:
             ) from None
 
     def header(self) -> bytes:
-        """Return the line with the names of the columns; nothing if files have none."""
+        """Return the header line; empty if files have none."""
         if not has_header(self.kind, self.options):
             return b""
         names = [pa.array([name], pa.string()) for name in self.fields.names]
         texts = T.StructType([T.StructField(name, T.StringType()) for name in self.fields.names])
-        # A name is no value: it may be the text of a null.
+        # A column's name may be the text that stands for null.
         line: str = lines_of_files(texts, names, replace(csv_form(self.options), null=""))[0].as_py()
         return line.encode()
 
@@ -114,20 +114,20 @@ class LineTexts:
 
 @dataclass(frozen=True)
 class FileSettings:
-    """Settings that travel to the tasks."""
+    """Settings that are sent to the tasks."""
 
     kind: FileFormat
     codec: str
     extension: str
     #: Names of the folders, outermost first.
     folders: tuple[str, ...] = ()
-    #: Above which another file begins; None for no limit.
+    #: Size at which another file begins; None for no limit.
     part_bytes: int | None = None
-    #: What makes lines.
+    #: Converts records to lines; None for other formats.
     texts: LineTexts | None = None
-    #: What a footer or a header says besides; of Avro with the schema among it.
+    #: Metadata in the footer or header; of Avro with the schema.
     says: Mapping[str, str] = field(default_factory=dict)
-    #: Of `pyarrow.parquet.ParquetWriter`, and how many bytes a row group has.
+    #: Arguments of `pyarrow.parquet.ParquetWriter`, and the size of a row group.
     parquet: Mapping[str, Any] = field(default_factory=dict)
     group_bytes: int = _GROUP_BYTES
 

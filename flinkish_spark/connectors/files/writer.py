@@ -1,8 +1,8 @@
-"""The staging half: tasks write a frame below a hidden folder and report the files; only these count.
+"""The writer of the file sink: tasks write files below a hidden folder and report them; only these count.
 
-Spark takes the report of one attempt per task. Behind the last one the folder is renamed: whatever a task
-that was given up still writes goes to the old name, which nobody reads and the next sweep removes, or into
-a file that no report names.
+Spark takes the report of one attempt per task. After the last one the folder is renamed: an abandoned task
+that still writes does so under the old name, which no reader uses and the next sweep removes, or to a file
+that no report names.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ AVRO_SCHEMA = "avro.schema"
 
 @dataclass(frozen=True)
 class FrameFiles:
-    """Lets tasks write a frame, each record into the folder that columns of it say."""
+    """Writes a frame by tasks, each record to the folder that its folder columns name."""
 
     settings: FileSettings
-    #: Of the files: columns that are folders are in no file, and neither are those left out.
+    #: Fields of the files: without folder columns, and without columns that are left out.
     fields: T.StructType
 
     @classmethod
@@ -61,7 +61,7 @@ class FrameFiles:
         folders: tuple[str, ...],
         part_bytes: int | None = None,
     ) -> FrameFiles:
-        """Return what writes such fields; the session says what no option does.
+        """Return the writer of such fields; missing options are taken from the session.
 
         `folders` are columns, outermost first.
         """
@@ -90,18 +90,18 @@ class FrameFiles:
         return cls(settings, fields)
 
     def write(self, rows: DataFrame, folder: Path) -> Sequence[dict[str, Any]]:
-        """Return each task's report; `rows` have a sink's control columns in front."""
+        """Write rows, which begin with a sink's control columns; return each task's report."""
         is_record, folders = F.col(C.KIND) == int(C.Kind.RECORD), self.settings.folders
         records = {one.name: F.col(quoted(one.name)) for one in self.fields}
         if self.settings.kind is FileFormat.AVRO:
             struct = F.struct(*(column.alias(name) for name, column in records.items()))
             records = {RECORD: F.call_function("to_avro", struct, F.lit(self.settings.says[AVRO_SCHEMA]))}
         else:
-            # PySpark has no Arrow type for an interval of months, and a number is what Parquet has.
+            # PySpark has no Arrow type for an interval of months, and Parquet stores it as a number.
             records = {one.name: without_intervals(records[one.name], one.dataType) for one in self.fields}
-        # Of a control row nothing is made: it has no values, and a format may have no nulls.
+        # A control row is not converted: it has no values, and a format may have no nulls.
         made = [F.when(is_record, column).alias(name) for name, column in records.items()]
-        # An empty text is null's folder, too.
+        # An empty text has the folder of null.
         texts = [F.coalesce(F.col(quoted(name)).cast("string"), F.lit("")) for name in folders]
         places = [text.alias(f"{FOLDER}{at}") for at, text in enumerate(texts)]
         frame = rows.select(*(F.col(name) for name in C.SINK_CONTROL), *made, *places)
@@ -112,7 +112,7 @@ class FrameFiles:
 
 
 def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
-    """Return what the session says of a format's codec; of lines it says nothing."""
+    """Return the session's codec of a format; None for line formats."""
     found = None if kind.is_lines else spark.conf.get(f"spark.sql.{kind.value}.compression.codec", None)
     return None if found is None else found.lower()
 

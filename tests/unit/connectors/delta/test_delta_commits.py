@@ -302,7 +302,7 @@ def test_a_table_is_set_back_and_emptied(rig: Rig) -> None:
 
 
 def test_a_path_that_delta_rs_reads_in_another_way_is_refused(tmp_path: Path) -> None:
-    for name, why in (("a%20b", "% with two digits"), ("a\\b", "reads as /")):
+    for name, why in (("a%20b", "% followed by two digits"), ("a\\b", "reads as /")):
         with pytest.raises(DeltaTableError, match=why):
             DeltaTables().open(str(tmp_path / name))
 
@@ -313,9 +313,9 @@ def test_a_uri_of_a_file_is_the_folder_that_it_names_or_is_refused(make: Any, tm
         assert make(f"{start}{tmp_path}").path == f"{start}{tmp_path}"
         assert TableFiles.of(f"{start}{tmp_path}", {}).root == tmp_path
     for path, why in (
-        ("file:///lake/a%20b", "% with two digits"),
-        ("file:/lake/a%20b", "% with two digits"),
-        ("/lake/a%20b", "% with two digits"),
+        ("file:///lake/a%20b", "% followed by two digits"),
+        ("file:/lake/a%20b", "% followed by two digits"),
+        ("/lake/a%20b", "% followed by two digits"),
         ("/lake/a\\b", "reads as /"),
         ("file://localhost/tmp/x", "host, or a relative path"),
         ("file://lake/x", "host, or a relative path"),
@@ -340,11 +340,11 @@ def test_a_uri_of_a_file_is_the_folder_that_it_names_or_is_refused(make: Any, tm
         ("abfss://box@a.dfs.core.windows.net/t?sv=1&sig=SIGNATURE", "characters that stores and Spark read"),
         ("abfs://KEY:SIGNATURE@c/t", "does not say container@account"),
         ("gs://bkt/t?x=SIGNATURE%2F", "characters that stores and Spark read"),
-        ("lakefs://repo/main/t?x=SIGNATURE%2F", "behind \\? or #"),
-        ("lakefs://repo/main/t#1", "behind \\? or #"),
-        ("lakefs://repo/main/../t", "part that is .."),
+        ("lakefs://repo/main/t?x=SIGNATURE%2F", "after \\? or #"),
+        ("lakefs://repo/main/t#1", "after \\? or #"),
+        ("lakefs://repo/main/../t", "its part .. leads"),
         ("lakefs://KEY:SIGNATURE@repo/t", "login in a URL"),
-        ("lakefs://repo/t/%20", "% with two digits"),
+        ("lakefs://repo/t/%20", "% followed by two digits"),
         ("lakefs:repo?sig=SIGNATURE", "different places"),
     ],
 )

@@ -317,7 +317,7 @@ def test_a_partition_value_that_is_an_empty_text_is_null_however_it_is_read(tmp_
 
 @pytest.mark.parametrize(
     ("kind", "value", "why"),
-    [("decimal(10,2)", "1.5", "all digits behind the point"), ("long", "1.0", "cannot read it")],
+    [("decimal(10,2)", "1.5", "all digits after the point"), ("long", "1.0", "cannot read it")],
 )
 def test_a_partition_value_that_deltalake_cannot_read_is_no_damage(tmp_path, kind, value, why) -> None:
     table = Table(tmp_path / "t", partition=["p"], n="long", p=kind)

@@ -122,7 +122,7 @@ HOUR_MS = 3_600_000
         ({"rolling": RollingPolicy(), "compaction": Compaction()}, "both a RollingPolicy and a Compaction"),
         (
             {"format": FileFormat.JSON, "options": {"compression": "lz4"}, "compaction": Compaction()},
-            "codec 'lz4' cannot be put one behind the other",
+            "codec 'lz4' cannot be concatenated",
         ),
         (
             {
