@@ -36,20 +36,20 @@ if TYPE_CHECKING or TELLS_READERS:
 else:
 
     class ReadLimit:
-        """Limit of a micro-batch; Spark's class."""
+        """Stand-in for Spark's class under 4.1: the limit of a micro-batch."""
 
     @dataclass
     class ReadAllAvailable(ReadLimit):
-        """No limit; Spark's class."""
+        """Stand-in for Spark's class under 4.1: no limit."""
 
     @dataclass
     class ReadMaxRows(ReadLimit):
-        """At most `max_rows` rows; Spark's class."""
+        """Stand-in for Spark's class under 4.1: at most `max_rows` rows."""
 
         max_rows: int
 
     class SupportsTriggerAvailableNow:
-        """A reader that can end with the data of now; Spark 4.1 asks none in Python for it."""
+        """Stand-in for Spark's class under 4.1, which does not use it."""
 
 
 __all__ = [
