@@ -71,7 +71,7 @@ HOUR_MS = 3_600_000
         *(
             (
                 {"format": kind, "options": {name: "x"}},
-                f"'{name}' is none of a file sink with .*give a value another text",
+                f"'{name}' is none of a file sink with .*change the text of values",
             )
             for kind in (FileFormat.JSON, FileFormat.CSV)
             for name in ("dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale")
