@@ -89,7 +89,7 @@ def _stored_forms() -> Callable[[], object]:
     def once() -> None:
         for _ in range(80):
             job_dir.write_staged(staged)
-            (attempt,) = job_dir.staged_batches(Lineage(0))
+            (attempt,) = job_dir.list_staged(Lineage(0))
             job_dir.delete_staged(Lineage(0), attempt)
 
     return once

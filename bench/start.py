@@ -197,14 +197,14 @@ def run_ours(args, marks, stumble):
                 marks.note("restarting")
 
     class Observer(SilentObserver):
-        def before(self, step, subject):
+        def on_step_start(self, step, subject):
             if step is Step.SPARK_COMMIT and marks.has("running-again"):
                 # Spark writes its commit log next; before that the micro-batch is staged durably.
                 marks.note("again")
             elif step is Step.SPARK_COMMIT:
                 marks.note("staged")
 
-        def after(self, step, subject):
+        def on_step_end(self, step, subject):
             if step is Step.RECEIPT:
                 marks.note("confirmed" if marks.has("running-again") else "first")
 

@@ -159,10 +159,10 @@ class Times:
         self.staged = []
         self.triggered, self.decided, self.visible = {}, {}, {}
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         pass
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         now = time.monotonic()
         if step.value == "staged-file":
             self.staged.append(now)
@@ -176,7 +176,7 @@ class Times:
 
     def _count(self):
         """Add up what the newest staged file says; it goes away with its checkpoint."""
-        for name, staged in self._job_dir.staged_batches(self._job_dir.lineage()).items():
+        for name, staged in self._job_dir.list_staged(self._job_dir.lineage()).items():
             if name not in self._seen:
                 self._seen.add(name)
                 self.rows += next(ack.rows for ack in staged.acks if ack.sink == self._sink)

@@ -50,7 +50,7 @@ class DecisionBook:
 
     def refresh(self) -> None:
         """Read what is new."""
-        for checkpoint in self._dir.decided_ids():
+        for checkpoint in self._dir.list_checkpoint_ids():
             number = int(checkpoint)
             known = self.checkpoints.get(number)
             if number in self.aborted or (known is not None and known.is_confirmed):

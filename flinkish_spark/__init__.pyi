@@ -25,7 +25,7 @@ from .connectors.files.buckets import ColumnBuckets as ColumnBuckets
 from .connectors.files.buckets import DateTimeBuckets as DateTimeBuckets
 from .connectors.files.buckets import ExpressionBuckets as ExpressionBuckets
 from .connectors.files.output_formats import FileFormat as FileFormat
-from .connectors.files.partitions import AtFinal as AtFinal
+from .connectors.files.partitions import FinalPartitionAction as FinalPartitionAction
 from .connectors.files.partitions import MetastorePartition as MetastorePartition
 from .connectors.files.partitions import PartitionCommit as PartitionCommit
 from .connectors.files.partitions import PartitionPolicy as PartitionPolicy

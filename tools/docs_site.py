@@ -198,16 +198,16 @@ def usual_advice(name: str) -> str:
 
 
 def error_calls() -> Iterator[tuple[Path, str, ast.Call, bool]]:
-    """Yield each call in the package that makes an error of ours, and whether it is `of_system`."""
+    """Yield each call in the package that makes an error of ours, and whether it is `from_os_error`."""
     classes = error_classes()
     for file, tree in _trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 *before, name = ast.unparse(node.func).split(".")
-                of_system = name == "of_system"
-                name = before[-1] if of_system else name
+                from_os_error = name == "from_os_error"
+                name = before[-1] if from_os_error else name
                 if name in classes and node.args:
-                    yield file, name, node, of_system
+                    yield file, name, node, from_os_error
 
 
 def error_table() -> str:
@@ -224,9 +224,9 @@ def error_messages() -> str:
     """Return what each error says: what happened, why, what to do; parts that vary are in braces."""
     classes = error_classes()
     found: dict[str, set[tuple[str, str, str]]] = {}
-    for _, name, node, of_system in error_calls():
+    for _, name, node, from_os_error in error_calls():
         given = {one.arg: _said(one.value) for one in node.keywords}
-        what = _said(node.args[-1] if of_system else node.args[0])
+        what = _said(node.args[-1] if from_os_error else node.args[0])
         if re.search(r"[a-z]{3,} [a-z]", what):
             advice = given.get("what_to_do", "") or usual_advice(name)
             found.setdefault(name, set()).add((what, given.get("why", ""), advice))

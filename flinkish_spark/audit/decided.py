@@ -134,7 +134,7 @@ class Decided:
 
 
 def _commits(job_dir: JobDir) -> Iterator[tuple[CheckpointId, Decision]]:
-    for checkpoint in job_dir.decided_ids():
+    for checkpoint in job_dir.list_checkpoint_ids():
         decision = job_dir.decision(checkpoint)
         if decision is not None and decision.verdict is Verdict.COMMIT:
             yield checkpoint, decision

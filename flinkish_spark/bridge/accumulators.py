@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flinkish_spark.core.accumulators import ACCUMULATORS_PROPERTY, Tally, TallyParam, counted, measured
+from flinkish_spark.core.accumulators import (
+    ACCUMULATORS_PROPERTY,
+    Tally,
+    TallyParam,
+    merge_metrics,
+    sum_counts,
+)
 from flinkish_spark.core.errors import UserFunctionError
 
 if TYPE_CHECKING:
@@ -48,7 +54,7 @@ class TaskTallies(NoTallies):
     def taken(self) -> AccumulatorValues:
         """Return what tasks have added since :meth:`begin`, by name."""
         try:
-            return counted(self._carrier.value)
+            return sum_counts(self._carrier.value)
         except ValueError as error:
             raise UserFunctionError(
                 str(error),
@@ -62,4 +68,4 @@ class TaskTallies(NoTallies):
 
     def metrics(self) -> UserMetrics:
         """Return what functions have measured in tasks since :meth:`begin`, by uid and name."""
-        return measured(self._carrier.value)
+        return merge_metrics(self._carrier.value)

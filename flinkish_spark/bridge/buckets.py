@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.bridge.session import asked_of_executors, jvm
 from flinkish_spark.core.errors import EnvironmentFault, StoreError
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.store import Store
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def copy_in_tasks(spark: SparkSession, place: StoreSpec, names: Sequence[tuple[s
     except Exception as error:
         raise StoreError(
             f"cannot copy {len(names)} files of {place.url} in tasks",
-            why=said(error),
+            why=describe_error(error),
             what_to_do="see what the executors say: they read and write these files as the driver does",
         ) from error
 
@@ -75,7 +75,7 @@ def pass_on(spark: SparkSession, place: StoreSpec) -> None:
 
 
 def _s3a_settings(place: StoreSpec) -> dict[str, str]:
-    given = {name.lower().removeprefix("aws_"): value for name, value in place.resolved().items()}
+    given = {name.lower().removeprefix("aws_"): value for name, value in place.resolve().items()}
     endpoint = given.get("endpoint") or given.get("endpoint_url")
     found = {
         "endpoint": endpoint,
@@ -112,7 +112,7 @@ def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
                 what_to_do += "any table there"
             raise EnvironmentFault(
                 f"Spark cannot reach the job directory {url}",
-                why=said(error),
+                why=describe_error(error),
                 what_to_do=what_to_do,
                 url=url,
             ) from error

@@ -29,7 +29,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
-from flinkish_spark.core.foreign_errors import describe_failure, said
+from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.jars import (
     has_pinned_delta,
     is_delta,
@@ -305,7 +305,9 @@ def asking_kafka_first(
                 _ask_kafka(spark)
             except Py4JError as error:
                 # A platform's Spark may be built otherwise; without it the query is started once more.
-                LOG.debug("Kafka's sources could not be asked for the newest offsets: %s", said(error))
+                LOG.debug(
+                    "Kafka's sources could not be asked for the newest offsets: %s", describe_error(error)
+                )
         writer(frame, batch_id)
 
     return first_asked

@@ -33,7 +33,7 @@ from pyspark import SparkFiles
 
 from flinkish_spark.bridge.session import jvm
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +116,7 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: P
     except Py4JJavaError as error:
         raise EnvironmentFault(
             f"{what} at {url} cannot be read",
-            why=said(error),
+            why=describe_error(error),
             what_to_do="look whether the session has Hadoop's file system for it, and its login; or copy it",
             url=url,
         ) from error
@@ -147,7 +147,9 @@ def ship_tree(
         ) from None
     except OSError as error:
         what_to_do = "see to it that it can be read, and that spark.local.dir has room for it"
-        raise EnvironmentFault.of_system(error, f"{what} cannot be shipped", what_to_do=what_to_do) from error
+        raise EnvironmentFault.from_os_error(
+            error, f"{what} cannot be shipped", what_to_do=what_to_do
+        ) from error
     finally:
         unnamed.unlink(missing_ok=True)
     return name
@@ -184,7 +186,7 @@ def _send(spark: SparkSession, what: str, archive: Path, target: str) -> None:
     except Py4JJavaError as error:
         raise EnvironmentFault(
             f"{what} cannot be unpacked on the driver",
-            why=said(error),
+            why=describe_error(error),
             what_to_do="see to it that spark.local.dir has room, and start a new session",
         ) from error
 

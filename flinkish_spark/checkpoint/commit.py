@@ -22,7 +22,7 @@ from flinkish_spark.core.errors import (
     FencedError,
     JobDirError,
 )
-from flinkish_spark.core.log_context import logged_as
+from flinkish_spark.core.log_context import add_log_facts
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.watchdog import note_failure
@@ -62,7 +62,7 @@ class Confirmation:
         self._manifest, self._job = job.manifest, job.job
 
     def confirm(self, decision: Decision) -> Receipt:
-        with logged_as(checkpoint=int(decision.checkpoint)):
+        with add_log_facts(checkpoint=int(decision.checkpoint)):
             return self._confirm(decision)
 
     def _confirm(self, decision: Decision) -> Receipt:
@@ -84,10 +84,10 @@ class Confirmation:
             group_offsets,
             facts,
         )
-        self._observer.before(Step.RECEIPT, str(decision.checkpoint))
+        self._observer.on_step_start(Step.RECEIPT, str(decision.checkpoint))
         with self._waiting(f"the job directory to take the receipt of checkpoint {decision.checkpoint}"):
             self._job_dir.create_receipt(receipt)
-        self._observer.after(Step.RECEIPT, str(decision.checkpoint))
+        self._observer.on_step_end(Step.RECEIPT, str(decision.checkpoint))
         return receipt
 
     def _refuse_unknown_sinks(self, decision: Decision) -> None:
@@ -108,7 +108,7 @@ class Confirmation:
         if not committables:
             return []
         self._ownership.check()
-        self._observer.before(Step.SINK_COMMIT, uid)
+        self._observer.on_step_start(Step.SINK_COMMIT, uid)
 
         def commit() -> tuple[list[CommitAnswer], bool]:
             try:
@@ -137,7 +137,7 @@ class Confirmation:
             return answers, is_done
 
         answers = self._until_done(commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'")
-        self._observer.after(Step.SINK_COMMIT, uid)
+        self._observer.on_step_end(Step.SINK_COMMIT, uid)
         return answers
 
     def _complete_sink(self, decision: Decision, uid: str) -> CommitAnswer:
@@ -145,7 +145,7 @@ class Confirmation:
         if type(self._committers[uid]).checkpoint_complete is not Committer.checkpoint_complete:
             # Without a method of its own it does nothing that a newer owner could mind.
             self._ownership.check()
-        self._observer.before(Step.SINK_COMPLETE, uid)
+        self._observer.on_step_start(Step.SINK_COMPLETE, uid)
 
         def complete() -> tuple[list[CommitAnswer], bool]:
             answer = self._committers[uid].checkpoint_complete(completed)
@@ -153,7 +153,7 @@ class Confirmation:
             return [answer], answer.outcome.is_done
 
         answers = self._until_done(complete, f"completing checkpoint {decision.checkpoint} at sink '{uid}'")
-        self._observer.after(Step.SINK_COMPLETE, uid)
+        self._observer.on_step_end(Step.SINK_COMPLETE, uid)
         return answers[-1]
 
     def _refuse_final(self, decision: Decision, uid: str, answer: CommitAnswer) -> None:
@@ -179,7 +179,7 @@ class Confirmation:
         log_began_in = self._job_dir.history().log_began_in
         record = ManifestRecord.of(decision, facts, position.partitions(), log_began_in)
         self._ownership.check()
-        self._observer.before(Step.MANIFEST, str(decision.checkpoint))
+        self._observer.on_step_start(Step.MANIFEST, str(decision.checkpoint))
 
         def write() -> tuple[list[CommitAnswer], bool]:
             answer = self._manifest.write(record)
@@ -189,14 +189,14 @@ class Confirmation:
             return [answer], answer.outcome.is_done
 
         self._until_done(write, f"writing checkpoint {decision.checkpoint} into the manifest")
-        self._observer.after(Step.MANIFEST, str(decision.checkpoint))
+        self._observer.on_step_end(Step.MANIFEST, str(decision.checkpoint))
 
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
         position = LoggedOffsets.parse(decision.offsets_text)
         mark = self._ownership.timeline.mark_of(decision.checkpoint)
         note = mark.to_text(self._job)
         self._ownership.check()
-        self._observer.before(Step.GROUP_OFFSETS, str(decision.checkpoint))
+        self._observer.on_step_start(Step.GROUP_OFFSETS, str(decision.checkpoint))
         committed: dict[str, Mapping[str, Mapping[str, int]]] = {}
 
         def commit() -> tuple[list[CommitAnswer], bool]:
@@ -210,7 +210,7 @@ class Confirmation:
             return [], True
 
         self._until_done(commit, f"committing the group offsets of checkpoint {decision.checkpoint}")
-        self._observer.after(Step.GROUP_OFFSETS, str(decision.checkpoint))
+        self._observer.on_step_end(Step.GROUP_OFFSETS, str(decision.checkpoint))
         return committed
 
     def _until_done(

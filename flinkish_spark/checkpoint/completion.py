@@ -135,7 +135,7 @@ class Completion:
     def _clean_up(self, decision: Decision) -> None:
         parts = self._parts
         try:
-            parts.job.job_dir.delete_all(map(parts.job.job_dir.staged_key, decision.batches))
+            parts.job.job_dir.delete_all(map(parts.job.job_dir.make_staged_key, decision.batches))
         except StoreError as error:
             LOG.warning("what is not needed any more is deleted later: %s", error)
         parts.on_receipt(decision)

@@ -17,10 +17,10 @@ from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.config import CheckpointConfig
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import Observer
-from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.core.watchdog import Waiting, skip_watch
 from flinkish_spark.protocol.ids import JobUuid
 
 LOG = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class JobContext:
     #: Told of every checkpoint that all sinks have committed; one that writes nothing if there is none.
     manifest: ManifestWriter = NO_MANIFEST
     #: Notes what threads wait for.
-    waiting: Waiting = unwatched
+    waiting: Waiting = skip_watch
 
     def interrupt(self) -> None:
         """Let calls to sinks that do not return fail, where that can be done; called by another thread."""
@@ -77,4 +77,4 @@ class JobContext:
             try:
                 close()
             except Exception as error:
-                LOG.warning("closing '%s' failed: %s", name, said(error))
+                LOG.warning("closing '%s' failed: %s", name, describe_error(error))

@@ -17,10 +17,10 @@ from flinkish_spark.checkpoint.hooks import HookFailed
 from flinkish_spark.checkpoint.statistics import StagedAges
 from flinkish_spark.core.clock import RunningThread, Threads
 from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, FencedError, StoreError
-from flinkish_spark.core.log_context import logged_as
+from flinkish_spark.core.log_context import add_log_facts
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
-from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
+from flinkish_spark.core.watchdog import Wait, Waiting, skip_watch
 from flinkish_spark.protocol import coordination as P
 from flinkish_spark.protocol.checkpoint import (
     CheckpointRequest,
@@ -81,7 +81,7 @@ class Workers:
     """Starts threads for one coordinator and waits for them at its end."""
 
     def __init__(
-        self, threads: Threads, on_failure: Callable[[BaseException], None], waiting: Waiting = unwatched
+        self, threads: Threads, on_failure: Callable[[BaseException], None], waiting: Waiting = skip_watch
     ) -> None:
         self._threads, self._on_failure, self._waiting = threads, on_failure, waiting
         self._awaited: dict[str, RunningThread] = {}
@@ -187,7 +187,7 @@ class CheckpointCoordinator:
 
     def _first_id(self) -> CheckpointId:
         # The history knows ids that the store refused to take a record of.
-        return max([self._job.tracker.highest, *self._job.job_dir.decided_ids()]).next()
+        return max([self._job.tracker.highest, *self._job.job_dir.list_checkpoint_ids()]).next()
 
     def _last_ms(self) -> int:
         """Return when the newest checkpoint was decided, perhaps by an earlier start; now if none was."""
@@ -273,7 +273,7 @@ class CheckpointCoordinator:
             return
         for pending in self._state.awaiting_log:
             if pending.batch is not None and self._job.log.read(COMMITS, pending.batch) is not None:
-                self._job.observer.after(Step.SPARK_COMMIT, str(pending.batch))
+                self._job.observer.on_step_end(Step.SPARK_COMMIT, str(pending.batch))
                 self._carry_out(self._state.on_commit_log(pending.checkpoint))
         self._ages.look(self._undecided)
         self._parts.time.wake()
@@ -413,14 +413,14 @@ class CheckpointCoordinator:
             parts.gate.close_behind(checkpoint)
         parts.time.on_offer(request.purpose)
         parts.job.tracker.offered(checkpoint)
-        parts.job.observer.before(Step.TRIGGER, str(checkpoint))
+        parts.job.observer.on_step_start(Step.TRIGGER, str(checkpoint))
         parts.control.offer(checkpoint, request.purpose)
-        parts.job.observer.after(Step.TRIGGER, str(checkpoint))
+        parts.job.observer.on_step_end(Step.TRIGGER, str(checkpoint))
 
     def _abort(self, effect: P.Abort) -> None:
         """Seal the id with ABORT; what it staged passes to the next checkpoint."""
         parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.aborted(effect)
-        with logged_as(checkpoint=int(checkpoint)):
+        with add_log_facts(checkpoint=int(checkpoint)):
             LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
         parts.job.tracker.failed(checkpoint, effect.reason, effect.text)
         decision = Decision(
@@ -475,7 +475,7 @@ class CheckpointCoordinator:
             self._mailbox.put(lambda: self._state.on_decided(checkpoint))
 
         try:
-            with logged_as(checkpoint=int(checkpoint)):
+            with add_log_facts(checkpoint=int(checkpoint)):
                 receipt = self._completion.complete(decision, decided)
         except StagedDataDied as error:
             self._mailbox.put(partial(declined, Reason.STAGED_DATA_DEAD, error))

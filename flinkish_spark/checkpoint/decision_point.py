@@ -37,14 +37,14 @@ def decide(
     """
     ownership.check()
     job_dir = ownership.job_dir
-    observer.before(Step.DECISION, str(decision.checkpoint))
+    observer.on_step_start(Step.DECISION, str(decision.checkpoint))
     try:
         # DECISION POINT: with this create the checkpoint is complete and must be finished by
         # whoever owns the job. Before it the epoch can vanish as a whole; after it, never.
         created = job_dir.create_decision(decision)
     except StoreError as error:
         created = resolve(decision, error, ownership, clock, if_refused)
-    observer.after(Step.DECISION, str(decision.checkpoint))
+    observer.on_step_end(Step.DECISION, str(decision.checkpoint))
     if created is CreateResult.EXISTS:
         ownership.check()
         found = job_dir.decision(decision.checkpoint)

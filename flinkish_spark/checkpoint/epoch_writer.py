@@ -16,7 +16,7 @@ from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.staging import Staging
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import InternalError
-from flinkish_spark.core.log_context import log_facts, logged_as
+from flinkish_spark.core.log_context import add_log_facts, log_facts
 from flinkish_spark.core.steps import Step
 from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import StagedBatch
@@ -106,7 +106,7 @@ class EpochWriter:
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         try:
-            with logged_as(**self._log_facts, micro_batch=batch_id):
+            with add_log_facts(**self._log_facts, micro_batch=batch_id):
                 self._stage(frame, BatchId(batch_id))
         except BaseException as error:
             self.failure = error
@@ -134,13 +134,13 @@ class EpochWriter:
             staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
         took_ms = job.clock.monotonic_ms() - began_ms
         staged = replace(staged, held_ms=began_ms - came_ms or None, staging_ms=took_ms or None)
-        job.observer.before(Step.STAGED_FILE, str(batch))
+        job.observer.on_step_start(Step.STAGED_FILE, str(batch))
         job.job_dir.write_staged(staged)
-        job.observer.after(Step.STAGED_FILE, str(batch))
+        job.observer.on_step_end(Step.STAGED_FILE, str(batch))
         self.expected = batch.next()
         # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
         parts.time.on_staged(staged)
         parts.gate.passed(staged)
         with job.waiting(f"the sources to be asked behind micro-batch {batch}"):
             parts.notify(staged, job.clock.monotonic_ms() - began_ms)
-        job.observer.before(Step.SPARK_COMMIT, str(batch))
+        job.observer.on_step_start(Step.SPARK_COMMIT, str(batch))

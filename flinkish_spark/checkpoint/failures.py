@@ -28,7 +28,7 @@ from flinkish_spark.core.errors import (
     EnvironmentFault,
     FlinkishError,
     InputLostError,
-    OutOfMemoryFault,
+    MemoryExhaustedError,
     ProcessLostError,
     SchemaError,
     SparkGoneError,
@@ -224,7 +224,7 @@ _FULL = {
 
 def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
-    kind: type[FlinkishError] = OutOfMemoryFault if loss.is_of_memory else ProcessLostError
+    kind: type[FlinkishError] = MemoryExhaustedError if loss.is_of_memory else ProcessLostError
     if loss.process is JobProcess.DRIVER:
         kind = DriverOutOfMemory
     # A heap that is full is told by the task that filled it, or by the end of its executor: one cause.
@@ -303,7 +303,7 @@ def _user_error(text: str) -> FlinkishError:
             error = f"{raised.root}, and so {error}"
     if any(map(is_out_of_memory, names)):
         known |= {"process": JobProcess.WORKER, "exit_code": None}
-        return OutOfMemoryFault(
+        return MemoryExhaustedError(
             f"{what} ran out of memory{where}",
             why=error,
             what_to_do=WHAT_TO_DO[JobProcess.WORKER],

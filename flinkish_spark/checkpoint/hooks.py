@@ -14,9 +14,9 @@ from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, JobDirError
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
-from flinkish_spark.core.watchdog import Wait, Waiting, unwatched
+from flinkish_spark.core.watchdog import Wait, Waiting, skip_watch
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Participant, ParticipantKind
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, check_name
@@ -156,7 +156,7 @@ class MasterHooks:
                 try:
                     hook.close()
                 except Exception as error:
-                    LOG.warning("closing the master hook '%s' failed: %s", name, said(error))
+                    LOG.warning("closing the master hook '%s' failed: %s", name, describe_error(error))
         finally:
             with _CLAIM_LOCK:
                 ours = list(self._hooks.values())
@@ -170,7 +170,7 @@ def _translate_errors(name: str, what: str, what_to_do: str) -> Iterator[None]:
         yield
     except USER_ERRORS as error:
         raise HookFailed(
-            f"the master hook '{name}' {what}", why=said(error), what_to_do=what_to_do, hook=name
+            f"the master hook '{name}' {what}", why=describe_error(error), what_to_do=what_to_do, hook=name
         ) from error
 
 
@@ -221,7 +221,7 @@ class JobStates:
         vertices: Iterable[JobVertex],
         listeners: Sequence[JobListener],
         clock: Clock,
-        waiting: Waiting = unwatched,
+        waiting: Waiting = skip_watch,
     ) -> None:
         self._state, self._listeners = JobState.create(vertices), tuple(listeners)
         self._clock, self._waiting = clock, waiting

@@ -126,7 +126,7 @@ class JobLock:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _failed(self, error: OSError) -> StoreError:
-        return StoreError.of_system(
+        return StoreError.from_os_error(
             error,
             f"cannot lock the job directory {self._path.parent}",
             what_to_do="check that it exists and may be written by this user",
@@ -374,7 +374,7 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
     seal_open_ids(Ownership(job_dir, epoch), clock)
     # This order matters: behind the seal nobody else decides an id any more, so that every id that is decided
     # later is this owner's, and has its token.
-    known, past = job_dir.decided_ids(), job_dir.stretches()
+    known, past = job_dir.list_checkpoint_ids(), job_dir.stretches()
     listed = {one for stretch in past.values() for one in stretch.given_up}
     given_up = [one for one in known if one not in listed and _was_given_up_for_another(job_dir, one, past)]
     first = max(known, default=CheckpointId(0)).next()
@@ -404,7 +404,7 @@ def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...
     # wins the race for an id, its decision stands and is finished by the new owner.
     job_dir = ownership.job_dir
     won = []
-    for checkpoint in job_dir.decided_ids():
+    for checkpoint in job_dir.list_checkpoint_ids():
         # A receipt without a decision is what a crash has left of a deletion: it was decided long ago, and
         # sinks that got nothing since still hold it.
         if job_dir.decision(checkpoint) is None and job_dir.receipt(checkpoint) is None:

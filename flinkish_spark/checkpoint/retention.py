@@ -623,7 +623,7 @@ class CompletedCheckpoints:
         ownership = self._ownership
         ownership.check()
         seal_open_ids(ownership, clock)
-        known = self._job_dir.decided_ids()
+        known = self._job_dir.list_checkpoint_ids()
         if known:
             # Ids are counted from what is there and must go on: sinks tell repeated commits by them.
             reason = "the job was cancelled and its checkpoints deleted"
@@ -635,7 +635,7 @@ class CompletedCheckpoints:
         # This order matters: a pin is made after its checkpoint's folder and goes after it. One that
         # was there and has no folder later is what a crash left; the other way round it may be new.
         pinned = self._pins.pinned()
-        ids = self._job_dir.decided_ids()
+        ids = self._job_dir.list_checkpoint_ids()
         self._known = {one: fact for one, fact in self._known.items() if one in ids}
         order, intent = self._job_dir.rewind_order(), self._job_dir.open_rewind()
         targets = [one.target for one in (order, intent) if one is not None and one.target is not None]

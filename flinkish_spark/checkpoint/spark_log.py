@@ -215,7 +215,7 @@ class SparkLog:
 def log_of(store: Store, job_dir: StoreSpec, epoch: OwnerEpoch) -> SparkLog:
     """Return the log of an owner, which has been fenced for it or will be."""
     folder = f"spark/{epoch}"
-    place = job_dir.below(folder)
+    place = job_dir.to_child(folder)
     if job_dir.is_local:
         return SparkLog(store, folder, place.url)
     return BucketLog(store, folder, place.hadoop_url)
@@ -223,8 +223,8 @@ def log_of(store: Store, job_dir: StoreSpec, epoch: OwnerEpoch) -> SparkLog:
 
 def place_of_bases(job_dir: StoreSpec, log: SparkLog) -> StoreSpec:
     if job_dir.is_local:
-        return StoreSpec(str(log.location)).below(f"{STATE}/{BASES}")
-    return job_dir.below(BASES)
+        return StoreSpec(str(log.location)).to_child(f"{STATE}/{BASES}")
+    return job_dir.to_child(BASES)
 
 
 class BucketLog(SparkLog):
@@ -346,7 +346,7 @@ def translate_disk_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         advice = "check that the disk is there, has room, and may be written by this user"
-        raise StoreError.of_system(error, f"cannot {what}", what_to_do=advice) from error
+        raise StoreError.from_os_error(error, f"cannot {what}", what_to_do=advice) from error
 
 
 def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:

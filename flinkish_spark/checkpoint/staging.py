@@ -36,7 +36,7 @@ class OwnerLock(Protocol):
 def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
     """Return what tasks are told of a micro-batch that Spark has logged."""
     earlier = None if batch == BatchId(0) else _logged(log, BatchId(batch.value - 1))
-    return MicroBatch.logged(batch.value, _position(log, batch), earlier)
+    return MicroBatch.from_log(batch.value, _position(log, batch), earlier)
 
 
 def _position(log: SparkLog, batch: BatchId) -> LoggedOffsets:

@@ -337,14 +337,14 @@ class CheckpointTracker:
         self._observer = observer
         return self
 
-    def before(self, step: Step, subject: str) -> None:
+    def on_step_start(self, step: Step, subject: str) -> None:
         self._step_began_ms = self._clock.monotonic_ms()
-        self._observer.before(step, subject)
+        self._observer.on_step_start(step, subject)
 
-    def after(self, step: Step, subject: str) -> None:
+    def on_step_end(self, step: Step, subject: str) -> None:
         if step is Step.SINK_COMMIT:
             self._commit_ms[subject] = self._clock.monotonic_ms() - self._step_began_ms
-        self._observer.after(step, subject)
+        self._observer.on_step_end(step, subject)
 
     def confirmed(self, decision: Decision) -> None:
         times = self._times.pop(decision.checkpoint)

@@ -341,7 +341,7 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> StoredJob:
 def _job_in_bucket(ctx: click.Context, value: str) -> StoredJob:
     try:
         place = job_place(value, store_options())
-        if open_job_dir(place).known_settings() is None:
+        if open_job_dir(place).find_settings() is None:
             raise click.BadParameter(f"there is no job in {place.url}: it has no {JOB_KEY}.")
         return StoredJob.read(place)
     except (ConfigError, StoreError, CorruptObjectError, JobDirError) as error:

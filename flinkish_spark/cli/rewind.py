@@ -263,7 +263,7 @@ def accept(job: StoredJob, yes: bool, as_json: bool) -> None:
     the directory does not know. Put the newest directory back instead, if there is one: then nothing
     is lost and nothing is there twice.
     """
-    newest = max(job.job_dir.decided_ids(), default=None)
+    newest = max(job.job_dir.list_checkpoint_ids(), default=None)
     behind = "its beginning" if newest is None else f"checkpoint {newest}"
     confirm(
         f"The next start of the job '{job.name}' goes on from {behind} of this directory:\n"

@@ -311,7 +311,7 @@ def _staged(job_dir: JobDir) -> Iterator[Named]:
         name = key.rsplit("/", 1)[1]
         if not name.isdecimal():
             continue
-        for staged in job_dir.staged_batches(Lineage(int(name))).values():
+        for staged in job_dir.list_staged(Lineage(int(name))).values():
             for one in staged.committables:
                 handle = _handle(one.payload)
                 if handle is not None:
@@ -323,7 +323,7 @@ def _staged(job_dir: JobDir) -> Iterator[Named]:
 def _decided(job_dir: JobDir) -> Iterator[Named]:
     commits = [
         decision
-        for checkpoint in job_dir.decided_ids()
+        for checkpoint in job_dir.list_checkpoint_ids()
         if (decision := job_dir.decision(checkpoint)) is not None and decision.verdict is Verdict.COMMIT
     ]
     history = job_dir.history()
@@ -654,7 +654,7 @@ def _committer(job: StoredJob, client: TransactionClient, uid: str) -> KafkaComm
         schema=StructType(),
         checkpoint=CheckpointConfig(),
         job_name=job.name,
-        place=job.place.below(f"sinks/{uid}"),
+        place=job.place.to_child(f"sinks/{uid}"),
         clock=job.clock,
     )
     return KafkaCommitter(client, context)

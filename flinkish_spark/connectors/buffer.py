@@ -265,7 +265,7 @@ class BufferFolder:
             raise BufferFault(what, why=error.why or error.what, what_to_do=error.what_to_do) from error
         except OSError as error:
             to_do = "check that the job directory's disk is there, has room, and may be used by this user"
-            raise BufferFault.of_system(error, what, what_to_do=to_do) from error
+            raise BufferFault.from_os_error(error, what, what_to_do=to_do) from error
 
 
 #: Checks rows in a task before their checkpoint is decided; raises an error for a row that must be refused.

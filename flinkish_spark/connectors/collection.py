@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.iterators import elements_of
-from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.types.row_form import RowForm
 from flinkish_spark.types.schemas import output_schema
@@ -51,7 +51,7 @@ class CollectionSource(SplitSource):
     is_bounded = True
 
     def __init__(self, values: Iterable[Any], schema: str | T.StructType, *, splits: int = 1) -> None:
-        with refused_as_config_errors("give the number of parts to read at the same time"):
+        with raise_config_errors("give the number of parts to read at the same time"):
             check_whole("splits", splits, least=1, most=10_000)
         if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
             raise ConfigError(

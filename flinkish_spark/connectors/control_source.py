@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from flinkish_spark.checkpoint.control import offered_by, read_control
-from flinkish_spark.core.stream_readers import for_running_spark
+from flinkish_spark.core.stream_readers import adapt_reader
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
 from flinkish_spark.transport import columns as C
 
@@ -73,7 +73,7 @@ class ControlSource(DataSource):
         return _SCHEMA
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return for_running_spark(ControlReader(self.options["path"]))
+        return adapt_reader(ControlReader(self.options["path"]))
 
 
 def load_control(spark: SparkSession, path: str) -> DataFrame:

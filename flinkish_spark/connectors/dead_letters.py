@@ -63,7 +63,7 @@ class DeadLetterCommitter(Committer):
 
     def __init__(self, main: Committer, dead: Committer, uid: str, dead_uid: str, place: StoreSpec) -> None:
         self._main, self._dead, self._uid, self._dead_uid = main, dead, uid, dead_uid
-        self._store = place.below(_KIND).open()
+        self._store = place.to_child(_KIND).open()
         self._notes = SealedObjects(self._store, "the folder of a sink with dead letters")
         lifetimes = [one.staged_lifetime_ms for one in (main, dead)]
         self.staged_lifetime_ms = min((one for one in lifetimes if one is not None), default=None)
@@ -343,7 +343,7 @@ def _dead_uid(uid: str) -> str:
 
 
 def _dead_context(context: SinkContext) -> SinkContext:
-    place = context.place.below("dead-letters")
+    place = context.place.to_child("dead-letters")
     return replace(context, uid=_dead_uid(context.uid), schema=DEAD_LETTER_SCHEMA, place=place)
 
 

@@ -25,7 +25,7 @@ from flinkish_spark.connectors.buffer import (
 from flinkish_spark.connectors.two_phase import record_as_json, records_of, to_utc
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import ConfigError, FlinkishError
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.iterators import USER_ERRORS, refuse_not_run
 from flinkish_spark.core.validation import check_function, instance_of
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
@@ -140,7 +140,7 @@ class _CallingCommitter(BufferedCommitter):
         except USER_ERRORS as error:
             raise RepeatableUserError(
                 f"the function of sink '{self._context.uid}' failed at checkpoint {checkpoint}",
-                why=said(error),
+                why=describe_error(error),
                 what_to_do="correct the function and start the job again; it is called again with the "
                 "rows of this checkpoint",
                 uid=self._context.uid,

@@ -23,7 +23,7 @@ from flinkish_spark.core.validation import (
     check_methods,
     hold_plain_values,
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
     unusable,
     values_by_name,
 )
@@ -108,7 +108,7 @@ class Counting(Field):
     cycle: int | None = None
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give whole numbers"):
+        with raise_config_errors("give whole numbers"):
             check_whole("start", self.start, least=-_MOST_LONG, most=_MOST_LONG)
             check_whole("step", self.step, least=-_MOST_LONG, most=_MOST_LONG)
             if self.cycle is not None:
@@ -130,7 +130,7 @@ class RandomLong(Field):
     most: int
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give two whole numbers, the smaller one first"):
+        with raise_config_errors("give two whole numbers, the smaller one first"):
             check_whole("least", self.least, least=-_MOST_LONG, most=_MOST_LONG)
             check_whole("most", self.most, least=self.least, most=_MOST_LONG)
             check_whole("most - least", self.most - self.least, least=0, most=_MOST_LONG)
@@ -150,7 +150,7 @@ class RandomDouble(Field):
     most: float = 1.0
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give two numbers, the smaller one first"):
+        with raise_config_errors("give two numbers, the smaller one first"):
             check_factor("least", self.least, -1e300, 1e300)
             check_factor("most", self.most, self.least, 1e300)
 
@@ -170,7 +170,7 @@ class RandomText(Field):
     length: int = 10
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give a number of characters"):
+        with raise_config_errors("give a number of characters"):
             check_whole("length", self.length, least=1, most=100_000)
 
     type = T.StringType()
@@ -247,7 +247,7 @@ class Times(Field):
                 wanted="a datetime with a time zone",
                 what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)",
             )
-        with refused_as_config_errors("give whole milliseconds"):
+        with raise_config_errors("give whole milliseconds"):
             check_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
             check_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
 
@@ -319,7 +319,7 @@ class DataGeneratorSource(SplitSource):
             instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
             check_methods(field, Field, f"fields[{name!r}]")
             _check_identity(name, field)
-        with refused_as_config_errors("see the documentation of DataGeneratorSource"):
+        with raise_config_errors("see the documentation of DataGeneratorSource"):
             check_limit("records", records, least=0)
             if not isinstance(records, NoLimit):
                 check_whole("records", records, least=0, most=(1 << 63) - 1)
@@ -374,7 +374,7 @@ def _check_last(fields: Mapping[str, Field], records: Limit) -> None:
     for name, field in fields.items():
         # Generators of users' own may not be defined at that record.
         if isinstance(field, Counting | Times):
-            with refused_as_config_errors(f"correct fields[{name!r}], or give it fewer records"):
+            with raise_config_errors(f"correct fields[{name!r}], or give it fewer records"):
                 field.values(np.array([records - 1], dtype=np.int64), 0, 0)
 
 

@@ -217,7 +217,7 @@ class HybridSource(SplitSource):
         """Return a part, with its folder set if this source has one."""
         part = self._parts[index]
         if self._fs_folder:
-            object.__setattr__(part, "_fs_folder", self.job_store.below(str(index)).to_text())
+            object.__setattr__(part, "_fs_folder", self.job_store.to_child(str(index)).to_text())
         return part
 
     def _find_part(self, split: str) -> tuple[SplitSource, str]:

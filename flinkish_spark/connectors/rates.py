@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flinkish_spark.core.validation import refused_as_config_errors, unusable
+from flinkish_spark.core.validation import raise_config_errors, unusable
 from flinkish_spark.protocol.limits import UNLIMITED, Limit, NoLimit, check_limit
 
 #: An unused allowance is kept for this long, so that no flood follows a pause.
@@ -41,7 +41,7 @@ class RateLimit:
     records_per_batch: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give a whole number above zero, or leave it out"):
+        with raise_config_errors("give a whole number above zero, or leave it out"):
             check_limit("records_per_batch", self.records_per_batch, least=1)
         rate = self.records_per_second
         if isinstance(rate, NoLimit):

@@ -30,7 +30,7 @@ from flinkish_spark.core.forks import OwnFile
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore, ObjectMissing, make_directories, sync_directory
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, to_ms, unusable
+from flinkish_spark.core.validation import instance_of, raise_config_errors, to_ms, unusable
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import MOST_MS, Limit, check_limit, check_whole, exceeds
 from flinkish_spark.protocol.plan_layout import Position
@@ -218,7 +218,7 @@ def delete_before(folder: Path, position: int) -> None:
 
 
 def _to_store_error(folder: Path, error: OSError) -> StoreError:
-    return StoreError.of_system(
+    return StoreError.from_os_error(
         error,
         f"the log of lines in {folder} cannot be written",
         what_to_do="check that the disk is there, has room, and may be written by this user",
@@ -419,7 +419,7 @@ class SocketTextSource(SplitSource):
             if any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise unusable(name, text, wanted="a text of Unicode characters", what_to_do="give a text")
         retry_delay_ms = to_ms("retry_delay_ms", retry_delay_ms)
-        with refused_as_config_errors("see the documentation of SocketTextSource"):
+        with raise_config_errors("see the documentation of SocketTextSource"):
             check_whole("port", port, least=1, most=65_535)
             check_limit("max_retries", max_retries, least=0)
             check_whole("retry_delay_ms", retry_delay_ms, least=0, most=MOST_MS)

@@ -44,7 +44,7 @@ from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadLimit, for_running_spark
+from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadLimit, adapt_reader
 from flinkish_spark.core.validation import check_methods, instance_of
 from flinkish_spark.protocol.codec import Form, Presence, StoredObject, read, store_as
 from flinkish_spark.protocol.envelope import seal
@@ -388,14 +388,14 @@ class SplitSource(Source):
             object.__setattr__(self, "_fs_folder", _own_folder(job_dir.place, uid))
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        recorded = job_dir.recorded(_fact(uid))
+        recorded = job_dir.find_fact(_fact(uid))
         return {} if recorded is None else {_fact(uid): recorded}
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
         mend = "correct fingerprint(); the job goes on from the last checkpoint"
         with _failures_on_the_driver(uid, "was asked which input it reads", mend, is_counted=True):
             now = dict(self.fingerprint())
-        if now and job_dir.recorded_once(_fact(uid), now) != now:
+        if now and job_dir.record_fact(_fact(uid), now) != now:
             raise InputLostError(
                 f"the input of source '{uid}' is another one than at the job's first start",
                 why="the offsets of the checkpoint mean other records in it",
@@ -428,7 +428,7 @@ class SplitSource(Source):
 
     def _find_needed_offsets(self) -> dict[str, Offset]:
         """Return the offsets of the oldest checkpoint that a rewind can reach; {} if there are too few."""
-        commits = open_job_dir(self.job_store.above(2)).live_commits()
+        commits = open_job_dir(self.job_store.to_parent(2)).live_commits()
         # The newest has no receipt yet: it may be replayed, from the end of the one before it.
         if len(commits) < 2:
             return {}
@@ -517,7 +517,7 @@ def _failures_on_the_driver(uid: str, when: str, mend: str, *, is_counted: bool)
         raise
     except OSError as error:
         if is_counted:
-            raise SourceUnavailable.of_system(error, what) from error
+            raise SourceUnavailable.from_os_error(error, what) from error
         raise SourceUnavailable(what, why=str(error)) from error
     except USER_ERRORS as error:
         why = f"{type(error).__name__}: {error}"
@@ -540,7 +540,7 @@ def ask_once(place: StoreSpec, key: str, kind: str, ask: Callable[[], dict[str, 
 
 
 def _own_folder(job_dir: StoreSpec, uid: str) -> str:
-    return job_dir.below(f"sources/{uid}").to_text()
+    return job_dir.to_child(f"sources/{uid}").to_text()
 
 
 def _fact(uid: str) -> str:
@@ -882,7 +882,7 @@ class SplitDataSource(DataSource):
         return T.StructType([T.StructField(C.PIECE, T.StringType())])
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
-        return for_running_spark(SplitStreamReader(self._source, self._folder, self._control_path))
+        return adapt_reader(SplitStreamReader(self._source, self._folder, self._control_path))
 
 
 def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:

@@ -50,7 +50,7 @@ from flinkish_spark.core.errors import (
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.iterators import USER_ERRORS, pairs_of
 from flinkish_spark.core.suggestions import closest
@@ -739,11 +739,11 @@ class TwoPhaseCommitter(Committer):
         except FlinkishError:
             raise
         except self._sink.retry_on as error:
-            raise SinkUnavailable(f"{what}: {said(error)}") from error
+            raise SinkUnavailable(f"{what}: {describe_error(error)}") from error
         except USER_ERRORS as error:
             raise RepeatableUserError(
                 f"{what} failed",
-                why=said(error),
+                why=describe_error(error),
                 what_to_do="correct the sink and start the job again; what was decided is committed then",
                 uid=self._context.uid,
             ) from error

@@ -50,7 +50,7 @@ class JobPlace:
         """
         if start is not None:
             return start.folder
-        return "" if self.job_dir is None else self.job_dir.below(BEGINNINGS).to_text()
+        return "" if self.job_dir is None else self.job_dir.to_child(BEGINNINGS).to_text()
 
 
 #: A plan that belongs to no job.
@@ -179,7 +179,7 @@ class Source(ABC):
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return what the job recorded to know its input again, for savepoints.
 
-        By the names of `JobDir.recorded_once`, so that a restored job finds an input that was replaced.
+        By the names of `JobDir.record_fact`, so that a restored job finds an input that was replaced.
         """
         return {}
 

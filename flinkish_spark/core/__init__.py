@@ -1,1 +1,1 @@
-"""What everybody needs and what needs nobody: errors, clock, store, job directory, settings."""
+"""The lowest layer, which all others import: errors, clock, store, job directory, settings."""

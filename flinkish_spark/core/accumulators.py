@@ -1,12 +1,12 @@
 """Accumulators as functions see them, and how a task's part of them comes to the driver.
 
-A function adds to its accumulators in a Python worker. What a task has added travels with Spark's own
+A function adds to its accumulators in a Python worker. The values of a task travel with Spark's own
 accumulator updates, of which the driver keeps one for each operator and subtask: a task that is repeated
-says the same again, and counts once. The staged micro-batch keeps the sum, so it is part of what is decided.
+reports the same again, and counts once. The staged micro-batch keeps the sum, so a decision includes it.
 
-The same updates bring what functions have measured (:mod:`flinkish_spark.core.metric_group`), and say which
-bases of key groups a task has written in a bucket. Spark learns in this way, too, which version of a state
-store a task has written, so that of a task that ran twice both or none are known.
+The same updates carry the metrics of functions (:mod:`flinkish_spark.core.metric_group`), and the names of
+the bases of key groups that a task has written to a bucket. Spark learns in the same way which version of a
+state store a task has written, so if a task ran twice, the driver knows both versions or neither.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _LONGEST_NAME = 200
 
 
 @dataclass(slots=True)
-class Measured:
-    """What one metric of a function has measured in a task."""
+class TaskMetric:
+    """The values of one metric of a function, measured in one task."""
 
     kind: UserMetricKind
     count: int = 0
     total: float = 0.0
     least: float | None = None
     most: float | None = None
-    #: Of a gauge, what it shows: asked when the task is done, which is when this is pickled.
+    #: Returns the value of a gauge; called when the task is done, which is when this is pickled.
     show: Callable[[], float] | None = None
 
     def add(self, value: float) -> None:
@@ -58,29 +58,29 @@ class Measured:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.show is None:
-            return Measured, (self.kind, self.count, self.total, self.least, self.most)
-        shown = Measured(self.kind)
+            return TaskMetric, (self.kind, self.count, self.total, self.least, self.most)
+        shown = TaskMetric(self.kind)
         try:
             shown.add(float(self.show()))
         except Exception as error:
             LOG.warning("a gauge is left out: %s: %s", type(error).__name__, error)
-        return Measured, (self.kind, shown.count, shown.total, shown.least, shown.most)
+        return TaskMetric, (self.kind, shown.count, shown.total, shown.least, shown.most)
 
 
 @dataclass
 class Tally:
-    """What tasks say beside their rows."""
+    """Accumulators, metrics and base files that tasks report to the driver beside their rows."""
 
-    #: Of a place (operator and subtask), by name: the kind's name, and what is held.
+    #: By place (operator and subtask) and name: the accumulator's kind and its value.
     counts: dict[str, dict[str, tuple[str, Any]]] = field(default_factory=dict)
     #: Files of big key groups that were written.
     bases: set[str] = field(default_factory=set)
-    #: Of a place and the uid of an operator, what its function has measured, by name.
-    metrics: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
+    #: By place and uid of an operator, and by name: the values of its metrics.
+    metrics: dict[tuple[str, str], dict[str, TaskMetric]] = field(default_factory=dict)
 
 
 class TallyParam(AccumulatorParam[Tally]):
-    """Puts the tallies of tasks together: of one place what came last, and all bases."""
+    """Merges the tallies of tasks: the newest of each place, and all bases."""
 
     def zero(self, value: Tally) -> Tally:
         return Tally()
@@ -93,7 +93,7 @@ class TallyParam(AccumulatorParam[Tally]):
 
 
 def tally_of_task() -> Tally:
-    """Return what the current task of this worker says; Spark sends it when the task is done."""
+    """Return the tally of this worker's current task; Spark sends it when the task is done."""
     task = TaskContext.get()
     number = None if task is None else task.getLocalProperty(ACCUMULATORS_PROPERTY)
     if number is None:
@@ -109,8 +109,8 @@ def tell_base(name: str) -> None:
     tally_of_task().bases.add(name)
 
 
-def counted(tally: Tally) -> dict[str, AccumulatorValue]:
-    """Return what tasks have added, over all places, by name."""
+def sum_counts(tally: Tally) -> dict[str, AccumulatorValue]:
+    """Return the values of accumulators by name, summed over all places."""
     parts = (
         {name: AccumulatorValue.of(AccumulatorKind(kind), held) for name, (kind, held) in own.items()}
         for _, own in sorted(tally.counts.items())
@@ -118,8 +118,8 @@ def counted(tally: Tally) -> dict[str, AccumulatorValue]:
     return merge_accumulators(parts)
 
 
-def measured(tally: Tally) -> dict[str, dict[str, UserMetric]]:
-    """Return what functions have measured in tasks, over all places, by uid and name."""
+def merge_metrics(tally: Tally) -> dict[str, dict[str, UserMetric]]:
+    """Return the metrics of functions by uid and name, merged over all places."""
     return merge_subtasks(
         (uid, name, UserMetric(one.kind, one.count, one.total, one.least, one.most))
         for (_, uid), own in sorted(tally.metrics.items())
@@ -128,7 +128,7 @@ def measured(tally: Tally) -> dict[str, dict[str, UserMetric]]:
     )
 
 
-def is_finite(one: Measured) -> bool:
+def is_finite(one: TaskMetric) -> bool:
     is_gauge = one.kind is UserMetricKind.GAUGE
     return math.isfinite(one.total) and not (is_gauge and one.count == 0)
 
@@ -154,10 +154,10 @@ class Accumulator(ABC):
     def __init__(self) -> None:
         self._name = ""
         self._place: Callable[[], str | None] | None = None
-        #: What is added where it does not count: in a harness, or where a function runs once more.
+        #: Values that do not count: added in a harness, or where a function runs once more.
         self._apart: dict[str, tuple[str, Any]] = {}
 
-    def bound(self, name: str, place: Callable[[], str | None]) -> None:
+    def bind(self, name: str, place: Callable[[], str | None]) -> None:
         """Give it a name; called by the runtime context.
 
         Parameters
@@ -168,19 +168,19 @@ class Accumulator(ABC):
         self._name, self._place = name, place
 
     def add(self, value: Any = 1) -> None:
-        """Add a value; what an average or a histogram is given is one more of them.
+        """Add a value; an average or a histogram counts it as one more value.
 
         Raises
         ------
         TypeError
-            It is no number, or no whole one where that is wanted.
+            The value is no number, or not the whole number that this kind needs.
         """
         own = self._own()
         _, held = own.get(self._name, (self.kind.value, None))
         own[self._name] = self.kind.value, add_value(self.kind, held, value)
 
     def get_local_value(self) -> Any:
-        """Return what the current task has added so far."""
+        """Return the value that the current task has added so far."""
         _, held = self._own().get(self._name, (self.kind.value, None))
         return compute_result(self.kind, held)
 
@@ -252,13 +252,13 @@ class Accumulators:
     """The part of a runtime context that is about accumulators; see `TaskFacts`."""
 
     uid: str
-    #: Where nothing would count, the reason and what to do, to be read behind "and"; else empty.
+    #: Where accumulators would not count, the reason and what to do, as it reads after "and"; else empty.
     why_no_accumulators = ""
 
     def _place(self) -> str | None:
         raise NotImplementedError
 
-    def _known(self) -> dict[str, Accumulator]:
+    def _get_accumulators(self) -> dict[str, Accumulator]:
         # Contexts are made in many places; each has its own.
         known: dict[str, Accumulator] = self.__dict__.setdefault("_accumulators", {})
         return known
@@ -279,29 +279,29 @@ class Accumulators:
                 f"the accumulator '{name}' of '{self.uid}' is a {type(accumulator).__name__}; its values are "
                 "stored in checkpoints, so it must be one of flinkish_spark's: LongCounter(), Histogram()..."
             )
-        if name in self._known():
+        if name in self._get_accumulators():
             raise ValueError(f"'{self.uid}' adds the accumulator '{name}' twice")
-        accumulator.bound(name, self._place)
-        self._known()[name] = accumulator
+        accumulator.bind(name, self._place)
+        self._get_accumulators()[name] = accumulator
         return accumulator
 
     def get_accumulator(self, name: str) -> Any:
-        return self._known()[name]
+        return self._get_accumulators()[name]
 
     def get_int_counter(self, name: str) -> IntCounter:
-        return self._of_kind(name, IntCounter)
+        return self._get_or_add(name, IntCounter)
 
     def get_long_counter(self, name: str) -> LongCounter:
-        return self._of_kind(name, LongCounter)
+        return self._get_or_add(name, LongCounter)
 
     def get_double_counter(self, name: str) -> DoubleCounter:
-        return self._of_kind(name, DoubleCounter)
+        return self._get_or_add(name, DoubleCounter)
 
     def get_histogram(self, name: str) -> Histogram:
-        return self._of_kind(name, Histogram)
+        return self._get_or_add(name, Histogram)
 
-    def _of_kind(self, name: str, kind: type[_A]) -> _A:
-        known = self._known().get(name)
+    def _get_or_add(self, name: str, kind: type[_A]) -> _A:
+        known = self._get_accumulators().get(name)
         if known is None:
             known = self.add_accumulator(name, kind())
         if type(known) is not kind:

@@ -1,4 +1,4 @@
-"""Changelogs: streams whose records say what happens to a row of a table."""
+"""Changelogs: streams of changes to the rows of a table."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ROW_KIND = "_row_kind"
 
 
 class RowKind(Choice):
-    """What a row of a changelog says: Flink's kinds, under the short names that Flink prints.
+    """The kind of change that a row of a changelog stands for; Flink's kinds and short names.
 
-    An update may come as two rows, that which was and that which is; both are of one record of the log, and
-    follow each other.
+    An update may come as two rows, the old one and the new one; both are of one record of the log, and follow
+    each other.
 
     Examples
     --------
@@ -40,25 +40,25 @@ class RowKind(Choice):
 
     @property
     def is_retraction(self) -> bool:
-        """Whether the row is taken back, and not added."""
+        """True if the row retracts an earlier one."""
         return self in (RowKind.UPDATE_BEFORE, RowKind.DELETE)
 
 
-#: The kinds that take a row back.
+#: The kinds that retract a row.
 RETRACTIONS = tuple(kind.value for kind in RowKind if kind.is_retraction)
 
 
 class ChangelogMode(Choice):
-    """Which rows a source makes of an update; Flink's word."""
+    """Which rows a source emits for an update; Flink's word."""
 
-    #: The row that was, -U, and the row that is, +U: what an aggregate needs, which retracts the one.
+    #: The old row, -U, and the new row, +U: an aggregate needs both, to retract the old one.
     ALL = "all"
-    #: The row that is, +U, alone: enough for a sink that keeps one row per key.
+    #: The new row, +U, alone: enough for a sink that keeps one row per key.
     UPSERT = "upsert"
 
 
 class EpochUnit(Choice):
-    """What a number counts since 1970, where it stands for a time."""
+    """Unit of a number that stands for a time since 1970."""
 
     MILLISECONDS = 1_000
     MICROSECONDS = 1_000_000
@@ -76,7 +76,7 @@ class DecimalHandling(Choice):
     DOUBLE = "double"
 
 
-#: Debezium's `unavailable.value.placeholder`, unless somebody sets another one.
+#: Debezium's default `unavailable.value.placeholder`.
 UNAVAILABLE = "__debezium_unavailable_value"
 
 

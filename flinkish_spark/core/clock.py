@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 
 
 class Clock(Protocol):
-    """What the coordinator needs of time."""
+    """The clocks and waits of a process; tests and the simulator have their own."""
 
     def monotonic_ms(self) -> int:
         """Return milliseconds that never go back; the origin has no meaning."""
@@ -85,11 +85,11 @@ def tries(
 
 
 LOG = logging.getLogger("flinkish_spark.spans")
-#: What is shorter is not logged: a coordinator's steps and questions to Spark come many times a second.
+#: Shorter spans are not logged: the coordinator's steps and calls to Spark come many times a second.
 LEAST_MS = 10
 
 
-def ended(what: str, took_ms: int) -> None:
+def log_span(what: str, took_ms: int) -> None:
     """Log a span that has ended, unless it was a short one."""
     if took_ms >= LEAST_MS:
         LOG.debug("%6d ms: %s", took_ms, what)
@@ -102,7 +102,7 @@ def span(what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        ended(what, (time.monotonic_ns() - began_ns) // 1_000_000)
+        log_span(what, (time.monotonic_ns() - began_ns) // 1_000_000)
 
 
 T = TypeVar("T")
@@ -111,27 +111,27 @@ _POLL_MS = 10
 
 class RunningThread(Protocol):
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the thread still runs."""
 
     def join(self) -> None:
         """Wait for its end; called by another thread."""
 
 
 class Threads(Protocol):
-    """Starts threads; what waits in them waits by the :class:`~flinkish_spark.core.clock.Clock`."""
+    """Starts threads; code in them waits by the :class:`~flinkish_spark.core.clock.Clock`."""
 
     def start(self, name: str, target: Callable[[], None]) -> RunningThread:
         """Run `target`, which must not raise, in a thread that does not keep the process alive."""
 
 
 class GivenUp(Exception):
-    """Whoever waited for a thread was told to give up; the thread goes on, and nobody hears of its end."""
+    """The wait for a thread was given up; the thread runs on, and its result is dropped."""
 
 
 def outcome_of(
     work: Callable[[], T], name: str, threads: Threads, clock: Clock, must_give_up: Callable[[], bool]
 ) -> T:
-    """Do what may hang, code of the user's for example, in a thread of its own; return what it returns."""
+    """Run code that may hang, such as a user's function, in a thread of its own; return its result."""
     found: list[T] = []
     failures: list[BaseException] = []
 

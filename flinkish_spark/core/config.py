@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
 from flinkish_spark.protocol import cancellation
 from flinkish_spark.protocol import restart as rules
 from flinkish_spark.protocol.checkpoint import FinishedParticipants
@@ -22,7 +22,7 @@ _LEAST_LEASE_MS = 15_000
 
 
 def require_positive(name: str, value: int) -> None:
-    with refused_as_config_errors(f"set {name} to 1 or more"):
+    with raise_config_errors(f"set {name} to 1 or more"):
         check_whole(name, value, least=1)
 
 
@@ -69,7 +69,7 @@ class CheckpointConfig:
         Exactly once, unless the branches of a job are so uneven that checkpoints are declined.
         Sinks commit exactly once in either mode.
     finished
-        Whether checkpoints go on when sources have come to their end.
+        Whether checkpoints go on when some sources have reached their end.
     owner_lease_ms
         For a job directory in a bucket: how long a start, or a standby, hears nothing of the owner before it
         takes it for dead. Owners are heard of every 5 s; at least 15 s.
@@ -99,7 +99,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
+        with raise_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
             for name in ("interval_ms", "timeout_ms", "restart_budget_ms"):
                 check_whole(name, getattr(self, name), least=1, most=MOST_MS)
             check_whole("owner_lease_ms", self.owner_lease_ms, least=_LEAST_LEASE_MS, most=MOST_MS)
@@ -113,16 +113,16 @@ class CheckpointConfig:
 
     @property
     def is_exactly_once(self) -> bool:
-        """Whether barriers that do not add up decline a checkpoint."""
+        """True if barriers that disagree decline the checkpoint."""
         return self.mode is CheckpointingMode.EXACTLY_ONCE
 
     @property
     def replay_ms(self) -> int:
-        """How long after its staging data may still have to be decided, and input to be read again."""
+        """How long after its staging data may still be decided, so that its input may be read again."""
         return self.interval_ms + self.restart_budget_ms
 
     def rules(self) -> CoordinationRules:
-        """Return what the coordinator's rules need of this."""
+        """Return the settings that the coordinator's rules need."""
         return CoordinationRules(
             interval_ms=self.interval_ms,
             min_pause_ms=self.min_pause_ms,
@@ -136,7 +136,7 @@ NoRestart = rules.NoRestart
 
 
 class _CheckedSettings:
-    """Makes settings of a rule: spans of time may be texts, and what the rule refuses is a ConfigError."""
+    """Base of settings that a rule checks: times may be texts, and a value it refuses is a ConfigError."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ class _CheckedSettings:
         hold_plain_values(self)
         name = type(self).__name__
         what_to_do = f"give {name} values in this range, or leave them out for the defaults"
-        with refused_as_config_errors(what_to_do):
+        with raise_config_errors(what_to_do):
             super().__post_init__()  # type: ignore[misc]
 
 

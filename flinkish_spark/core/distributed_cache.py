@@ -59,8 +59,8 @@ class DistributedCache:
         return path
 
 
-def distributed_cache(uid: str) -> DistributedCache:
-    """Return the files of the current task, or of a harness; none where neither is."""
+def find_cached_files(uid: str) -> DistributedCache:
+    """Return the registered files that the current task, or a harness, has; none outside of both."""
     given = CACHED_FILES_IN_HARNESS.get()
     if given is not None:
         return DistributedCache(uid, given)

@@ -12,13 +12,13 @@ from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS as MAX_WATERMARK_MS
 from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS as MIN_WATERMARK_MS
 
-#: What says the fields of rows: DDL, a StructType, a dataclass, a NamedTuple class, a tuple with hints.
+#: A declaration of row fields: DDL, a StructType, a dataclass, a NamedTuple class, a tuple with hints.
 OutputType = str | T.StructType | type[Any] | types.GenericAlias
 
 #: Names of what operators count: late records without a side output, and matches of patterns.
 LATE_RECORDS_DROPPED, MATCHES = "late_records_dropped", "matches"
 TIMED_OUT, DISCARDED = "partial_matches_timed_out", "partial_matches_discarded"
-#: What is more of a key's, by call, and what is less.
+#: Counts of partial matches that a call has opened, and of those that it has closed.
 OPENED, CLOSED = "partial_matches_opened", "partial_matches_closed"
 #: How many came with the first micro-batch of a log: from a savepoint, or from another number of partitions.
 RESTORED = "partial_matches_restored"
@@ -76,17 +76,17 @@ def tag_name(tag: OutputTag) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where time stands in a micro-batch, in milliseconds."""
+    """The watermarks and the processing time of a micro-batch, in milliseconds."""
 
-    #: What the last micro-batch reached.
+    #: The watermark of the last micro-batch.
     watermark_before_ms: int
-    #: What this one reaches; never less.
+    #: The watermark of this micro-batch; never less.
     watermark_ms: int
     processing_time_ms: int
-    #: What the watermark becomes behind the elements, if that is more.
+    #: The watermark after the elements of the micro-batch, if it is greater.
     drained_to_ms: int = MIN_WATERMARK_MS
     #: Up to when processing-time timers fire; None: up to `processing_time_ms`, as in Flink's harnesses.
-    #: In a job, as in Flink's, those of the very millisecond wait: elements of it are still to come.
+    #: In a job, as in Flink, timers of that very millisecond wait, since it may bring more elements.
     processing_timers_to_ms: int | None = None
 
     @property

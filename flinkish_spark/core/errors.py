@@ -27,7 +27,7 @@ USER_FUNCTION_MARKER = "[FLINKISH_USER_FUNCTION]"
 #: The same for state that cannot be read or written.
 STATE_MARKER = "[FLINKISH_STATE]"
 
-#: What to do where the same rows came out otherwise the second time.
+#: What to do if a repeated micro-batch gave other rows than the first time.
 MAKE_DETERMINISTIC = (
     "make functions deterministic: no clock, no unseeded random; ask systems outside by AsyncDataStream, "
     "with record_answers=True"
@@ -88,7 +88,7 @@ class GraphError(UserError):
 
 
 class PatternError(UserError):
-    """A pattern cannot be what it says, or a match cannot be treated as it says."""
+    """A pattern contradicts itself, or asks for a match in a way that cannot be done."""
 
 
 class JobDirError(UserError):
@@ -100,7 +100,7 @@ class SchemaError(UserError):
 
 
 class JobCancelledError(UserError):
-    """Somebody has cancelled the job; what it staged behind its last checkpoint does not count."""
+    """Somebody has cancelled the job; rows that it staged after its last checkpoint do not count."""
 
 
 class UserFunctionError(UserError):
@@ -120,7 +120,7 @@ def bad_time(topic: str, partition: int, offset: int, timestamp_ms: int) -> BadR
     return BadRecordError(
         f"the record at {place} has the timestamp {timestamp_ms}",
         why="Kafka's timestamps are milliseconds since 1970, and this is in none of the years 1 to 9999",
-        what_to_do="correct the producer; delete the records up to it, or read from behind it in a new job",
+        what_to_do="correct the producer; delete the records up to it, or start after it in a new job",
         topic=topic,
         partition=partition,
         offset=offset,
@@ -131,8 +131,8 @@ class EnvironmentFault(FlinkishError):
     """Something outside this process is not as it must be."""
 
     @classmethod
-    def of_system(cls, error: OSError, what: str, *, what_to_do: str = "", **facts: object) -> Self:
-        """Return what a refusal of the system means: a missing right does not pass, a full disk may."""
+    def from_os_error(cls, error: OSError, what: str, *, what_to_do: str = "", **facts: object) -> Self:
+        """Return the error that an OSError means: a missing right is final, a full disk may pass."""
         found = cls(what, why=str(error), what_to_do=what_to_do, **facts)
         found.ends_when_repeated = not may_pass(error)
         return found
@@ -182,7 +182,7 @@ class CommittableLostError(EnvironmentFault):
 
 
 class NotReplayableError(CommittableLostError):
-    """What is lost cannot be staged again either. The job stops; nothing later is decided."""
+    """Lost data cannot be staged again either. The job stops; nothing later is decided."""
 
     restartable = False
 
@@ -198,7 +198,7 @@ class ProcessLostError(EnvironmentFault):
     ends_when_repeated = True
 
 
-class OutOfMemoryFault(ProcessLostError):
+class MemoryExhaustedError(ProcessLostError):
     """An executor or a Python worker has no memory left; nothing of the micro-batch counts."""
 
 
@@ -209,14 +209,14 @@ class SparkGoneError(ProcessLostError):
 
 
 class CancellationTimedOut(SparkGoneError):
-    """What was to end did not: a micro-batch, or a thread of the job on its driver.
+    """A cancelled micro-batch, or a thread of the job on its driver, did not end in time.
 
-    Nothing of such a micro-batch counts, and the JVM was ended unless the message says otherwise. What was
-    decided is committed by the next start.
+    Nothing of such a micro-batch counts, and the JVM was ended unless the message says otherwise. The next
+    start commits decided checkpoints.
     """
 
 
-class DriverOutOfMemory(OutOfMemoryFault, SparkGoneError):
+class DriverOutOfMemory(MemoryExhaustedError, SparkGoneError):
     """The JVM of this driver has no memory left. It is not used any more, whether or not it has ended."""
 
     restartable = False
@@ -240,7 +240,7 @@ class InternalError(FlinkishError):
     usual_advice = "report it, with this message and the trace"
 
 
-#: What a disk, or a system on the network, says while it is away, full or busy.
+#: Errors of a disk, or a system on the network, that is away, full or busy.
 _MAY_PASS = frozenset(
     getattr(errno, name)
     for name in (
@@ -252,12 +252,12 @@ _MAY_PASS = frozenset(
     )
     if hasattr(errno, name)
 )
-#: Made without a number, too; they mean a path or a right, and no outage.
+#: They may have no number; they mean a path or a right, and no outage.
 _DO_NOT_PASS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def may_pass(error: OSError) -> bool:
-    """Whether it may be an outage: something does not answer, is full or busy."""
+    """Return whether an error may be an outage: something does not answer, is full or busy."""
     if isinstance(error, _DO_NOT_PASS):
         return False
     # Classes of libraries have numbers of their own: 1 is any error of TLS.
@@ -267,14 +267,14 @@ def may_pass(error: OSError) -> bool:
 
 
 def raise_translated(known: BaseException, error: BaseException) -> NoReturn:
-    """Raise what a caught `error` means; called where it was caught, by everything that translates errors."""
+    """Raise `known`, which a caught `error` was translated to; called where the error was caught."""
     if known is error:
         raise error
     raise known from error
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, what caused it, what caused that, and so on; each once."""
+    """Yield an exception and all its causes in turn; each once."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

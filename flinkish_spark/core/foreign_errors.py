@@ -1,4 +1,4 @@
-"""Texts of errors that are not ours: of Python, PySpark and the JVM, which are told by name, without Py4J."""
+"""Texts of the errors of Python, PySpark and the JVM, recognized by class names, so without Py4J."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_CAUSES = 12
 
 
 def is_gateway_gone(error: BaseException) -> bool:
-    """Say whether `error` means that the JVM died, rather than that it refused something."""
+    """Return whether `error` means that the JVM died, rather than that it refused something."""
     return any(_says_gateway_gone(one) for one in causes_of(error))
 
 
@@ -29,36 +29,38 @@ def _says_gateway_gone(error: BaseException) -> bool:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Return the text of an exception with everything the JVM says caused it, the innermost last."""
-    parts = [_without_plan(_text(error))]
+    """Return the text of an exception with those of all its causes in the JVM, the innermost last."""
+    parts = [_strip_plan(_text(error))]
     seen: Any = error
-    # PySpark makes exceptions of its own of what the JVM says; those that it does not know have no origin.
+    # PySpark converts exceptions of the JVM to its own; those that it does not know have no origin.
     while seen is not None and len(parts) < _MOST_CAUSES:
         java = getattr(seen, "java_exception", None) or getattr(seen, "_origin", None)
         if java is not None:
             return "\n".join(parts + _java_causes(java))
         seen = getattr(seen, "_cause", None)
         if seen is not None:
-            parts.append(_without_plan(str(getattr(seen, "_desc", "") or "")))
+            parts.append(_strip_plan(str(getattr(seen, "_desc", "") or "")))
     return "\n".join(parts)
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return class and message of an exception for people, its innermost cause first."""
-    inner = _raised_first(error, _MOST_CAUSES)
-    return _named(error) if inner is error else f"{_named(inner)}, and so {_named(error)}"
+    inner = _find_root_cause(error, _MOST_CAUSES)
+    return (
+        _describe_one(error) if inner is error else f"{_describe_one(inner)}, and so {_describe_one(error)}"
+    )
 
 
-def _raised_first(error: BaseException, most: int) -> BaseException:
-    """Return what an exception of Python was raised from, in the end; of a group the first of its own."""
+def _find_root_cause(error: BaseException, most: int) -> BaseException:
+    """Return the root cause of an exception of Python; of a group, that of its first exception."""
     group = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
     cause = error.__cause__ or group
     if cause is None or most == 0 or is_of_the_jvm(error):
         return error
-    return _raised_first(cause, most - 1)
+    return _find_root_cause(cause, most - 1)
 
 
-def _named(error: BaseException) -> str:
+def _describe_one(error: BaseException) -> str:
     if is_of_the_jvm(error):
         return Chain.of(describe_failure(error)).headline
     return f"{type(error).__name__}: {_text(error)}"
@@ -79,13 +81,13 @@ def _java_causes(java: Any) -> list[str]:
     found: list[str] = []
     while java is not None and len(found) < _MOST_CAUSES:
         try:
-            found.append(_without_plan(str(java.toString())))
+            found.append(_strip_plan(str(java.toString())))
             java = java.getCause()
         except Exception:  # the JVM may be gone; what was read so far is still useful
             break
     return found
 
 
-def _without_plan(text: str) -> str:
-    # Behind this line Spark prints the whole plan, with every literal of ours in it.
+def _strip_plan(text: str) -> str:
+    # After this line Spark prints the whole plan, with every literal of ours in it.
     return text.split("=== Streaming Query ===", 1)[0]

@@ -1,10 +1,10 @@
-"""What belongs to one process, and what becomes of it in a child that somebody forks.
+"""Resources of one process (files, connections, signal handlers), and how a forked child lets go of them.
 
-A fork copies everything but the threads: files that are open and the locks on them, connections, handlers of
-signals, what is to be done at the end. None of it is the child's. A lock would outlive its owner, a `close()`
-would end the parent's session, and a clean-up would delete the parent's files. So a child lets go of all of
-it at once, without a word to anybody. Python runs that for `os.fork`, `multiprocessing` and `subprocess`;
-programs that a child becomes by exec get no file of ours anyway.
+A fork copies everything but the threads: open files and the locks on them, connections, handlers of signals,
+`atexit` functions. None of it is the child's. A lock would outlive its owner, a `close()` would end the
+parent's session, and a clean-up would delete the parent's files. So a child lets go of all of it at once, and
+sends nothing. Python runs that for `os.fork`, `multiprocessing` and `subprocess`; programs that a child
+starts by exec get no file of ours anyway.
 
 Standard library only, and nothing here waits: it runs between fork and the child's first line.
 """
@@ -22,24 +22,24 @@ from pathlib import Path
 from typing import IO, Any
 
 
-class _Inherited:
-    """What a child has to let go of."""
+class _ProcessResources:
+    """The resources that a forked child must let go of."""
 
     def __init__(self) -> None:
-        #: Nobody forks between opening a file and noting it. Held for one system call.
+        #: Held for one system call: no fork happens between opening a file and noting it.
         self.noting = threading.Lock()
         self.files: set[OwnFile] = set()
         self.pipes: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
-        self.left: weakref.WeakSet[Connected] = weakref.WeakSet()
-        #: What handled the signals that we handle.
+        self.left: weakref.WeakSet[ProcessConnection] = weakref.WeakSet()
+        #: Earlier handlers of the signals that we handle.
         self.handled_before: dict[signal.Signals, Any] = {}
         self._mask: set[Any] = set()
 
-    def before_fork(self) -> None:
+    def hold_fork(self) -> None:
         self.noting.acquire()
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.handled_before)
 
-    def in_parent(self) -> None:
+    def resume_parent(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         self.noting.release()
 
@@ -61,12 +61,12 @@ class _Inherited:
 
 
 class OwnFile:
-    """An open file that no child has: a lock on it ends with this process, whoever is forked off it."""
+    """An open file that forked children close: a lock on it ends with this process."""
 
     def __init__(self, path: Path, flags: int) -> None:
-        with _INHERITED.noting:
+        with _RESOURCES.noting:
             self._number: int | None = os.open(path, flags | os.O_CLOEXEC, 0o666)
-            _INHERITED.files.add(self)
+            _RESOURCES.files.add(self)
 
     def fileno(self) -> int:
         if self._number is None:
@@ -79,9 +79,9 @@ class OwnFile:
 
     def close(self) -> None:
         """Close it; a second call does nothing, and neither does one in a child."""
-        with _INHERITED.noting:
+        with _RESOURCES.noting:
             number, self._number = self._number, None
-            _INHERITED.files.discard(self)
+            _RESOURCES.files.discard(self)
             if number is not None:
                 os.close(number)
 
@@ -92,46 +92,46 @@ class OwnFile:
             os.close(number)
 
 
-class Connected:
-    """Something with a connection of this process; a subclass calls :meth:`keep_from_children`."""
+class ProcessConnection:
+    """Base of objects with a connection of this process; a subclass calls :meth:`keep_from_children`."""
 
     def keep_from_children(self) -> None:
-        _INHERITED.left.add(self)
+        _RESOURCES.left.add(self)
 
     def leave_to_parent(self) -> None:
         raise NotImplementedError
 
 
 def close_in_children(pipe: IO[bytes]) -> None:
-    """Let nobody hold our end of a pipe open: whoever reads it must see the end when this process dies."""
-    _INHERITED.pipes.add(pipe)
+    """Close our end of a pipe in children: its reader must see the end when this process dies."""
+    _RESOURCES.pipes.add(pipe)
 
 
-def never_finalized(thing: object) -> None:
-    """Keep an object of the parent's for the life of this process: clients say good-bye at their end."""
+def keep_forever(thing: object) -> None:
+    """Keep an object of the parent's for the life of this process: finalized, a client would say goodbye."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-def in_this_process(work: Callable[..., Any]) -> Callable[..., Any]:
+def skip_in_children(work: Callable[..., Any]) -> Callable[..., Any]:
     """Return `work` for `atexit` and finalizers: in a child, which ends like its parent, it does nothing."""
     maker = os.getpid()
 
-    def guarded(*args: Any, **named: Any) -> Any:
+    def run(*args: Any, **named: Any) -> Any:
         return work(*args, **named) if os.getpid() == maker else None
 
-    return guarded
+    return run
 
 
 @contextmanager
 def own_handler(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Handle signals in the block, in this process and its main thread; not in children."""
+    """Handle signals in the block, in this process's main thread; not in children."""
     before = {number: signal.signal(number, handler) or signal.SIG_DFL for number in numbers}
-    _INHERITED.handled_before.update(before)
+    _RESOURCES.handled_before.update(before)
     try:
         yield
     finally:
         for number, earlier in before.items():
-            if _INHERITED.handled_before.pop(number, None) is not None:
+            if _RESOURCES.handled_before.pop(number, None) is not None:
                 signal.signal(number, earlier)
 
 
@@ -144,7 +144,7 @@ def _replace(pipe: IO[bytes]) -> None:
     os.close(nothing)
 
 
-_INHERITED = _Inherited()
+_RESOURCES = _ProcessResources()
 os.register_at_fork(
-    before=_INHERITED.before_fork, after_in_parent=_INHERITED.in_parent, after_in_child=_INHERITED.let_go
+    before=_RESOURCES.hold_fork, after_in_parent=_RESOURCES.resume_parent, after_in_child=_RESOURCES.let_go
 )

@@ -1,4 +1,4 @@
-"""How a record's bytes become columns and back, and which side of Spark does it."""
+"""Formats of records (JSON, Avro, CSV...): how their bytes become columns and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SCHEMA_ID = 2**31 - 1
 
 
 class OnBadRecord(Choice):
-    """What happens to a record that cannot be read, or that the broker would refuse.
+    """Policy for a record that cannot be read, or that the broker would refuse.
 
     A dead-letter topic needs a name, so it is a value of its own: :class:`DeadLetter`.
     """
@@ -59,7 +59,7 @@ BadRecordPolicy = OnBadRecord | DeadLetter
 
 
 class OnTombstone(Choice):
-    """What a source makes of a record without a value: a tombstone, which says that its key is gone.
+    """Policy for a tombstone: a record without a value, which means that its key is deleted.
 
     Examples
     --------
@@ -78,13 +78,13 @@ class OnTombstone(Choice):
 
 
 class OnSchemaChange(Choice):
-    """What a source does with records whose writer's schema has what its own schema would leave out.
+    """Policy for records whose writer's schema has more than the source's own schema.
 
-    A field that a writer does not have is no such change: it is null, or has the default of the schema
-    that is read with.
+    A field that the writer's schema lacks is no such change: it is null, or has the default of the source's
+    schema.
     """
 
-    #: Stop the job, with the names of the fields. Nothing is left out that nobody has decided about.
+    #: Stop the job, with the names of the fields, so that no field is left out by accident.
     FAIL = "fail"
     #: Start again with the newest schema of the subject: new columns, null in records from before. In Avro
     #: also for a value that the source's schema cannot hold; the column's type may be another one then.
@@ -94,7 +94,7 @@ class OnSchemaChange(Choice):
 
 
 class SubjectNameStrategy(Choice):
-    """Under which name a schema stands in a registry; the names are Confluent's."""
+    """Name of a schema's subject in a registry; the strategies are Confluent's."""
 
     #: ``<topic>-key`` or ``<topic>-value``.
     TOPIC_NAME = "topic_name"
@@ -109,7 +109,7 @@ class Registration(Choice):
 
     #: Registered before the job starts; the registry refuses one that is not compatible.
     AUTOMATIC = "automatic"
-    #: It is there, under the subject; a job that writes another one is refused.
+    #: It must be registered already, under the subject; a job that writes another one is refused.
     REQUIRED = "required"
 
 
@@ -429,11 +429,13 @@ class Protobuf:
                 f"{message!r} is no message of a compiled module",
                 what_to_do="give a class such as orders_pb2.Order",
             )
-        return cls(_described(known.file), known.full_name, registry, on_schema_change, on_bad_record)
+        return cls(
+            _serialize_descriptors(known.file), known.full_name, registry, on_schema_change, on_bad_record
+        )
 
 
-def _described(file: Any) -> bytes:
-    """Return a file of descriptors with all that it imports, what is imported first."""
+def _serialize_descriptors(file: Any) -> bytes:
+    """Return a file's descriptors with those of all its imports; imported files come first."""
     from google.protobuf import descriptor_pb2
 
     found = descriptor_pb2.FileDescriptorSet()

@@ -6,12 +6,12 @@
   when the answer was lost, looks whether its hidden file is still there: only it knows that name. So no id
   has to lie in the object, which HDFS has no place for.
 - The client has no time limit for an answer of the NameNode (0.14.7 waits for ever for one that is
-  stopped), so each question is asked in a thread of its own, and given up.
-- Its threads do not come along in a fork; see `object_store`.
+  stopped), so each request is made in a thread of its own, which is given up after a time.
+- A fork does not copy its threads; see `object_store`.
 
-What is durable when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the
-NameNode has synced its log before it answers. That a file was closed, a DataNode notes without a sync,
-unless dfs.datanode.synconclose is set: it is in doubt if all DataNodes of a file lose power at that moment.
+Durability when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the NameNode
+has synced its log before it answers. A DataNode notes without a sync that a file was closed, unless
+dfs.datanode.synconclose is set: a file is in doubt if all its DataNodes lose power at that moment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from flinkish_spark.core.clock import SystemClock, SystemThreads, tries
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.object_store import CountedStore
-from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
+from flinkish_spark.core.store import (
+    CreateResult,
+    ObjectMissing,
+    UnknownOutcomeError,
+    create_by_id,
+    parse_key,
+)
 from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
@@ -40,19 +46,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CLOCK = SystemClock()
 
-#: How long calls go on trying; of a NameNode that this process has not heard of yet, less: it may be a typing
+#: How long calls go on trying; less for a NameNode that has not answered this process yet: it may be a typing
 #: error.
 _PATIENCE_MS, _FIRST_PATIENCE_MS = 60_000, 15_000
-#: How long one question may take, and the slowest bytes that are waited for.
+#: How long one request may take, and the slowest transfer that is waited for.
 _ANSWER_MS, _BYTES_PER_MS = 30_000, 1_000
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
-#: The client's own tries, each with all NameNodes that it knows. What goes on longer is repeated here.
+#: The client's own retries, each with all NameNodes that it knows. Longer outages are retried here.
 _CLIENT_CONF = {
     "dfs.client.failover.max.attempts": "3",
     "dfs.client.failover.sleep.base.millis": "200",
     "dfs.client.failover.sleep.max.millis": "1000",
 }
-#: What is refused again, and has done nothing.
+#: Final errors: nothing was done, and a repetition fails as well.
 _REFUSED = re.compile(
     r"AccessControlException|AuthorizationException|InvalidToken|SASLError|GSSAPIError|NoSASLMechanism"
     r"|QuotaExceeded|InvalidPath|InvalidArgument|UrlParseError|ParentNotDirectory|PathIsNotEmptyDirectory"
@@ -63,7 +69,7 @@ _IS_FULL = re.compile(r"PathIsNotEmptyDirectory")
 #: Where Java's stack begins, as a text or as Rust shows it.
 _STACK = re.compile(r"(\n|\\n)(\t|\\t)at ")
 _MOST_TEXT = 500
-#: What HDFS takes in no name.
+#: Characters that HDFS does not allow in names.
 _ODD = re.compile(r"[:\\\x00-\x1f\x7f]")
 
 #: Clients of this process by NameNode, and the NameNodes that have answered it.
@@ -96,7 +102,7 @@ class HdfsStore(CountedStore):
     def put(self, key: str, data: bytes) -> None:
         path = self._path(key)
         self._count("put")
-        self._move(key, self._repeated("write", key, lambda: self._write_bytes(path, data)))
+        self._move(key, self._retry("write", key, lambda: self._write_bytes(path, data)))
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         create = _Create(self, key, data)
@@ -109,15 +115,15 @@ class HdfsStore(CountedStore):
         path = self._path(prefix)
 
         def names(hdfs: Client) -> set[str]:
-            # What is asked of a file has itself in the answer.
+            # The listing of a file contains the file itself.
             return {one.path.rpartition("/")[2] for one in hdfs.list_status(path) if one.path != path}
 
         self._count("list")
         try:
-            found = self._repeated("list", prefix, lambda: self._ask(names))
+            found = self._retry("list", prefix, lambda: self._ask(names))
         except FileNotFoundError:
             return ()
-        folder = str(checked_key(prefix))
+        folder = str(parse_key(prefix))
         return tuple(f"{folder}/{name}" for name in sorted(found) if not name.startswith("."))
 
     def delete(self, key: str) -> None:
@@ -127,7 +133,7 @@ class HdfsStore(CountedStore):
     def sizes_below(self, folder: str) -> dict[str, int]:
         path = self._path(folder) if folder else self._root
         self._count("list")
-        found = self._repeated("list", folder, lambda: self._sizes(path or "/"))
+        found = self._retry("list", folder, lambda: self._sizes(path or "/"))
         return {name.removeprefix(f"{path}/"): size for name, size in found.items() if name != path}
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
@@ -143,7 +149,7 @@ class HdfsStore(CountedStore):
 
         self._count("copy")
         try:
-            hidden = self._repeated("copy", key, copy)
+            hidden = self._retry("copy", key, copy)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         self._move(other, hidden)
@@ -152,7 +158,7 @@ class HdfsStore(CountedStore):
         paths = sorted({key: self._path(key) for key in keys}.items())
         for key, path in paths:
             self._count("delete")
-            self._repeated("delete", key, functools.partial(self._ask, methodcaller("delete", path)))
+            self._retry("delete", key, functools.partial(self._ask, methodcaller("delete", path)))
         self._delete_empty({path.rpartition("/")[0] for _, path in paths})
 
     def _read(self, key: str, most_bytes: int | None) -> bytes:
@@ -165,7 +171,7 @@ class HdfsStore(CountedStore):
 
         self._count("read")
         try:
-            return self._repeated("read", key, read)
+            return self._retry("read", key, read)
         except FileNotFoundError:
             raise ObjectMissing(key) from None
 
@@ -173,8 +179,8 @@ class HdfsStore(CountedStore):
         return self._write_hidden(target, lambda: [data], len(data))
 
     def _write_hidden(self, target: str, chunks: Callable[[], Iterable[bytes]], size: int) -> str:
-        """Write bytes beside where they belong, durably; return the path."""
-        path = self._hidden(target)
+        """Write bytes durably under a hidden name beside the target; return its path."""
+        path = self._make_hidden_path(target)
 
         def write(hdfs: Client) -> None:
             with hdfs.create(path) as file:
@@ -187,7 +193,7 @@ class HdfsStore(CountedStore):
         return path
 
     def _move(self, key: str, hidden: str) -> None:
-        """Give a hidden file its name, in the place of an older one."""
+        """Rename a hidden file to its key, replacing an older object."""
         path = self._path(key)
 
         def move() -> None:
@@ -199,9 +205,9 @@ class HdfsStore(CountedStore):
                     raise
 
         try:
-            self._repeated("write", key, move)
+            self._retry("write", key, move)
         except FileNotFoundError as error:
-            self._failed("write", key, error)
+            self._fail("write", key, error)
         except StoreError:
             self.forget(hidden)
             raise
@@ -212,7 +218,7 @@ class HdfsStore(CountedStore):
             return {one.path: one.length for one in found if not one.isdir}
 
         try:
-            # It asks for each folder.
+            # The client makes one request for each folder.
             return self._ask(sizes, 4 * self._answer_ms * _BYTES_PER_MS)
         except FileNotFoundError as gone:
             if self._ask(lambda hdfs: _is_there(hdfs, path)):
@@ -220,7 +226,7 @@ class HdfsStore(CountedStore):
             return {}
 
     def _delete_empty(self, folders: set[str]) -> None:
-        """Delete folders that nothing is in, and those above: they have no life of their own."""
+        """Delete empty folders and their empty parents: a store has no folders of its own."""
         with contextlib.suppress(StoreError):
             for folder in sorted(folders, key=len, reverse=True):
                 above = folder
@@ -236,10 +242,10 @@ class HdfsStore(CountedStore):
                     return False
                 raise
 
-        return self._repeated("delete", folder, delete)
+        return self._retry("delete", folder, delete)
 
     def is_there(self, path: str) -> bool:
-        return self._once("look at", path, lambda hdfs: _is_there(hdfs, path))
+        return self._ask_once("look at", path, lambda hdfs: _is_there(hdfs, path))
 
     def begin(self, key: str, data: bytes) -> str:
         """Write the bytes of an object under a hidden name, which is returned; raises as `is_there`."""
@@ -247,10 +253,10 @@ class HdfsStore(CountedStore):
         try:
             return self._write_bytes(path, data)
         except (OSError, RuntimeError) as error:
-            self._lost("create", key, error)
+            self._raise_lost("create", key, error)
 
-    def moved(self, hidden: str, key: str) -> bool:
-        """Give a hidden file its name, unless that is taken: False; raises as `is_there`."""
+    def move_new(self, hidden: str, key: str) -> bool:
+        """Rename a hidden file to its key; return False if the key is taken; raises as `is_there`."""
         path = self._path(key)
 
         def move(hdfs: Client) -> bool:
@@ -261,33 +267,33 @@ class HdfsStore(CountedStore):
             return True
 
         try:
-            return self._once("create", key, move)
+            return self._ask_once("create", key, move)
         except FileNotFoundError as gone:
-            raise AnswerLost(_text(gone)) from None
+            raise UnknownOutcomeError(_text(gone)) from None
 
     def forget(self, hidden: str) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             self._ask(lambda hdfs: hdfs.delete(hidden))
 
-    def _once(self, verb: str, key: str, ask: Callable[[Client], T]) -> T:
+    def _ask_once(self, verb: str, key: str, ask: Callable[[Client], T]) -> T:
         try:
             return self._ask(ask)
         except FileNotFoundError:
             raise
         except (OSError, RuntimeError) as error:
-            self._lost(verb, key, error)
+            self._raise_lost(verb, key, error)
 
-    def _lost(self, verb: str, key: str, error: Exception) -> NoReturn:
+    def _raise_lost(self, verb: str, key: str, error: Exception) -> NoReturn:
         if _is_refused(error):
-            self._failed(verb, key, error)
-        raise AnswerLost(_text(error)) from None
+            self._fail(verb, key, error)
+        raise UnknownOutcomeError(_text(error)) from None
 
     def _path(self, key: str) -> str:
         if _ODD.search(key):
             raise ValueError(f"not a key of a store on HDFS: {key!r}")
-        return f"{self._root}/{checked_key(key)}"
+        return f"{self._root}/{parse_key(key)}"
 
-    def _hidden(self, path: str) -> str:
+    def _make_hidden_path(self, path: str) -> str:
         folder, _, name = path.rpartition("/")
         return f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
 
@@ -295,8 +301,8 @@ class HdfsStore(CountedStore):
         is_heard_of = self._namenode in _HEARD_OF
         return self._patience_ms if is_heard_of else min(self._patience_ms, _FIRST_PATIENCE_MS)
 
-    def _repeated(self, verb: str, key: str, ask: Callable[[], T]) -> T:
-        """Ask until there is an answer, within limits; what is missing or refused is one."""
+    def _retry(self, verb: str, key: str, ask: Callable[[], T]) -> T:
+        """Retry until there is an answer, within limits; a missing file and a refusal are answers."""
         for _ in tries(self._patience(), _CLOCK, _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS):
             try:
                 return ask()
@@ -307,15 +313,15 @@ class HdfsStore(CountedStore):
                 if _is_refused(error):
                     break
                 note_failure(str(error))
-        self._failed(verb, key, failure)
+        self._fail(verb, key, failure)
 
     def _ask(self, ask: Callable[[Client], T], size: int = 0) -> T:
-        """Ask once, in a thread that may be left behind."""
+        """Make one request, in a thread that is given up if it takes too long."""
         client, answer = _client(self._namenode), Future[T]()
         limit_ms = self._answer_ms + size // _BYTES_PER_MS
         SystemThreads().start("flinkish-hdfs", functools.partial(_answer, answer, ask, client))
         if not wait([answer], limit_ms / 1_000).done:
-            # Its connection may never be heard of again.
+            # Its connection may never answer again.
             with _LOCK:
                 if _CLIENTS.get(self._namenode) is client:
                     del _CLIENTS[self._namenode]
@@ -324,7 +330,7 @@ class HdfsStore(CountedStore):
             _HEARD_OF.add(self._namenode)
         return answer.result()
 
-    def _failed(self, verb: str, key: str, error: Exception) -> NoReturn:
+    def _fail(self, verb: str, key: str, error: Exception) -> NoReturn:
         failed = StoreError(
             f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error), key=key
         )
@@ -333,7 +339,7 @@ class HdfsStore(CountedStore):
 
 
 class _Create:
-    """One create: its bytes lie under a hidden name until they are renamed; the id lies nowhere."""
+    """One create: its bytes have a hidden name until they are renamed; its id is not stored."""
 
     def __init__(self, store: HdfsStore, key: str, data: bytes) -> None:
         self._store, self._key, self._data = store, key, data
@@ -349,7 +355,7 @@ class _Create:
             if self._store.is_there(self._path):
                 return False
             self._hidden = self._store.begin(key, data)
-        if not self._store.moved(self._hidden, key):
+        if not self._store.move_new(self._hidden, key):
             return False
         self._hidden = None
         return True
@@ -357,7 +363,7 @@ class _Create:
     def write_id_at(self, key: str) -> str | None:
         """Return the id of this create if the object that is there is its own, None if it is another's."""
         self._store._count("read")
-        # This order matters: what lay there while the hidden file still did is not that file.
+        # This order matters: an object that existed while the hidden file still did is not that file.
         is_taken = self._store.is_there(self._path)
         if self._hidden is None or self._store.is_there(self._hidden):
             if not is_taken:

@@ -1,10 +1,10 @@
-"""What a user's code returns, gone through so that an iterator that fails is not one that ends.
+"""Iteration over results of user code, in which a failure is not taken for the end.
 
-Python says "there is no more" with an exception, StopIteration. A function that raises it for another reason
-(most often a `next()` of something empty) ends a `map` that calls it, and whoever goes through that has the
-first part and no error. Generators are safe from it (PEP 479). In other iterators the traceback tells: an end
-has no frames of Python in it, but for those of the iterator's own methods. Where C takes a StopIteration for
-an end itself, as in `chain` or `map(next, ...)`, nothing tells, and Python ends there.
+Python ends an iteration with an exception, StopIteration. A function that raises it for another reason (most
+often by a `next()` of something empty) ends a `map` that calls it: the caller gets the first elements and no
+error. Generators are safe from it (PEP 479). In other iterators the traceback tells: that of a true end has
+no frames of Python but those of the iterator's own methods. If C code swallows the StopIteration, as in
+`chain` or `map(next, ...)`, nothing tells, and the iteration ends there.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-#: What code of the user's raises. GeneratorExit is no Exception, and means something to generators only.
+#: Errors that user code raises. GeneratorExit is no Exception, and means something to generators only.
 USER_ERRORS = (Exception, GeneratorExit)
 
 
 class NotAnEnd(RuntimeError):
-    """Code of the user's raised StopIteration where that would be taken for the end of something."""
+    """User code raised StopIteration where that would be taken for the end of an iteration."""
 
     def __init__(self, error: StopIteration, what: str) -> None:
         super().__init__(f"StopIteration was raised by {what}: {error}".removesuffix(": "))
         self.what = what
 
 
-#: What a call has returned that has run nothing.
+#: Types of results of calls that have run nothing yet.
 NOT_RUN = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
 
 
 class NotRun(TypeError):
-    """A call of a function of the user's has returned a coroutine or a generator: nothing has run."""
+    """A call of a user's function returned a coroutine or a generator: nothing has run."""
 
 
 def refuse_not_run(result: _T, what: str) -> _T:
@@ -46,24 +46,24 @@ def refuse_not_run(result: _T, what: str) -> _T:
 
 
 def is_true(answer: Any, what: str) -> bool:
-    """Return whether a function of the user's has said yes; what is yet to be run would be true."""
+    """Return whether a user's function returned true; refuse a coroutine, which would count as true."""
     return answer if answer is True or answer is False else bool(refuse_not_run(answer, what))
 
 
 def elements_of(given: Iterable[_T]) -> Iterable[_T]:
-    """Return the same elements; going through them raises where they only seem to end."""
+    """Return the same elements; iterating over them raises NotAnEnd if they only seem to end."""
     kind = type(given)
     if kind is list or kind is tuple or kind is GeneratorType:
         return given
     iterator = iter(refuse_not_run(given, "the function"))
-    return iterator if type(iterator) is GeneratorType else _watched(iterator)
+    return iterator if type(iterator) is GeneratorType else _watch(iterator)
 
 
 def pairs_of(given: Any) -> Any:
     return given if hasattr(given, "keys") else elements_of(given)
 
 
-def called(function: Callable[..., _T]) -> Callable[..., _T]:
+def guard_call(function: Callable[..., _T]) -> Callable[..., _T]:
     """Return a function that raises NotAnEnd where the given one raises StopIteration."""
     return partial(_call, function)
 
@@ -76,7 +76,7 @@ def _call(function: Callable[..., _T], *given: Any) -> _T:
         raise NotAnEnd(error, f"{name}()") from error
 
 
-def _watched(iterator: Iterator[Any]) -> Iterator[Any]:
+def _watch(iterator: Iterator[Any]) -> Iterator[Any]:
     while True:
         try:
             one = next(iterator)
@@ -100,7 +100,7 @@ def _innermost(trace: TracebackType | None) -> FrameType | None:
 
 
 def _is_method_of_iterator(frame: FrameType) -> bool:
-    """Return whether an iterator raised it itself; one may ask another one."""
+    """Return whether the frame is of an iterator's own method; one iterator may call another."""
     code = frame.f_code
     if code.co_name == "__next__":
         return True

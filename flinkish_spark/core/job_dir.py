@@ -1,6 +1,6 @@
-"""What lies where below the job directory, and its typed reads and writes.
+"""Typed reads and writes of all objects below the job directory.
 
-The only module that knows the keys (layout in `docs/internals.md`).
+The only module that knows their keys (layout in `docs/internals.md`).
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from flinkish_spark.protocol.timeline import Stretch, Timeline
 _S = TypeVar("_S", bound=StoredObject)
 
 JOB_KEY = "job.json"
-#: Folder in which sources keep at which offsets they began.
+#: Folder in which sources keep the offsets at which they began.
 BEGINNINGS = "control"
-#: Folder of the rewinds that are not finished.
+#: Folder of unfinished rewinds.
 REWINDING = "rewinding"
-#: Folder of the versions of Spark that came later than that in job.json.
+#: Folder of versions of Spark that ran the job after the one in job.json.
 _SPARK_VERSIONS = "spark-versions"
 REWIND_ORDER_KEY = "orders/rewind.json"
 TIMELINE_ORDER_KEY = "orders/timeline.json"
 _STATISTICS_KEY = "statistics.json"
-#: Folder of what owners say about the job.
+#: Folder of the owners' reports about the job.
 _REPORTS = "reports"
-#: Folders of what each takeover began, and of what a user has accepted.
+#: Folders of the stretch that each takeover began, and of the marks that a user has accepted.
 _TIMELINE, _ACCEPTED = "timeline", "timeline/accepted"
 
 
-#: Ids and lineages are counted up and never used again, so these objects stay what they are. Entries of
-#: Spark's log are written anew behind a rewind; but who reads them is who takes them back. Not orders and
-#: intents: others delete them, and their keys are used again.
+#: Ids and lineages are counted up and never used again, so these objects never change. Entries of Spark's log
+#: are written anew after a rewind, but only by the process that reads them. Orders and intents are left out:
+#: other processes delete them, and their keys are used again.
 _WRITTEN_ONCE = re.compile(
     r"checkpoints/\d+/(decision|receipt)\.json|rewinds/\d+\.json|spark/\d+/(offsets|commits)/\d+"
 )
@@ -102,15 +102,15 @@ class JobDir:
                 )
         return JobUuid(recorded["uuid"]), recorded
 
-    def known_uuid(self) -> JobUuid | None:
-        recorded = self.known_settings()
+    def find_uuid(self) -> JobUuid | None:
+        recorded = self.find_settings()
         return None if recorded is None else JobUuid(recorded["uuid"])
 
-    def known_settings(self) -> dict[str, Any] | None:
+    def find_settings(self) -> dict[str, Any] | None:
         return self._objects.optional(JOB_KEY, "job", dict)
 
     def spark_versions(self) -> tuple[str, ...]:
-        first = (self.known_settings() or {}).get("spark")
+        first = (self.find_settings() or {}).get("spark")
         later = [self._objects.read(key, "spark-version", dict) for key in self.store.list(_SPARK_VERSIONS)]
         return (*([] if first is None else [first]), *(one["spark"] for one in later))
 
@@ -121,10 +121,10 @@ class JobDir:
             body = seal("spark-version", {"spark": version})
             self.store.create_if_absent(f"{_SPARK_VERSIONS}/{name}.json", body)
 
-    def recorded(self, name: str) -> dict[str, Any] | None:
+    def find_fact(self, name: str) -> dict[str, Any] | None:
         return self._objects.optional(f"facts/{name}.json", "fact", dict)
 
-    def recorded_once(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    def record_fact(self, name: str, value: Mapping[str, Any]) -> dict[str, Any]:
         """Record `value` under ``facts/<name>.json`` at the first call; return what is recorded."""
         key = f"facts/{name}.json"
         self.store.create_if_absent(key, seal("fact", value))
@@ -137,7 +137,7 @@ class JobDir:
         return self.store.create_if_absent(f"owners/{epoch}.json", seal("owner", body))
 
     def owner(self, epoch: OwnerEpoch) -> dict[str, Any] | None:
-        """Return what an owner has said about itself; None if there was none with that epoch.
+        """Return the object in which an owner describes itself; None if there was none with that epoch.
 
         Epochs are counted up and never deleted: without the next one there is no later one.
         """
@@ -156,8 +156,8 @@ class JobDir:
         newest = max(self._objects.numbers(_REPORTS), default=0)
         return self._optional(f"{_REPORTS}/{newest}.json", "report", JobReport)
 
-    def written_mark(self) -> bytes:
-        """Return a digest that differs when statistics, report or lineage have changed; nothing is parsed."""
+    def digest_state(self) -> bytes:
+        """Return a digest of statistics, report and lineage, without parsing them."""
         digest = hashlib.blake2b(digest_size=16)
         newest = max(self._objects.numbers(_REPORTS), default=0)
         for key in (_STATISTICS_KEY, f"{_REPORTS}/{newest}.json"):
@@ -181,7 +181,7 @@ class JobDir:
         return self._objects.read(f"{_TIMELINE}/{epoch}.json", "stretch", Stretch.from_json)
 
     def stretches(self) -> dict[OwnerEpoch, Stretch]:
-        """Return what each owner began, in order."""
+        """Return the stretch that each owner began, in order."""
         epochs = sorted(self._objects.numbers(_TIMELINE))
         return {OwnerEpoch(epoch): self._stretch(epoch) for epoch in epochs}
 
@@ -190,7 +190,7 @@ class JobDir:
         return Timeline(tuple(self.stretches().values()), accepted)
 
     def forget_stretches(self, oldest: CheckpointId) -> None:
-        """Delete the stretches that end below an id; the one that it is in stays."""
+        """Delete the stretches that end before an id; the stretch that contains it stays."""
         epochs = sorted(self._objects.numbers(_TIMELINE))
         for epoch, following in pairwise(epochs):
             if self._stretch(following).first <= oldest:
@@ -200,7 +200,7 @@ class JobDir:
         self.store.create_if_absent(f"{_ACCEPTED}/{upto}.json", seal("accepted-marks", {"why": why}))
 
     def order_timeline(self, ordered_at_ms: int) -> CreateResult:
-        """Order the next start to accept what sinks and sources hold; EXISTS if that waits already."""
+        """Order the next start to accept the marks of sinks and sources; EXISTS if an order waits already."""
         order = seal("timeline-order", {"ordered_at_ms": ordered_at_ms})
         return self.store.create_if_absent(TIMELINE_ORDER_KEY, order)
 
@@ -211,7 +211,7 @@ class JobDir:
         self.store.delete(TIMELINE_ORDER_KEY)
 
     def write_staged(self, staged: StagedBatch) -> None:
-        key = self.staged_key(staged)
+        key = self.make_staged_key(staged)
         if self._create(key, "staged", staged) is CreateResult.EXISTS:
             raise CorruptObjectError(
                 f"{key} exists already",
@@ -219,7 +219,7 @@ class JobDir:
                 what_to_do="report it, with the files of the job directory",
             )
 
-    def staged_batches(self, lineage: Lineage) -> dict[str, StagedBatch]:
+    def list_staged(self, lineage: Lineage) -> dict[str, StagedBatch]:
         """Return the staged files of a lineage by attempt name ``<batch>-<owner>.<attempt>``."""
         found = {}
         for key in self.store.list(f"staged/{lineage}"):
@@ -243,7 +243,7 @@ class JobDir:
     def attempt_name(staged: StagedBatch) -> str:
         return f"{staged.batch}-{staged.owner_epoch}.{staged.attempt}"
 
-    def staged_key(self, staged: StagedBatch) -> str:
+    def make_staged_key(self, staged: StagedBatch) -> str:
         return f"staged/{staged.lineage}/{self.attempt_name(staged)}.json"
 
     def statistics(self) -> StatisticsHistory | None:
@@ -270,16 +270,16 @@ class JobDir:
         return self._optional(f"checkpoints/{checkpoint}/decision.json", "decision", Decision)
 
     def decision(self, checkpoint: CheckpointId) -> Decision | None:
-        """Return the decision, with what was staged again since; None while the id is open."""
+        """Return the decision, with the files of a later replay; None while the id is open."""
         decision = self.first_decision(checkpoint)
-        restaged = None if decision is None else self.restaged(checkpoint)
+        restaged = None if decision is None else self.find_restaged(checkpoint)
         return decision if decision is None or restaged is None else restaged.apply(decision)
 
-    def restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
+    def find_restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
         """Return the newest replay of a checkpoint, or None if there was none."""
         number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
         key = f"restaged/{checkpoint}/{number}.json"
-        # One that is gone since it was listed was deleted with its checkpoint, behind the receipt.
+        # If it is gone since it was listed, it was deleted with its checkpoint, after the receipt.
         return self._optional(key, "restaged", RestagedEpoch) if number else None
 
     def create_restaged(self, restaged: RestagedEpoch) -> CreateResult:
@@ -287,13 +287,13 @@ class JobDir:
         return self._create(f"restaged/{restaged.checkpoint}/{restaged.number}.json", "restaged", restaged)
 
     def forget_restaged(self, checkpoints: Collection[CheckpointId]) -> None:
-        """Delete what was staged again for checkpoints that are deleted."""
+        """Delete the replays of deleted checkpoints."""
         there = self._objects.numbers("restaged", "")
         for checkpoint in (one for one in checkpoints if one.value in there):
             for number in sorted(self._objects.numbers(f"restaged/{checkpoint}")):
                 self.store.delete(f"restaged/{checkpoint}/{number}.json")
 
-    def decided_ids(self) -> tuple[CheckpointId, ...]:
+    def list_checkpoint_ids(self) -> tuple[CheckpointId, ...]:
         """Return all ids that have a folder, in order of id."""
         return tuple(CheckpointId(n) for n in sorted(self._objects.numbers("checkpoints", "")))
 
@@ -306,7 +306,7 @@ class JobDir:
 
     def _live_commits(self) -> Iterator[Decision]:
         history = self.history()
-        for checkpoint in reversed(self.decided_ids()):
+        for checkpoint in reversed(self.list_checkpoint_ids()):
             decision = self.decision(checkpoint)
             if decision is None or decision.verdict is not Verdict.COMMIT:
                 continue
@@ -321,7 +321,7 @@ class JobDir:
         return self._optional(f"checkpoints/{checkpoint}/receipt.json", "receipt", Receipt)
 
     def open_rewind(self) -> RewindIntent | None:
-        """Return the unfinished rewind, if there is one; one whose lineage has begun is finished."""
+        """Return the unfinished rewind, if there is one; a rewind is finished when its lineage has begun."""
         wanted = sorted(n for n in self._objects.numbers(REWINDING) if n > self.lineage().value)
         if not wanted:
             return None
@@ -329,15 +329,15 @@ class JobDir:
 
     def create_rewind(self, intent: RewindIntent) -> CreateResult:
         """Make a rewind durable before its first delete; EXISTS means that its lineage is taken."""
-        # Of each intent a key of its own: a zombie that closes its own one deletes nobody else's.
+        # Each intent has its own key: a zombie that closes its intent deletes no other.
         return self._create(f"{REWINDING}/{intent.lineage}.json", "rewind", intent)
 
     def drop_rewind(self, intent: RewindIntent) -> None:
-        """Forget an intent that is not carried out: what it wanted to remove was decided since."""
+        """Delete an intent that is not carried out, since the micro-batches it would remove were decided."""
         self.store.delete(f"{REWINDING}/{intent.lineage}.json")
 
     def close_rewind(self, intent: RewindIntent) -> None:
-        """Move the finished rewind to the history, which is what the lineage is counted from."""
+        """Move the finished rewind to the history, from which the lineage is counted."""
         # This order matters: the new lineage must be durable before the intent disappears, and the
         # order must be gone by then, or it would be carried out a second time.
         self._create(f"rewinds/{intent.lineage}.json", "rewind", intent)
@@ -345,9 +345,9 @@ class JobDir:
         self.drop_rewind(intent)
 
     def history(self) -> LineageHistory:
-        return LineageHistory.of(intent.to_finished_rewind() for intent in self._finished_rewinds())
+        return LineageHistory.of(intent.to_finished_rewind() for intent in self._read_finished_rewinds())
 
-    def _finished_rewinds(self) -> Iterator[RewindIntent]:
+    def _read_finished_rewinds(self) -> Iterator[RewindIntent]:
         for number in self._objects.numbers("rewinds"):
             key = f"rewinds/{number}.json"
             done = self._optional(key, "rewind", RewindIntent)
@@ -361,13 +361,13 @@ class JobDir:
         return None if order is None or self._is_carried_out(order) else order
 
     def forget_finished_order(self) -> None:
-        """Delete an order that was carried out by somebody who was cut off before closing it."""
+        """Delete an order that a process carried out before it died, and did not close."""
         order = self._optional(REWIND_ORDER_KEY, "rewind-order", RewindOrder)
         if order is not None and self._is_carried_out(order):
             self.store.delete(REWIND_ORDER_KEY)
 
     def _is_carried_out(self, order: RewindOrder) -> bool:
-        return any(done.order_id == order.order_id for done in self._finished_rewinds())
+        return any(done.order_id == order.order_id for done in self._read_finished_rewinds())
 
     def create_rewind_order(self, order: RewindOrder) -> CreateResult:
         """Order a rewind; EXISTS means that another order waits."""
@@ -417,7 +417,7 @@ def job_place(given: str | os.PathLike[str], options: Mapping[str, str] = Mappin
 
 
 def local_path(text: str) -> Path:
-    """Return the job directory that a user names, as an absolute path or file://..., or raise ConfigError."""
+    """Return a job directory on a disk, given as an absolute path or file://..., or raise ConfigError."""
     instance_of("job_dir", text, str, what_to_do='give an absolute path, like "/data/jobs/orders"')
     path = Path(text.removeprefix("file://"))
     if "://" in text.removeprefix("file://") or not path.is_absolute() or "\0" in text:

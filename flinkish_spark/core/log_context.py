@@ -1,4 +1,4 @@
-"""What the thread at hand works for, so that a log can say it: job, lineage, checkpoint, micro-batch."""
+"""Facts about the current thread's work, for log records: job, lineage, checkpoint, micro-batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FACTS: ContextVar[Mapping[str, str | int]] = ContextVar("_FACTS", default=_NOTH
 
 
 @contextmanager
-def logged_as(**facts: str | int) -> Iterator[None]:
-    """Let what is logged within be about these facts, beside those that hold already."""
+def add_log_facts(**facts: str | int) -> Iterator[None]:
+    """Add facts to those of the current thread for the block."""
     token = _FACTS.set({**_FACTS.get(), **facts})
     try:
         yield

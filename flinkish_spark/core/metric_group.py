@@ -1,7 +1,7 @@
 """Metrics as functions see them: groups of counters, gauges, meters and distributions, by PyFlink's names.
 
-They travel as accumulators do (:mod:`flinkish_spark.core.accumulators`): what a task has measured in a
-micro-batch comes to the driver with Spark's own accumulator updates, once however often the task ran.
+They travel as accumulators do (:mod:`flinkish_spark.core.accumulators`): the values of a task come to the
+driver with Spark's own accumulator updates, and count once however often the task ran.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from flinkish_spark.core.accumulators import Measured, tally_of_task
+from flinkish_spark.core.accumulators import TaskMetric, tally_of_task
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.protocol.user_metrics import UserMetricKind
 
 _LONGEST_NAME = 200
-#: Returns the operator and the subtask at hand; None where nobody reads a metric: in a harness, or where a
+#: Returns the current operator and subtask; None where nobody reads a metric: in a harness, or where a
 #: function runs once more.
 _Place = Callable[[], str | None]
-#: Gauges in this worker, by what stands for their operator, and by uid and name. Of an operator that is
-#: opened again the newer copy's.
+#: Gauges in this worker, by the name under which their operator counts, and by uid and name. If an operator
+#: is opened again, those of the newer copy.
 _GAUGES: dict[str, dict[tuple[str, str], Gauge]] = {}
 
 
@@ -29,22 +29,22 @@ def ask_gauges(counts_as: str) -> None:
 
 
 class _Metric:
-    """What one function measures under one name, in the task at hand."""
+    """A metric of one function, in the current task."""
 
     kind: UserMetricKind
 
     def __init__(self, uid: str, name: str, place: _Place) -> None:
         self._uid, self._name, self._place = uid, name, place
-        self._apart = Measured(self.kind)
+        self._apart = TaskMetric(self.kind)
 
-    def _here(self) -> Measured:
+    def _here(self) -> TaskMetric:
         place = self._place()
         if place is None:
             return self._apart
         own = tally_of_task().metrics.setdefault((place, self._uid), {})
         known = own.get(self._name)
         if known is None or known.kind is not self.kind:
-            known = own[self._name] = Measured(self.kind)
+            known = own[self._name] = TaskMetric(self.kind)
         return known
 
 
@@ -66,12 +66,12 @@ class Counter(_Metric):
 
 
 class Meter(_Metric):
-    """Counts events; whoever reads it makes a rate of the count."""
+    """Counts events; its reader computes a rate from the count."""
 
     kind = UserMetricKind.METER
 
     def mark_event(self, value: int = 1) -> None:
-        """Mark so many events."""
+        """Count `value` events."""
         self._here().count += _whole(value, "a meter marks")
 
     def get_count(self) -> int:
@@ -100,7 +100,7 @@ class Gauge(_Metric):
         self._show = show
 
     def register(self) -> None:
-        """Have this task ask it, and those in which the operator has its turn later."""
+        """Have this task report the gauge, and later tasks in which the operator runs."""
         place = self._place()
         if place is not None:
             _GAUGES.setdefault(place.rpartition("/")[0], {})[self._uid, self._name] = self
@@ -149,20 +149,20 @@ class MetricGroup:
         ValueError
             A name cannot be used.
         """
-        below = self._named(name) if extra is None else f"{self._named(name)}.{self._checked(extra)}"
+        below = self._qualify(name) if extra is None else f"{self._qualify(name)}.{self._check_name(extra)}"
         return MetricGroup(self._uid, self._place, f"{below}.")
 
     def counter(self, name: str) -> Counter:
         """Return the counter of that name."""
-        return Counter(self._uid, self._named(name), self._place)
+        return Counter(self._uid, self._qualify(name), self._place)
 
     def meter(self, name: str, time_span_in_seconds: int = 60) -> Meter:
-        """Return the meter of that name; its time span is that of whoever reads it, and not used."""
-        return Meter(self._uid, self._named(name), self._place)
+        """Return the meter of that name; the time span is not used, since the reader chooses one."""
+        return Meter(self._uid, self._qualify(name), self._place)
 
     def distribution(self, name: str) -> Distribution:
         """Return the distribution of that name."""
-        return Distribution(self._uid, self._named(name), self._place)
+        return Distribution(self._uid, self._qualify(name), self._place)
 
     def gauge(self, name: str, obj: Callable[[], float]) -> None:
         """Show what `obj` returns, a number, at the end of each micro-batch's task.
@@ -172,12 +172,12 @@ class MetricGroup:
         if not callable(obj):
             raise TypeError(f"the gauge '{name}' of '{self._uid}' is nothing that can be called")
         check_function(obj, f"the gauge '{name}' of '{self._uid}'", 0)
-        Gauge(self._uid, self._named(name), self._place, obj).register()
+        Gauge(self._uid, self._qualify(name), self._place, obj).register()
 
-    def _named(self, name: str) -> str:
-        return f"{self._prefix}{self._checked(name)}"
+    def _qualify(self, name: str) -> str:
+        return f"{self._prefix}{self._check_name(name)}"
 
-    def _checked(self, name: str) -> str:
+    def _check_name(self, name: str) -> str:
         if not isinstance(name, str) or not name.isprintable() or not name.strip():
             raise ValueError(f"'{self._uid}' calls a metric or a group {name!r:.100}; a name has letters")
         if len(self._prefix) + len(name) > _LONGEST_NAME:

@@ -1,9 +1,9 @@
-"""Where time stands in the micro-batch that a task belongs to, as Spark's own offset log has it.
+"""Watermarks and processing time of the micro-batch of a task, taken from Spark's own offset log.
 
 Spark writes ``offsets/N`` before it runs micro-batch N, with the wall clock of that moment and with the
-control source's offset, in which the watermarks stand. The driver reads the entry when the micro-batch is
-to be staged, and every task gets what follows from it as a local property. So all tasks of a micro-batch
-see one time, on whatever machine, and see it again when the micro-batch is run again.
+control source's offset, which holds the watermarks. The driver reads the entry when the micro-batch is to be
+staged, and gives the times to every task as a local property. So all tasks of a micro-batch see one time, on
+whatever machine, and see it again when the micro-batch is run again.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from flinkish_spark.protocol.event_time import Watermarks
 MICRO_BATCH_PROPERTY = "flinkish.micro-batch"
 #: Spark's own: the micro-batch's number.
 _BATCH_PROPERTY = "streaming.sql.batchId"
-#: What a harness without Spark says in place of a task's own micro-batch.
+#: Set by a harness without Spark in place of a task's own micro-batch.
 MICRO_BATCH_IN_HARNESS: ContextVar[MicroBatch | None] = ContextVar("MICRO_BATCH_IN_HARNESS", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch(StoredObject):
-    """The number, time and watermarks of a micro-batch, as each of its tasks is told them."""
+    """Number, time and watermarks of a micro-batch, as each of its tasks gets them."""
 
-    #: Of the operators, in the micro-batch before it and in this one.
+    #: Watermarks of the operators in the micro-batch before it, and in this one.
     before: StoredWatermarks
     watermarks: StoredWatermarks
     processing_time_ms: int
@@ -44,23 +44,23 @@ class MicroBatch(StoredObject):
     number: int = 0
     #: Number of the micro-batch of the newest checkpoint whose state is pinned; None if none is known.
     pinned: int | None = None
-    #: What the watermark of all operators becomes behind the elements, if that is more.
+    #: The watermark of all operators after the elements, if it is greater.
     drained_to_ms: int = MIN_WATERMARK_MS
-    #: The live one of the job; with the number it tells a micro-batch from all others.
+    #: The live lineage of the job; with the number it identifies the micro-batch.
     lineage: int = 0
 
     @classmethod
-    def logged(cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None) -> MicroBatch:
-        """Return a micro-batch of a query by its entry of the offset log.
+    def from_log(cls, number: int, here: LoggedOffsets, earlier: LoggedOffsets | None) -> MicroBatch:
+        """Return a micro-batch of a query from its entry in the offset log.
 
-        Not to be kept: behind a rewind the entry is another one.
+        Do not keep it: a rewind replaces the entry.
         """
         if here.processing_time_ms is None:
             raise CorruptObjectError(f"Spark's offset log entry {number} does not say when it was planned")
         control = here.control
-        # A log that begins with stored state says what that has seen: no watermark goes back.
+        # A log that begins with stored state holds the watermark of that state: no watermark goes back.
         before = control.time.seen if earlier is None else earlier.control.time.watermarks
-        # Offsets say it until the next checkpoint, also where a job is started again.
+        # Offsets hold it until the next checkpoint, also if the job is started again.
         drained_before = 0 if earlier is None else ControlOffset.find_drained(earlier.sources)
         drains = ControlOffset.find_drained(here.sources) > drained_before
         return cls(
@@ -73,7 +73,7 @@ class MicroBatch(StoredObject):
         )
 
     def progress(self, uid: str) -> Progress:
-        """Return where time stands for an operator."""
+        """Return the watermarks and times of an operator."""
         watermark_ms = self.watermarks.get(uid)
         before_ms = min(self.before.get(uid), watermark_ms)
         # A window that ends with this millisecond takes the elements of this micro-batch before it fires.

@@ -1,15 +1,14 @@
 """A store in a bucket: S3, Azure, Google Cloud, or the memory of this process; by obstore.
 
 - obstore is imported when a store is opened, and only then: most jobs have a disk.
-- What may be repeated (reads, lists, deletes, puts) is repeated by obstore, within limits. A conditional
-  put is asked for once, and decided by `store.create_by_id`: what obstore repeats ends in "exists", for
-  one's own write.
-- The id of a write is metadata of the object, so that everybody who reads it gets the bytes that were
-  written. S3, Azure and Google Cloud keep metadata and show them with a HEAD request; so do the servers
-  that tests start. A store that does not is found out by the first object without an id that is in the way.
-- A bucket that is not there must not look like a job that has never run: its 404 is an error here.
-- obstore's threads do not come along in a fork: whoever was forked off a process that has used a store
-  would wait for ever, also with a store of its own. Spark's workers are forked off a daemon that uses none.
+- obstore repeats reads, lists, deletes and puts, within limits. A conditional put is sent once, and
+  `store.create_by_id` decides about it: if obstore repeated one, our own write would be answered by "exists".
+- The id of a write is metadata of the object, so readers get exactly the bytes that were written. S3, Azure
+  and Google Cloud keep metadata and show them with a HEAD request; so do the servers that tests start. The
+  first object without an id that is in the way reveals a store that does not.
+- A bucket that is missing must not look like a job that has never run: its 404 is an error here.
+- A fork does not copy obstore's threads: a process that was forked off one which has used a store would wait
+  for ever, also with a store of its own. Spark's workers are forked off a daemon that uses none.
 """
 
 from __future__ import annotations
@@ -26,7 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import StoreError
-from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing, checked_key, create_by_id
+from flinkish_spark.core.store import (
+    CreateResult,
+    ObjectMissing,
+    UnknownOutcomeError,
+    create_by_id,
+    parse_key,
+)
 
 if TYPE_CHECKING:
     import obstore.store
@@ -36,21 +41,21 @@ if TYPE_CHECKING:
 WRITE_ID = "flinkishwriteid"
 #: How long calls go on trying.
 _PATIENCE_MS = 60_000
-#: Of obstore's own tries: at what may be repeated, and at what may not.
+#: obstore's own retries: of requests that may be repeated, and of those that may not.
 RETRIES: Mapping[str, Any] = {
     "max_retries": 8,
     "retry_timeout": timedelta(seconds=45),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5)},
 }
 NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
-#: Of an error's text; what follows repeats it in Rust's form.
+#: Ends the readable part of an error's text; the rest repeats it in Rust's form.
 _DEBUG, _MOST_TEXT = "\n\nDebug source:", 500
 _STATUS = re.compile(r"status code: (\d{3})")
-#: What the services call a bucket that is not there.
+#: The services' words for a missing bucket.
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|container does not exist|bucket does not exist")
 #: S3 answers 400 when a body was too slow to arrive.
 _SLOW_BODY = "RequestTimeout"
-#: Refusals (4xx) that say nothing about what will be there in a moment.
+#: Refusals (4xx) that may pass in a moment.
 _MAY_PASS = frozenset({408, 409, 412, 425, 429})
 #: Characters that not all services leave as they are: Azure takes a backslash for a slash.
 _ODD = re.compile(r"[\\\x00-\x1f\x7f]")
@@ -74,14 +79,14 @@ def requests_of_this_process() -> dict[str, int]:
 
 
 class CountedStore:
-    """A store behind a network, whose requests are counted by kind."""
+    """A remote store, whose requests are counted by kind."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     @property
     def requests(self) -> dict[str, int]:
-        """How many requests were made, by kind; what a client repeats by itself counts once."""
+        """Number of requests by kind; a client's own repetitions count once."""
         with _COUNTING:
             return {kind: self._counts[kind] for kind in KINDS}
 
@@ -117,14 +122,14 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "read", key, may_miss=True):
+        with self._request("read", "read", key, may_miss=True):
             return bytes(obstore.get(self._bucket, path).bytes())
 
     def put(self, key: str, data: bytes) -> None:
         import obstore
 
         path = self._path(key)
-        with self._asked("put", "write", key):
+        with self._request("put", "write", key):
             obstore.put(self._bucket, path, data, use_multipart=False)
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
@@ -135,18 +140,18 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(prefix)
-        with self._asked("list", "list", prefix):
+        with self._request("list", "list", prefix):
             found = obstore.list_with_delimiter(self._bucket, path)
         paths = {one["path"] for one in found["objects"]} | set(found["common_prefixes"])
         names = sorted(one[len(path) + 1 :] for one in paths if one.startswith(f"{path}/"))
-        folder = str(checked_key(prefix))
+        folder = str(parse_key(prefix))
         return tuple(f"{folder}/{name}" for name in names if not name.startswith("."))
 
     def delete(self, key: str) -> None:
         import obstore
 
         path = self._path(key)
-        with contextlib.suppress(ObjectMissing), self._asked("delete", "delete", key, may_miss=True):
+        with contextlib.suppress(ObjectMissing), self._request("delete", "delete", key, may_miss=True):
             obstore.delete(self._bucket, path)
 
     def sizes_below(self, folder: str) -> dict[str, int]:
@@ -154,10 +159,10 @@ class ObjectStore(CountedStore):
 
         path = self._path(folder) if folder else self._folder
         begins, found = len(path) + 1 if path else 0, dict[str, int]()
-        with self._asked("list", "list", folder):
+        with self._request("list", "list", folder):
             for page in obstore.list(self._bucket, path or None, chunk_size=1_000):
                 found |= {one["path"][begins:]: one["size"] for one in page}
-        # S3A's empty object for a folder has lost the slash at its end here: it is called as the folder is.
+        # S3A's empty object for a folder has lost the slash at its end here: it has the folder's name.
         folders = {name.rpartition("/")[0] for name in found}
         return {name: size for name, size in found.items() if name and (size or name not in folders)}
 
@@ -165,14 +170,14 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "read", key, may_miss=True):
+        with self._request("read", "read", key, may_miss=True):
             return bytes(obstore.get(self._bucket, path, options={"range": (0, most_bytes)}).bytes())
 
     def copy(self, key: str, other: str) -> None:
         import obstore
 
         path, target = self._path(key), self._path(other)
-        with self._asked("copy", "copy", key, may_miss=True):
+        with self._request("copy", "copy", key, may_miss=True):
             obstore.copy(self._bucket, path, target)
 
     def delete_all(self, keys: Collection[str]) -> None:
@@ -183,7 +188,7 @@ class ObjectStore(CountedStore):
         for at in range(0, len(ordered), _DELETED_AT_ONCE):
             some = ordered[at : at + _DELETED_AT_ONCE]
             try:
-                with self._asked("delete", "delete", some[0], may_miss=True):
+                with self._request("delete", "delete", some[0], may_miss=True):
                     obstore.delete(self._bucket, [self._path(key) for key in some])
             except ObjectMissing:
                 # Azure and Google Cloud stop at one that is missing.
@@ -195,7 +200,7 @@ class ObjectStore(CountedStore):
         from obstore.exceptions import AlreadyExistsError
 
         path, attributes = self._path(key), {WRITE_ID: write_id}
-        with self._asked("create", "create", key, is_lost=lambda error: not _is_refused(error)):
+        with self._request("create", "create", key, is_lost=lambda error: not _is_refused(error)):
             try:
                 obstore.put(self._once, path, data, mode="create", attributes=attributes, use_multipart=False)
             except AlreadyExistsError:
@@ -213,31 +218,33 @@ class ObjectStore(CountedStore):
         import obstore
 
         path = self._path(key)
-        with self._asked("read", "look at", key, is_lost=lambda error: not _is_refused(error), may_miss=True):
+        with self._request(
+            "read", "look at", key, is_lost=lambda error: not _is_refused(error), may_miss=True
+        ):
             return obstore.get(self._bucket, path, options={"head": True}).attributes.get(WRITE_ID)
 
     def _check_keeps_ids(self) -> None:
-        """Refuse a store that forgets ids: one's own write would be taken for somebody else's."""
+        """Refuse a store that forgets ids: our own write would be taken for somebody else's."""
         key, write_id = f".probes/{uuid.uuid4().hex}", uuid.uuid4().hex
         if not self.put_new(key, b"", write_id):
-            raise AnswerLost("the store says that a key is taken which nobody else knows")
+            raise UnknownOutcomeError("the store says that a new random key is taken")
         self._keeps_ids = self._id_at(key) == write_id
         with contextlib.suppress(StoreError):
             self.delete(key)
         if not self._keeps_ids:
             raise StoreError(
                 f"{self._place} cannot hold a job directory",
-                why="it does not keep the metadata of objects, so that nobody can tell who has written one",
+                why="it does not keep the metadata of objects, which tell which process has written one",
                 what_to_do="use a store that keeps x-amz-meta-* (or x-ms-meta-*, x-goog-meta-*) headers",
             )
 
     def _path(self, key: str) -> str:
         if _ODD.search(key):
             raise ValueError(f"not a key of an object store: {key!r}")
-        return f"{self._folder}/{checked_key(key)}" if self._folder else str(checked_key(key))
+        return f"{self._folder}/{parse_key(key)}" if self._folder else str(parse_key(key))
 
     @contextlib.contextmanager
-    def _asked(
+    def _request(
         self,
         kind: str,
         verb: str,
@@ -245,7 +252,7 @@ class ObjectStore(CountedStore):
         is_lost: Callable[[Exception], bool] = lambda error: False,
         may_miss: bool = False,
     ) -> Iterator[None]:
-        """Count a request, and say what its error means."""
+        """Count a request, and translate its error."""
         from obstore.exceptions import BaseError
 
         self._count(kind)
@@ -260,17 +267,17 @@ class ObjectStore(CountedStore):
                 text = text.replace(secret, "***")
             text = " ".join(text.split())[:_MOST_TEXT]
             if is_lost(error):
-                raise AnswerLost(text) from None
+                raise UnknownOutcomeError(text) from None
             failed = StoreError(
                 f"cannot {verb} {key} in {self._place}", why=text, what_to_do=_what_to_do(error), key=key
             )
             failed.ends_when_repeated = _is_refused(error)
-            # What obstore says has more in it than was looked through for secrets.
+            # The rest of obstore's message was not searched for secrets.
             raise failed from None
 
 
 def check_not_forked() -> None:
-    """Refuse to use a store behind a network in a process that was forked off one which has used one."""
+    """Refuse to use a remote store in a process that was forked off one which has used a remote store."""
     _USED_BY[0] = _USED_BY[0] or os.getpid()
     if _USED_BY[0] != os.getpid():
         raise StoreError(
@@ -281,7 +288,7 @@ def check_not_forked() -> None:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether it will be refused again, and nothing was done."""
+    """Return whether an error is final: nothing was done, and a repetition fails as well."""
     from obstore.exceptions import (
         InvalidPathError,
         NotSupportedError,
@@ -305,7 +312,7 @@ def _what_to_do(error: Exception) -> str:
         return "make the bucket, or check its name"
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return (
-            "check the credentials, and the rights to read, write, delete and list: without that to list, "
-            "S3 denies what is missing"
+            "check the credentials, and the rights to read, write, delete and list: without the last one, S3 "
+            "denies access to missing objects"
         )
     return "check that the store is there and can be reached from this host"

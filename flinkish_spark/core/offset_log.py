@@ -1,8 +1,8 @@
-"""Spark's own checkpoint of the query: where it lies, its two logs, and how they are set back.
+"""Offsets in the entries of Spark's own offset log.
 
-The folder carries the owner epoch, ``spark/<owner epoch>``: taking a job over renames it, and
-whatever a JVM of the previous owner still writes goes to a path that no longer exists. Within
-one owner the path stays, so restarts inside a process need no rename.
+Spark's checkpoint of the query is the folder ``spark/<owner epoch>``: taking a job over renames it, and
+a JVM of the previous owner that still writes does so to a path that no longer exists. Within one owner
+the path stays, so restarts inside a process need no rename.
 
 Entries are written by Spark (temporary file, then rename), so an entry is whole or absent. Each
 has a hidden checksum file beside it that must go with it.
@@ -28,7 +28,7 @@ class LoggedOffsets:
     """The parsed content of an offsets/N entry: one JSON value per source, in Spark's order."""
 
     sources: tuple[Any, ...]
-    #: The wall clock when the micro-batch was planned; None where nothing says it.
+    #: The wall clock when the micro-batch was planned; None if the entry has none.
     processing_time_ms: int | None = None
 
     @classmethod
@@ -80,8 +80,8 @@ class LoggedOffsets:
     def topics(self) -> frozenset[str]:
         return frozenset(topic for source in self.sources for topic in _partitions(source))
 
-    def with_added(self, end: LoggedOffsets) -> LoggedOffsets:
-        """Return these offsets, and 0 for partitions that topics of theirs have only at `end`."""
+    def add_partitions(self, end: LoggedOffsets) -> LoggedOffsets:
+        """Return these offsets, and 0 for partitions that were added to their topics until `end`."""
         known = self.partitions()
         added = {
             topic: {str(p): 0 for p in ends if p not in known[topic]}
@@ -91,8 +91,8 @@ class LoggedOffsets:
         found = {topic: begins for topic, begins in added.items() if begins}
         return LoggedOffsets((*self.sources, found)) if found else self
 
-    def described_since(self, begin: LoggedOffsets | None) -> str:
-        """Return, for people, the ranges between `begin` and here; from the start without one."""
+    def describe_ranges(self, begin: LoggedOffsets | None) -> str:
+        """Describe the ranges between `begin` and these offsets; from the start if it is None."""
         ranges = []
         for position, source in enumerate(self.sources):
             first = {} if begin is None or position >= len(begin.sources) else begin.sources[position]
@@ -107,7 +107,7 @@ class LoggedOffsets:
 
 
 def _partitions(source: Any) -> dict[str, dict[str, int]]:
-    """Return what of a source's offset looks like partitions of topics."""
+    """Return the part of a source's offset that has the form of partitions of topics."""
     if not isinstance(source, dict):
         return {}
     return {

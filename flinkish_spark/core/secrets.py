@@ -1,4 +1,4 @@
-"""Where a secret comes from. Only the place is kept; the secret is read for each connection."""
+"""Places of secrets. Only the place is kept; the secret is read for each connection."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ _BY_NAME = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 _BY_FILE = re.compile(r"file:(?://)?(/.+)")
 
 
-class SecretMissing(EnvironmentFault):
-    """A secret is not where it was said to be."""
-
-
 @dataclass(frozen=True, slots=True)
 class EnvironmentSecret:
     """A secret in an environment variable of the driver; as text ``env:NAME``.
@@ -32,10 +28,10 @@ class EnvironmentSecret:
     variable: str
 
     def read(self) -> str:
-        """Return the secret; raise SecretMissing if the variable is not set."""
+        """Return the secret; raise EnvironmentFault if the variable is not set."""
         value = os.environ.get(self.variable)
         if value is None:
-            raise SecretMissing(
+            raise EnvironmentFault(
                 f"the environment variable {self.variable} is not set",
                 why="it should hold a secret",
                 what_to_do="set it where the driver starts",
@@ -59,11 +55,11 @@ class FileSecret:
         hold_plain_values(self)
 
     def read(self) -> str:
-        """Return the secret; raise SecretMissing if the file cannot be read."""
+        """Return the secret; raise EnvironmentFault if the file cannot be read."""
         try:
             return Path(self.path).read_text(encoding="utf-8").rstrip("\r\n")
         except OSError as error:
-            raise SecretMissing(
+            raise EnvironmentFault(
                 f"the file {self.path} cannot be read",
                 why=f"{error.strerror}; it should hold a secret",
                 what_to_do="put it there, readable by the driver's user",
@@ -84,7 +80,7 @@ Secret = EnvironmentSecret | FileSecret | PlainSecret
 
 
 def secret_of(value: str | Secret, name: str = "password") -> Secret:
-    """Return a secret for what a user gave: ``env:NAME`` and ``file:/path`` say where it is."""
+    """Return the secret that a user gave, or that ``env:NAME`` or ``file:/path`` points to."""
     if not isinstance(value, str):
         return value
     if (by_name := _BY_NAME.fullmatch(value)) is not None:

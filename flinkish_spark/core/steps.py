@@ -1,4 +1,4 @@
-"""The steps of a checkpoint that can be watched from outside.
+"""The steps of a checkpoint that observers can follow.
 
 A crash test kills the process right before or after a step; a metric counts them. Observers are
 called in the thread that takes the step and must not raise.
@@ -34,19 +34,19 @@ StepT_contra = TypeVar("StepT_contra", contravariant=True)
 class StepObserver(Protocol[StepT_contra]):
     """Told about steps of one kind, in the thread and process that takes them; must not raise."""
 
-    def before(self, step: StepT_contra, subject: str) -> None:
-        """Note what comes, right before the step; `subject` is a sink uid, a log entry or an id."""
+    def on_step_start(self, step: StepT_contra, subject: str) -> None:
+        """Note a step right before it is taken; `subject` is a sink uid, a log entry or an id."""
 
-    def after(self, step: StepT_contra, subject: str) -> None:
-        """Note what is done, right after the step."""
+    def on_step_end(self, step: StepT_contra, subject: str) -> None:
+        """Note a step right after it was taken."""
 
 
 Observer = StepObserver[Step]
 
 
 class SilentObserver:
-    def before(self, step: enum.Enum, subject: str) -> None:
+    def on_step_start(self, step: enum.Enum, subject: str) -> None:
         """Do nothing."""
 
-    def after(self, step: enum.Enum, subject: str) -> None:
+    def on_step_end(self, step: enum.Enum, subject: str) -> None:
         """Do nothing."""

@@ -55,10 +55,10 @@ class Store(Protocol):
 
 
 class FileStore(Store, Protocol):
-    """A store in which Spark, too, writes files: what is asked of many of them at once; not on a disk."""
+    """A remote store in which Spark, too, writes files, so that they are listed and deleted in bulk."""
 
     def sizes_below(self, folder: str) -> Mapping[str, int]:
-        """Return everything below a folder by its name below it, with its size in bytes; hidden ones, too."""
+        """Return the sizes in bytes of all objects below a folder, by relative names; hidden ones, too."""
 
     def read_start(self, key: str, most_bytes: int) -> bytes:
         """Return the first bytes of the object, or all of it; raise ObjectMissing if there is none."""
@@ -71,7 +71,7 @@ class FileStore(Store, Protocol):
 
 
 def make_directories(folder: Path) -> None:
-    """Make a directory and its parents; the names of those that are new are durable on return."""
+    """Make a directory and its parents; the names of new ones are durable on return."""
     if folder.is_dir():
         return
     make_directories(folder.parent)
@@ -88,13 +88,13 @@ def sync_directory(folder: Path) -> None:
         os.close(handle)
 
 
-def _opened_at_once(path: str, flags: int) -> int:
-    # A FIFO in the place of an object would keep its reader waiting for somebody who writes.
+def _open_nonblocking(path: str, flags: int) -> int:
+    # A FIFO in the place of an object would keep its reader waiting for a writer.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def checked_key(key: str) -> PurePosixPath:
-    """Return a key as a path; raise ValueError if it leads out of the store, or nowhere."""
+def parse_key(key: str) -> PurePosixPath:
+    """Return a key as a path; raise ValueError if it is empty or leads out of the store."""
     path = PurePosixPath(key)
     if path.is_absolute() or not path.parts or any(part in ("..", ".") for part in path.parts):
         raise ValueError(f"not a store key: {key!r}")
@@ -111,14 +111,14 @@ class LocalStore:
 
     def read(self, key: str) -> bytes:
         try:
-            with open(self._path(key), "rb", opener=_opened_at_once) as file:
+            with open(self._path(key), "rb", opener=_open_nonblocking) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise OSError(errno.EINVAL, "it is not a file")
                 return file.read()
         except FileNotFoundError:
             raise ObjectMissing(key) from None
         except OSError as error:
-            raise self._failed("read", key, error) from error
+            raise self._make_error("read", key, error) from error
 
     def put(self, key: str, data: bytes) -> None:
         try:
@@ -127,7 +127,7 @@ class LocalStore:
             os.replace(temporary, target)
             sync_directory(target.parent)
         except OSError as error:
-            raise self._failed("write", key, error) from error
+            raise self._make_error("write", key, error) from error
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         """Write the object only if the key is free: link(2) fails if the name exists."""
@@ -146,7 +146,7 @@ class LocalStore:
             sync_directory(target.parent)
             return CreateResult.CREATED
         except OSError as error:
-            raise self._failed("create", key, error) from error
+            raise self._make_error("create", key, error) from error
 
     def list(self, prefix: str) -> tuple[str, ...]:
         folder = self._path(prefix)
@@ -155,7 +155,7 @@ class LocalStore:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise self._failed("list", prefix, error) from error
+            raise self._make_error("list", prefix, error) from error
         above = PurePosixPath(prefix)
         return tuple(f"{above}/{name}" for name in names)
 
@@ -166,14 +166,14 @@ class LocalStore:
             if target.parent.is_dir():
                 sync_directory(target.parent)
             if target.parent != self.root:
-                # Folders have no life of their own in an object store, so they get none here.
+                # An object store has no empty folders, so a local store has none either.
                 with contextlib.suppress(OSError):
                     target.parent.rmdir()
         except OSError as error:
-            raise self._failed("delete", key, error) from error
+            raise self._make_error("delete", key, error) from error
 
     def _path(self, key: str) -> Path:
-        return self.root / checked_key(key)
+        return self.root / parse_key(key)
 
     def _write_temporary(self, target: Path, data: bytes) -> Path:
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
@@ -196,8 +196,8 @@ class LocalStore:
                 return open(path, "xb")
         return open(path, "xb")
 
-    def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
-        return StoreError.of_system(
+    def _make_error(self, verb: str, key: str, error: OSError) -> StoreError:
+        return StoreError.from_os_error(
             error,
             f"cannot {verb} {key} in the job directory {self.root}",
             what_to_do="check that the disk is there, has room, and may be written by this user",
@@ -209,32 +209,32 @@ class LocalStore:
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
-class AnswerLost(Exception):
-    """Whether a request was carried out is not known: an error, a time-out, or no answer at all."""
+class UnknownOutcomeError(Exception):
+    """A request may or may not have been carried out: an error, a time-out, or no answer at all."""
 
 
 class ConditionalPuts(Protocol):
-    """What :func:`create_by_id` needs of a store."""
+    """The requests of a remote store from which :func:`create_by_id` makes a create."""
 
     def put_new(self, key: str, data: bytes, write_id: str) -> bool:
-        """Ask once for the object with its id; return False if the store says that the key is taken."""
+        """Send the object with its id once; return False if the store says that the key is taken."""
 
     def write_id_at(self, key: str) -> str | None:
-        """Return the id that the object carries; None for one that no create has written."""
+        """Return the id that the object carries; None if no create has written it."""
 
 
-# A store behind a network may write an object and lose the answer, or answer 500; whoever asks again, and
-# client libraries do, is told that the key is taken: by itself. It may also say so while nothing is there
-# (S3's ConditionalRequestConflict). So what is there decides, and not the answer:
+# A remote store may write an object and lose the answer, or answer 500; a client that repeats the request, as
+# client libraries do, is told that the key is taken: by its own write. The store may also say so while the
+# key is free (S3's ConditionalRequestConflict). So the stored object decides, and not the answer:
 #
 # 1. Every create has an id of its own, the same for all of its tries, and the object carries it.
-# 2. After every answer but a plain yes the object is looked at: one's own id means CREATED, another one
-#    EXISTS.
-# 3. If nothing is there, or nobody says what is there, the same create is tried again.
-# 4. Whoever gives up says that the outcome is unknown: a try may have been, or may yet be, carried out.
+# 2. After every answer but a plain yes the object is read: our id means CREATED, another one EXISTS.
+# 3. If there is no object, or the store does not answer, the same create is tried again.
+# 4. If it is given up, the error says that the outcome is unknown: a try may have been carried out, or may
+#    yet be.
 #
-# What is left: a try that was given up may arrive later, and be carried out if the key is free by then. A key
-# that is deleted and used again must therefore hold something by which a reader knows it from an older one.
+# One risk is left: a try that was given up may arrive later, and be carried out if the key is free by then. A
+# key that is deleted and used again must therefore hold a value by which a reader tells it from an older one.
 def create_by_id(
     puts: ConditionalPuts, key: str, data: bytes, write_id: str, clock: Clock, patience_ms: int
 ) -> CreateResult:
@@ -245,16 +245,16 @@ def create_by_id(
             if puts.put_new(key, data, write_id):
                 return CreateResult.CREATED
             why = "the store says that the key is taken, and nothing is there"
-        except AnswerLost as lost:
+        except UnknownOutcomeError as lost:
             why, may_be_there = str(lost), True
         except StoreError as refused:
             # This try has done nothing; an earlier one may have.
             raise (_unknown(key, str(refused), refused) if may_be_there else refused) from None
         try:
-            return whose(puts.write_id_at(key), write_id)
+            return compare_write_ids(puts.write_id_at(key), write_id)
         except ObjectMissing:
             pass
-        except AnswerLost as lost:
+        except UnknownOutcomeError as lost:
             why = f"{why}; then: {lost}"
         except StoreError as refused:
             raise _unknown(key, f"{why}; then: {refused}", refused) from None
@@ -262,8 +262,8 @@ def create_by_id(
     raise _unknown(key, why)
 
 
-def whose(found: str | None, write_id: str) -> CreateResult:
-    """Return CREATED if the object that is there is our own."""
+def compare_write_ids(found: str | None, write_id: str) -> CreateResult:
+    """Return CREATED if the existing object carries our write id, else EXISTS."""
     return CreateResult.CREATED if found == write_id else CreateResult.EXISTS
 
 
@@ -271,7 +271,7 @@ def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreErro
     found = StoreError(
         f"it is not known whether {key} was written",
         why=why,
-        what_to_do="none, if the store answers again: the job looks at what is there when it restarts",
+        what_to_do="none, if the store answers again: the job reads the object when it restarts",
         key=key,
     )
     found.ends_when_repeated = refused is not None and refused.ends_when_repeated
@@ -279,10 +279,10 @@ def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreErro
 
 
 class CachedReads:
-    """A :class:`FileStore` that keeps what it has read, or created, under keys that keep their object.
+    """A :class:`FileStore` with a cache of the objects that are written once.
 
-    One for each process and store: what is deleted through another one may still be read here. What is
-    missing is never kept, and neither is what :meth:`put` has written.
+    One for each process and store: an object that another one has deleted may still be read here. Objects
+    that are missing, or that :meth:`put` has written, are not cached.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class CachedReads:
         self._store, self._is_written_once, self._most_bytes = store, is_written_once, most_bytes
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
-        # Of puts and deletes: what was read beside one may be what it has removed.
+        # Number of puts and deletes: an object that was read during one may be gone already.
         self._changes = 0
         self._lock = threading.Lock()
 
@@ -369,7 +369,7 @@ T = TypeVar("T")
 
 
 class SealedObjects:
-    """Reads what `protocol.envelope.seal` wrote."""
+    """Reads objects that `protocol.envelope.seal` has sealed."""
 
     def __init__(self, store: Store, place: str) -> None:
         self._store, self._place = store, place

@@ -1,4 +1,4 @@
-"""Which store, said by a URL: a folder on a disk, or a bucket."""
+"""The place of a store as a URL: a folder on a disk, or in a bucket."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
 #: A host and a port, or a nameservice.
 _NAMENODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}(:[0-9]{1,5})?")
 _ACCOUNT = re.compile(r"(?P<account>[a-z0-9]+)\.dfs\.(?P<cloud>[a-z0-9.-]+)")
-#: What would be read in two ways: escaped or not, or as something behind the path.
+#: Characters that may be read as escapes, or as the end of the path.
 _ODD = re.compile(r"[%?#\\\x00-\x1f\x7f]")
-#: The value of an option that stands in an environment variable.
+#: The value of an option that names an environment variable.
 _BY_NAME = re.compile(r"env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
-#: Options that hold a secret, and of these the ones that only say where one is or which.
+#: Options that hold a secret, and those of them that only name one, or its place.
 _SECRET = re.compile(r"secret|token|password|credential|(^|_)(sas|key)(_|$)|sse_customer|header")
 _NO_SECRET = re.compile(r"_(id|file|url|uri|type|enabled)$|^(google_)?application_credentials$")
-#: Options that the URL stands for.
+#: Options that contradict the URL.
 _OF_THE_URL = frozenset({"bucket", "bucket_name", "container", "container_name", "prefix"})
 #: A value with a login in it, such as a proxy's URL.
 _LOGIN = re.compile(r"//[^/]*@")
@@ -56,13 +56,12 @@ _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """How any process opens a store: it travels to Spark's own processes, and holds no secret."""
+    """URL and options by which any process opens a store; it is sent to executors, and holds no secret."""
 
-    #: As :meth:`parse` has checked it; a plain path is a folder, absolute, on a disk that every process sees
-    #: which opens it.
+    #: As :meth:`parse` has checked it; a plain path is an absolute folder on a disk that all processes share.
     url: str
-    #: Of the store in a bucket, by name; a secret as ``env:NAME``, the environment variable that holds it in
-    #: the process which opens the store.
+    #: Options of the store in a bucket, by name; a secret as ``env:NAME``, the environment variable that
+    #: holds it in the process which opens the store.
     options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -90,18 +89,18 @@ class StoreSpec:
 
     @property
     def folder(self) -> Path:
-        """The folder on a disk; raises ConfigError for a bucket, with what it is that needs a disk."""
+        """The folder on a disk; raises ConfigError for a bucket."""
         if not self.is_local:
             raise ConfigError(
                 f"{self.url} is no folder on a disk",
-                why="what is asked of it needs files",
+                why="this feature needs files",
                 what_to_do="use a job_dir on a disk that driver and executors share",
             )
         return Path(self.url)
 
     @property
     def hadoop_url(self) -> str:
-        """Return the URL of Hadoop's file system for the store, by which Spark finds its own files there."""
+        """The URL of the store in Hadoop's file system, by which Spark finds its own files there."""
         if self.is_local:
             # To Spark a plain path means the default file system of the cluster (``fs.defaultFS``).
             return f"file://{self.url}"
@@ -124,22 +123,26 @@ class StoreSpec:
 
     def open_bucket(self) -> FileStore:
         place = _Place.parse(self.url)
-        return HdfsStore(f"hdfs://{place.bucket}", place.folder) if place.scheme == "hdfs" else _opened(self)
+        return (
+            HdfsStore(f"hdfs://{place.bucket}", place.folder)
+            if place.scheme == "hdfs"
+            else _open_object_store(self)
+        )
 
-    def resolved(self) -> dict[str, str]:
+    def resolve(self) -> dict[str, str]:
         """Return the options with the values of the environment variables that they name: with secrets."""
-        return resolved_options(self.options)
+        return resolve_options(self.options)
 
-    def below(self, key: str) -> StoreSpec:
+    def to_child(self, key: str) -> StoreSpec:
         if self.is_local:
             return StoreSpec(str(Path(self.url, key)))
         return StoreSpec(f"{self.url}/{key}", self.options)
 
-    def above(self, levels: int) -> StoreSpec:
+    def to_parent(self, levels: int) -> StoreSpec:
         return StoreSpec(self.url.rsplit("/", levels)[0], self.options)
 
 
-def resolved_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def resolve_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """Return options with the values of the environment variables that they name: with secrets."""
     found = {}
     for name, text in options:
@@ -205,11 +208,11 @@ class _Place:
         if scheme == "hdfs" and _NAMENODE.fullmatch(bucket) is None:
             _refuse(
                 url,
-                "it has no NameNode, or nameservice, behind the two slashes",
+                "it has no NameNode, or nameservice, after the two slashes",
                 "write what fs.defaultFS says: hdfs://namenode:8020/folder, or hdfs://nameservice/folder",
             )
         if scheme != "hdfs" and _BUCKET.fullmatch(bucket) is None:
-            _refuse(url, "it has no name of a bucket, or container, behind the two slashes")
+            _refuse(url, "it has no name of a bucket, or container, after the two slashes")
         folder = folder.rstrip("/")
         if _ODD.search(folder):
             _refuse(url, "its folder has characters that stores and Spark read in different ways")
@@ -231,13 +234,13 @@ def _local(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
-def shown_url(url: str) -> str:
-    """Return a URL without what may be a login, or a signature behind a question mark, for messages."""
+def redact_url(url: str) -> str:
+    """Return a URL for messages, without a possible login, or a signature after a question mark."""
     return re.sub(r"//.*@", "//***@", url.partition("?")[0], flags=re.DOTALL)
 
 
 def _refuse(url: str, why: str, hint: str = "") -> NoReturn:
-    shown = shown_url(url)
+    shown = redact_url(url)
     raise ConfigError(
         f"{shown!r} is not the place of a store",
         why=why,
@@ -278,7 +281,7 @@ def _check_option(place: _Place, name: str, value: str) -> None:
         )
 
 
-def _opened(spec: StoreSpec) -> ObjectStore:
+def _open_object_store(spec: StoreSpec) -> ObjectStore:
     place = _Place.parse(spec.url)
     try:
         from obstore.exceptions import BaseError
@@ -288,8 +291,8 @@ def _opened(spec: StoreSpec) -> ObjectStore:
             why="it is not installed in this Python",
             what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
         ) from None
-    config = spec.resolved()
-    # Shorter ones, such as "true", are none, and would be taken out of every message.
+    config = spec.resolve()
+    # Shorter values, such as "true", are no secrets, and would be replaced in every message.
     by_name = [config[name] for name, text in spec.options if _BY_NAME.fullmatch(text)]
     secrets = tuple(value for value in by_name if len(value) >= 6)
     try:

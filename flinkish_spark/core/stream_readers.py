@@ -1,13 +1,13 @@
-"""What Spark asks a streaming source in Python, under each version of Spark.
+"""Streaming readers in Python that run under Spark 4.1 and 4.2.
 
-From 4.2 on Spark says where the next micro-batch begins when it asks where it ends, and how much it may hold.
-4.1 says neither. It does say, once before it asks, where its log ends: it plans the empty range there, for
-readers that have to know (`AcceptsLatestSeenOffset` of its `PythonMicroBatchStream`). A query whose log is
-empty begins at the reader's initial offset. From then on each micro-batch begins where the one before it
-ended, which is what the reader has answered last: in 4.1, too, Spark runs a micro-batch to each new end
-before it asks for another, and makes a new reader when a query starts.
+From 4.2 on Spark passes the start of the next micro-batch and a read limit to `latestOffset`. 4.1 passes
+neither. Once before it asks, it does say where its log ends: it plans the empty range there, for readers that
+have to know (`AcceptsLatestSeenOffset` of its `PythonMicroBatchStream`). A query whose log is empty begins at
+the reader's initial offset. From then on each micro-batch begins where the one before it ended, which is the
+reader's last answer: in 4.1, too, Spark runs a micro-batch to each new end before it asks for another, and
+makes a new reader when a query starts.
 
-So readers are written for 4.2, and :func:`for_running_spark` is what each of our sources gives to Spark.
+So readers are written for 4.2, and each of our sources gives Spark the result of :func:`adapt_reader`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from flinkish_spark.core.errors import EnvironmentFault
 
-#: Whether Spark tells readers where a micro-batch begins, how much it may hold, and that the query ends with
-#: what there is: from 4.2 on. Before, Trigger.AvailableNow is one micro-batch if a source is in Python.
+#: Whether Spark (from 4.2 on) tells readers where a micro-batch begins, how much it may hold, and that the
+#: query ends with the data of now. Before, Trigger.AvailableNow is one micro-batch if a source is in Python.
 TELLS_READERS = find_spec("pyspark.sql.streaming.datasource") is not None
 
 if TYPE_CHECKING or TELLS_READERS:
@@ -36,20 +36,20 @@ if TYPE_CHECKING or TELLS_READERS:
 else:
 
     class ReadLimit:
-        """How much a micro-batch may hold."""
+        """Stand-in for Spark's class under 4.1: the limit of a micro-batch."""
 
     @dataclass
     class ReadAllAvailable(ReadLimit):
-        """All that there is."""
+        """Stand-in for Spark's class under 4.1: no limit."""
 
     @dataclass
     class ReadMaxRows(ReadLimit):
-        """At most so many rows."""
+        """Stand-in for Spark's class under 4.1: at most `max_rows` rows."""
 
         max_rows: int
 
     class SupportsTriggerAvailableNow:
-        """Of a reader that can be told to end with what there is now; 4.1 tells none in Python."""
+        """Stand-in for Spark's class under 4.1, which does not use it."""
 
 
 __all__ = [
@@ -58,18 +58,18 @@ __all__ = [
     "ReadLimit",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
-    "for_running_spark",
+    "adapt_reader",
 ]
 
 _WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
 
-def for_running_spark(reader: DataSourceStreamReader) -> DataSourceStreamReader:
+def adapt_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
     return reader if TELLS_READERS else PositionedReader(reader)
 
 
 class PositionedReader(DataSourceStreamReader):
-    """Knows where the next micro-batch begins, for a Spark that does not say so: see the module's head."""
+    """Remembers where the next micro-batch begins, for Spark 4.1: see the module's head."""
 
     def __init__(self, reader: DataSourceStreamReader) -> None:
         self._reader = reader
@@ -79,14 +79,14 @@ class PositionedReader(DataSourceStreamReader):
         return self._reader.initialOffset()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
-        """Return where the next micro-batch ends, which begins where the one before it ended."""
+        """Return the end of the next micro-batch, which begins where the one before it ended."""
         start = self._reader.initialOffset() if self._position is None else self._position
         limit = getattr(self._reader, "getDefaultReadLimit", ReadAllAvailable)()
         self._position = self._reader.latestOffset(json.loads(json.dumps(start)), limit)
         return self._position
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the pieces of a micro-batch; of an empty range, which is where the log ends, none."""
+        """Return the pieces of a micro-batch; none of an empty range, which marks the end of the log."""
         if self._position is None:
             self._position = end
         elif start == end and end != self._position:

@@ -1,4 +1,4 @@
-"""Which part of an operator a function runs in: what a runtime context tells of the task at hand."""
+"""The subtask that a function runs in, and the facts about it in a runtime context."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flinkish_spark.core.accumulators import (
     IntCounter,
     LongCounter,
 )
-from flinkish_spark.core.distributed_cache import DistributedCache, distributed_cache
+from flinkish_spark.core.distributed_cache import DistributedCache, find_cached_files
 from flinkish_spark.core.metric_group import MetricGroup, ask_gauges
 
 
@@ -26,24 +26,24 @@ from flinkish_spark.core.metric_group import MetricGroup, ask_gauges
 class Subtask:
     """One of an operator's parallel parts."""
 
-    #: Its number, from 0, and how many there are; None where nobody in a worker knows.
+    #: Its number, from 0, and the number of subtasks; None if a worker cannot know it.
     index: int = 0
     parallelism: int | None = 1
     #: How often Spark has begun this task before, in its micro-batch.
     attempt: int = 0
-    #: What the operator is called beside its uid; empty without a name.
+    #: The operator's name, beside its uid; empty without a name.
     name: str = ""
 
 
-#: Subtasks of the operator that has its turn: PySpark does not tell how many tasks there are.
+#: Number of subtasks and name of the running operator: PySpark does not tell how many tasks there are.
 _OPERATOR: ContextVar[tuple[int | None, str]] = ContextVar("_OPERATOR", default=(None, ""))
-#: What stands for that operator where accumulators are put together; empty where it does not count.
+#: Name of that operator in tallies of accumulators; empty where it does not count.
 _COUNTS_AS: ContextVar[str] = ContextVar("_COUNTS_AS", default="")
 _IN_HARNESS: ContextVar[Subtask | None] = ContextVar("_IN_HARNESS", default=None)
 
 
 def current_subtask() -> Subtask:
-    """Return the subtask of Spark's task, or of a harness; else there is one only."""
+    """Return the subtask of Spark's task, or of a harness; outside of both the only one."""
     given = _IN_HARNESS.get()
     if given is not None:
         return given
@@ -58,7 +58,7 @@ def current_subtask() -> Subtask:
 
 @contextmanager
 def running_in(parallelism: int, name: str = "", counts_as: str = "") -> Iterator[None]:
-    """Let functions that are called within see how many subtasks there are; their number is the task's."""
+    """Set the number of subtasks that functions see in the block; their own number is that of the task."""
     token = _OPERATOR.set((parallelism, name))
     try:
         with counting_as(counts_as):
@@ -69,7 +69,7 @@ def running_in(parallelism: int, name: str = "", counts_as: str = "") -> Iterato
 
 @contextmanager
 def counting_as(counts_as: str) -> Iterator[None]:
-    """Let functions that are called within add to accumulators as `counts_as`; not at all if it is empty."""
+    """Let functions in the block add to accumulators as `counts_as`; not at all if it is empty."""
     token = _COUNTS_AS.set(counts_as)
     try:
         ask_gauges(counts_as)
@@ -80,7 +80,7 @@ def counting_as(counts_as: str) -> Iterator[None]:
 
 @contextmanager
 def running_as(subtask: Subtask) -> Iterator[None]:
-    """Let functions that are called within see a subtask; for harnesses."""
+    """Set the subtask that functions see in the block; for harnesses."""
     token = _IN_HARNESS.set(subtask)
     try:
         yield
@@ -89,7 +89,7 @@ def running_as(subtask: Subtask) -> Iterator[None]:
 
 
 class TaskFacts(Protocol):
-    """What a runtime context tells of the task at hand; names as in PyFlink."""
+    """Facts about the current task in a runtime context; names as in PyFlink."""
 
     def get_index_of_this_subtask(self) -> int:
         """Return the number of the current subtask, from 0; see also the six that follow.
@@ -99,7 +99,7 @@ class TaskFacts(Protocol):
         """
 
     def get_number_of_parallel_subtasks(self) -> int:
-        """Return how many subtasks there are; of a function without state only behind `set_parallelism`."""
+        """Return the number of subtasks; of a function without state only after `set_parallelism`."""
 
     def get_max_number_of_parallel_subtasks(self) -> int:
         """Return the number of key groups."""
@@ -108,10 +108,10 @@ class TaskFacts(Protocol):
         """Return how often Spark has begun the current task before, in its micro-batch."""
 
     def get_task_name(self) -> str:
-        """Return what errors call the operator."""
+        """Return the operator's name in errors."""
 
     def get_task_name_with_subtasks(self) -> str:
-        """Return that with the current subtask, counted from 1: ``totals (1/4)``."""
+        """Return the task name with the current subtask, counted from 1: ``totals (1/4)``."""
 
     def get_distributed_cache(self) -> DistributedCache:
         """Return the files that `env.register_cached_file` has registered."""
@@ -135,7 +135,7 @@ class TaskFacts(Protocol):
         """Return a histogram, added if it is not there yet."""
 
     def get_metrics_group(self) -> MetricGroup:
-        """Return what makes metrics of this function; see docs/metrics.md."""
+        """Return the group in which this function registers metrics; see docs/metrics.md."""
 
 
 class SubtaskFacts(Accumulators):
@@ -165,8 +165,8 @@ class SubtaskFacts(Accumulators):
         parallelism = self._subtask().parallelism
         if parallelism is None:
             raise RuntimeError(
-                f"nobody in a worker knows how many tasks '{self.uid}' has: PySpark does not tell; call "
-                "set_parallelism(n) behind it, or ask in a function on a keyed stream"
+                f"a worker does not know the number of tasks of '{self.uid}': PySpark does not tell it; call "
+                "set_parallelism(n) on it, or ask in a function on a keyed stream"
             )
         return parallelism
 
@@ -177,10 +177,10 @@ class SubtaskFacts(Accumulators):
         return self._subtask().attempt
 
     def get_distributed_cache(self) -> DistributedCache:
-        return distributed_cache(self.uid)
+        return find_cached_files(self.uid)
 
     def get_task_name(self) -> str:
-        """Return what errors call the operator: its name, else its uid."""
+        """Return the operator's name in errors: its name, else its uid."""
         return self._subtask().name or self.uid
 
     def get_task_name_with_subtasks(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flinkish_spark.protocol.choices import closest
 
-__all__ = ["MisspeltNames", "closest", "describe_raised", "find_misspelt_names", "they_have"]
+__all__ = ["MisspeltNames", "closest", "describe_choices", "describe_raised", "find_misspelt_names"]
 
 #: The packages that users import names from.
 _FACES = (
@@ -17,13 +17,13 @@ _FACES = (
 _ROOT = __name__.partition(".")[0]
 
 
-def they_have(names: Sequence[str], wanted: str) -> str:
+def describe_choices(names: Sequence[str], wanted: str) -> str:
     near = closest(wanted, names)
     return f"they have {', '.join(names)}" + (f". {near}" if near else "")
 
 
 def describe_raised(error: BaseException) -> str:
-    """Return an exception's class and text, and of a misspelt attribute which one was meant."""
+    """Return an exception's class and text; for a misspelt attribute also the closest name."""
     text = f"{type(error).__name__}: {error}"
     if not isinstance(error, AttributeError) or not error.name or "Did you mean" in text:
         return text
@@ -32,10 +32,10 @@ def describe_raised(error: BaseException) -> str:
 
 
 class MisspeltNames:
-    """A finder behind all others: says which name was meant by an import from a public package."""
+    """An import finder after all others: suggests the closest public name for a failed import."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
-        """Raise ImportError about a name that is like a public one; find nothing otherwise."""
+        """Raise ImportError with a suggestion if the name is like a public one; find nothing otherwise."""
         package, _, name = fullname.rpartition(".")
         if package not in [f"{_ROOT}{one}" for one in _FACES] or name.startswith("_"):
             return
@@ -55,5 +55,5 @@ class MisspeltNames:
 
 
 def find_misspelt_names() -> None:
-    """Let imports of names that are not there say which one was meant."""
+    """Let failed imports suggest the closest public name."""
     sys.meta_path.append(MisspeltNames())

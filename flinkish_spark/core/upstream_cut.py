@@ -1,8 +1,8 @@
-"""At which upstream checkpoint a chained job's checkpoint was drawn, as offsets say it.
+"""The upstream checkpoint at which a chained job's checkpoint was drawn, as stored in offsets.
 
-A *cut* is the place of an upstream checkpoint in all partitions: right behind its barrier records. Spark
-logs an offset before it runs the micro-batch, so after a crash this state and the positions are as they
-were together, and nothing else has to be remembered.
+A *cut* is the place of an upstream checkpoint in all partitions: right after its barrier records. Spark logs
+an offset before it runs the micro-batch, so after a crash this state still fits the positions, and nothing
+else has to be stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHANNEL_STATE_KEY = "flinkish:channel-state"
 
 
 class CutPhase(enum.Enum):
-    """What became of the newest cut that the source came to."""
+    """State of the newest cut that the source reached."""
 
     #: It waits for a checkpoint of this job.
     REACHED = "REACHED"
@@ -34,7 +34,7 @@ class CutPhase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cut(StoredObject):
-    """The newest upstream checkpoint whose cut the source came to."""
+    """The newest upstream checkpoint whose cut the source reached."""
 
     checkpoint: CheckpointId
     phase: CutPhase
@@ -46,31 +46,31 @@ class Cut(StoredObject):
 
 @dataclass(frozen=True, slots=True)
 class CutState:
-    """See the module's head."""
+    """State of a chained source between two cuts; see the module's head."""
 
-    #: Aligns the upstream checkpoint behind `cut`. A partition that was added and is not in a cut
+    #: Aligns the upstream checkpoint after `cut`. A partition that was added and is not in a cut
     #: yet is no channel of it.
     gate: InputGate
     #: The upstream job; None until its first barrier was seen.
     job: JobUuid | None = None
     #: The newest barrier that was passed, by partition.
     passed: Mapping[Place, CheckpointId] = field(default_factory=dict)
-    #: Partitions of which nothing was read since that barrier, or at all.
+    #: Partitions from which nothing was read since that barrier, or at all.
     resting: frozenset[Place] = frozenset()
     #: The newest cut; None before the first.
     cut: Cut | None = None
     #: Partitions that have not come to their barrier of an unaligned cut, and the offset of that
     #: barrier, None while it is not visible. A restore replays these first.
     channel_state: Mapping[Place, int | None] = field(default_factory=dict)
-    #: How many were planned since the last one with a barrier of this job.
+    #: Number of micro-batches since the last one with a barrier of this job.
     micro_batches: int = 0
 
     @classmethod
-    def at_beginning(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
+    def create_at_start(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
         return cls(_gate_at(positions, settings), resting=frozenset(positions))
 
     @classmethod
-    def somewhere(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
+    def create_midway(cls, positions: Mapping[Place, int], settings: AlignmentSettings) -> CutState:
         return cls(_gate_at(positions, settings))
 
     @property
@@ -79,7 +79,7 @@ class CutState:
 
     @property
     def stands_at_cut(self) -> bool:
-        """Whether the gate's partitions have been read exactly up to the newest cut, or not at all."""
+        """True if the gate's partitions have been read exactly up to the newest cut, or not at all."""
         wanted = None if self.cut is None else self.cut.checkpoint
         places = map(place_of, self.gate.channels)
         return all(place in self.resting and self.passed.get(place) == wanted for place in places)
@@ -88,39 +88,39 @@ class CutState:
         """Return the entries for the offset; `positions` are the offset's own."""
         cut = self.cut
         outside = [place for place in positions if channel_of(place) not in self.gate.channels]
-        # Where its channels are is in the offset already.
+        # The offset has the positions of its channels already.
         gate = {name: value for name, value in self.gate.to_json().items() if name != "channels"}
         entries: dict[str, Any] = {
             UPSTREAM_KEY: {
                 "job": None if self.job is None else str(self.job),
                 "cut": None if cut is None else cut.to_json(),
-                "passed": nested({place: int(checkpoint) for place, checkpoint in self.passed.items()}),
-                "resting": _listed(self.resting),
-                "outside": _listed(outside),
+                "passed": nest({place: int(checkpoint) for place, checkpoint in self.passed.items()}),
+                "resting": _to_lists(self.resting),
+                "outside": _to_lists(outside),
                 "gate": gate,
                 "micro_batches": self.micro_batches,
             }
         }
         if self.channel_state:
             ranges = {place: [positions[place], end] for place, end in self.channel_state.items()}
-            entries[CHANNEL_STATE_KEY] = nested(ranges)
+            entries[CHANNEL_STATE_KEY] = nest(ranges)
         return entries
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any], settings: AlignmentSettings) -> CutState | None:
-        """Read what :meth:`to_json` put into an offset; None if there is nothing of it."""
+        """Read the entries of :meth:`to_json` from an offset; None if it has none."""
         value = offset.get(UPSTREAM_KEY)
         if value is None:
             return None
-        cut, outside = value["cut"], _unlisted(value["outside"])
-        ranges = flat(offset.get(CHANNEL_STATE_KEY, {}))
-        positions = flat({topic: of for topic, of in offset.items() if not topic.startswith(OWN_KEYS)})
+        cut, outside = value["cut"], _parse_places(value["outside"])
+        ranges = flatten(offset.get(CHANNEL_STATE_KEY, {}))
+        positions = flatten({topic: of for topic, of in offset.items() if not topic.startswith(OWN_KEYS)})
         channels = {channel_of(place): at for place, at in positions.items() if place not in outside}
         return cls(
             InputGate.from_json({**value["gate"], "channels": channels}, settings),
             None if value["job"] is None else JobUuid(value["job"]),
-            {place: CheckpointId(checkpoint) for place, checkpoint in flat(value["passed"]).items()},
-            _unlisted(value["resting"]),
+            {place: CheckpointId(checkpoint) for place, checkpoint in flatten(value["passed"]).items()},
+            _parse_places(value["resting"]),
             None if cut is None else Cut.from_json(cut),
             {place: end for place, (_, end) in ranges.items()},
             int(value["micro_batches"]),
@@ -136,25 +136,25 @@ def place_of(channel: str) -> Place:
     return topic, int(partition)
 
 
-def nested(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
+def nest(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for (topic, partition), value in sorted(values.items()):
         found.setdefault(topic, {})[str(partition)] = value
     return found
 
 
-def flat(values: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
+def flatten(values: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
     return {(topic, int(p)): value for topic, of_topic in values.items() for p, value in of_topic.items()}
 
 
-def _listed(places: Iterable[Place]) -> dict[str, list[int]]:
+def _to_lists(places: Iterable[Place]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for topic, partition in sorted(places):
         found.setdefault(topic, []).append(partition)
     return found
 
 
-def _unlisted(value: Mapping[str, list[int]]) -> frozenset[Place]:
+def _parse_places(value: Mapping[str, list[int]]) -> frozenset[Place]:
     return frozenset((topic, int(partition)) for topic, of_topic in value.items() for partition in of_topic)
 
 
@@ -192,7 +192,7 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
             continue
         ranges = {
             place: (int(start), None if end is None else int(end))
-            for place, (start, end) in flat(offset.get(CHANNEL_STATE_KEY, {})).items()
+            for place, (start, end) in flatten(offset.get(CHANNEL_STATE_KEY, {})).items()
         }
         is_measured = all(end is not None for _, end in ranges.values())
         times_ms = (cut.start_delay_ms, cut.alignment_ms) if is_measured else (None, None)
@@ -202,7 +202,7 @@ def upstream_cut(offsets_text: str) -> dict[str, UpstreamCut]:
 
 
 def slowest_cut(offsets_text: str) -> UpstreamCut | None:
-    """Return the measured upstream cut that took longest, from its barrier records on; None for none."""
+    """Return the upstream cut that took longest, of those with measured times; None if there is none."""
     times_ms = [
         (cut.start_delay_ms + cut.alignment_ms, topic, cut)
         for topic, cut in upstream_cut(offsets_text).items()

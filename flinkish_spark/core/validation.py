@@ -1,8 +1,8 @@
-"""Checks of what a user hands to a public call, at that call.
+"""Checks of the arguments of public calls, made at the call.
 
-Nothing is converted, and nothing that is wrong counts as left out: a word is no enum, None no number,
-a class none of its instances. The rules of `protocol/` raise ValueError for their own values;
-:func:`refused_as_config_errors` makes what a user sees of that.
+Nothing is converted, and no wrong value counts as left out: a word is no enum, None no number, a class none
+of its instances. The rules of `protocol/` raise ValueError for their own values; :func:`raise_config_errors`
+turns that into an error for users.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def unusable(
 
 
 @contextmanager
-def refused_as_config_errors(what_to_do: str) -> Iterator[None]:
-    """Raise ConfigError in place of the ValueError of a rule."""
+def raise_config_errors(what_to_do: str) -> Iterator[None]:
+    """Raise a ConfigError in place of the ValueError of a rule in the block."""
     try:
         yield
     except UnusableValueError as wrong:
@@ -65,8 +65,8 @@ def members_of(kind: type) -> list[str]:
 
 
 def to_ms(name: str, value: Duration) -> int:
-    """Return a length of time in milliseconds; what is no timedelta and no text is left to other checks."""
-    with refused_as_config_errors('give milliseconds, or a length of time as text: "10 seconds"'):
+    """Return a length of time in milliseconds; other types than timedelta and str are returned unchanged."""
+    with raise_config_errors('give milliseconds, or a length of time as text: "10 seconds"'):
         found: int = milliseconds(name, value)
     return found
 
@@ -76,7 +76,7 @@ def to_path(value: str | os.PathLike[str]) -> str:
 
 
 def hold_plain_values(settings: Any) -> None:
-    """Make plain values of what a dataclass was given for its fields of `Milliseconds` and `PathText`."""
+    """Convert the values of a dataclass's fields of type `Milliseconds` and `PathText` to int and str."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if "Milliseconds" in str(field.type):
@@ -98,7 +98,7 @@ def refuse_unknown_parameters(kind: type, given: Iterable[str]) -> None:
 
 
 def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, Any]:
-    """Return what an argument holds by name, nothing if it was left out, else raise ConfigError."""
+    """Return a dict argument, empty if it was left out; raise ConfigError if it is no dict with text keys."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -106,7 +106,7 @@ def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, An
     return dict(value)
 
 
-def with_methods_of(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
+def require_methods(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
     methods = _methods_of(protocol)
     # A class has them too, and each of them would miss its `self` when it is called.
     if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
@@ -144,15 +144,15 @@ def check_function(function: object, what: str, takes: int | None, *, is_rows: b
 
 
 def check_methods(value: object, kind: type, what: str, *, may_await: Sequence[str] = ()) -> None:
-    """Raise ConfigError unless each method of a function object can be called as its class says, and runs."""
-    # One may be a generator where the class says that it returns rows, and async where that of the class is.
+    """Raise ConfigError unless each method of an object can be called as its class declares, and runs."""
+    # A method may be a generator if the class declares that it returns rows, and async if the class's is.
     first = 0 if isinstance(value, type) else 1
     for name, own in _methods_of(kind).items():
         method = getattr(value, name, None)
         if method is None or getattr(method, "__func__", method) is own:
             continue
         is_awaited = inspect.iscoroutinefunction(own) or name in may_await
-        _check_method(method, name, what, _required(own)[first:], _returns_rows(own), is_awaited)
+        _check_method(method, name, what, _list_required(own)[first:], _returns_rows(own), is_awaited)
 
 
 def _check_method(
@@ -176,7 +176,7 @@ def _check_method(
 
 
 def function_object(name: str, value: _T, kind: type) -> _T:
-    """Return an object with the methods of a function class; raise ConfigError for others, and its class."""
+    """Return the value if it has the methods of a function class; raise ConfigError otherwise."""
     needed = [one for one, own in _methods_of(kind).items() if getattr(own, "__isabstractmethod__", False)]
     _check_object(name, value, kind.__name__, needed)
     check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
@@ -190,7 +190,7 @@ def _check_object(name: str, value: object, kind: str, needed: Iterable[str]) ->
         )
 
 
-#: What aggregates and reduces is duck-typed: what each method is given.
+#: Aggregate and reduce functions are duck-typed: the parameters of each method.
 _OPENED = {"open": ("context",), "close": ()}
 _AGGREGATE: dict[str, tuple[str, ...]] = {
     "create_accumulator": (),
@@ -205,7 +205,7 @@ _AGGREGATE_TOO: dict[str, tuple[str, ...]] = {
 
 
 def check_aggregate(aggregate: object, *, name: str = "aggregate", retracts: bool = False) -> None:
-    """Raise ConfigError unless it is an object that aggregates; and takes values back, if it has to."""
+    """Raise ConfigError unless it has the methods of an AggregateFunction, and `retract` if `retracts`."""
     needed = ["retract"] if retracts else list(_AGGREGATE)
     _check_object(name, aggregate, f"AggregateFunction{' with retract' if retracts else ''}", needed)
     _check_duck(name, aggregate, {**_AGGREGATE, **_AGGREGATE_TOO})
@@ -229,7 +229,7 @@ def _check_duck(name: str, value: object, methods: Mapping[str, Sequence[str]]) 
 
 
 def can_take(function: object, count: int) -> bool:
-    """Return whether a function can be called with so many arguments; also where nobody can tell."""
+    """Return whether a function can be called with `count` arguments; True if that cannot be known."""
     if not callable(function):
         return False
     try:
@@ -237,7 +237,7 @@ def can_take(function: object, count: int) -> bool:
     except TypeError:
         return False
     except ValueError:
-        # Functions in C may not say what they take.
+        # Functions in C may have no signature.
         return True
     return True
 
@@ -252,7 +252,7 @@ def _never_run(what: str, why: str) -> ConfigError:
 
 
 def _why_not_run(function: object) -> str:
-    """Return why a call runs nothing; empty if it does."""
+    """Return why a call of the function would run nothing; empty if it would run."""
     while isinstance(function, functools.partial | functools._lru_cache_wrapper):
         function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     # Of an object its method; of a function this is the same again.
@@ -276,7 +276,7 @@ def _returns_rows(function: Any) -> bool:
     return any("Itera" in str(function.__globals__.get(word, word)) for word in re.findall(r"\w+", said))
 
 
-def _required(function: Any) -> list[str]:
+def _list_required(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [one.name for one in parameters if one.kind in by_place and one.default is one.empty]

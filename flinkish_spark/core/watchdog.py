@@ -1,9 +1,9 @@
-"""What the threads of a job wait for, and which of them does not get on.
+"""Finds the threads of a job that have waited too long, and what they wait for.
 
-Whoever waits for something that may never come (the JVM, a broker, a disk, a user's code, another thread)
-says so: ``with waiting("..."):`` around it, and :func:`note_failure` with what went wrong in it last. What
-has waited for too long, a thread or an open checkpoint, is in what the job says about itself; a thread is in
-the log, too. Nothing is ended: a MERGE may take an hour.
+Code that waits for something that may never come (the JVM, a broker, a disk, a user's code, another thread)
+wraps the wait in ``with waiting("..."):``, and calls :func:`note_failure` with the last error in it. A thread
+or an open checkpoint that has waited too long is named in the job's report; a thread also in the log. No
+thread is ended: a MERGE may take an hour.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from flinkish_spark.core import clock as spans
 from flinkish_spark.core.clock import Clock, Threads
 
 LOG = logging.getLogger(__name__)
-#: How long a thread may be at one thing before the log names it, and how long once the job is to end at once.
+#: How long a thread may wait for one thing before the log names it, and how long while the job is ending.
 PATIENCE_MS, HURRIED_MS = 60_000, 5_000
 _LOOK_MS = 1_000
 
-#: Notes what the calling thread waits for, until the block ends: ``the broker to answer``.
+#: Context manager that notes what the calling thread waits for: ``the broker to answer``.
 Waiting = Callable[[str], AbstractContextManager[None]]
 
 
-def unwatched(what: str) -> AbstractContextManager[None]:
+def skip_watch(what: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -36,7 +36,7 @@ _HERE = threading.local()
 
 
 def note_failure(why: str) -> None:
-    """Note what went wrong last in what the calling thread waits for; nothing where it waits for nothing."""
+    """Note the last error of the calling thread's current wait; do nothing if it has none."""
     stand = getattr(_HERE, "stand", None)
     if stand is not None:
         line = " ".join(why.split())[:_MOST_ERROR]
@@ -47,10 +47,10 @@ def note_failure(why: str) -> None:
 class Wait:
     #: ``the thread 'flinkish-complete-3'`` or ``checkpoint 3``.
     who: str
-    #: What it waits for, to be read behind "waits for".
+    #: The thing it waits for, as it reads after "waits for".
     what: str
     for_ms: int
-    #: What went wrong last; empty where nothing did, or nobody knows.
+    #: The last error; empty if there was none, or none is known.
     error: str = ""
 
     def __str__(self) -> str:
@@ -59,22 +59,22 @@ class Wait:
 
 
 @dataclass(slots=True)
-class _Stand:
-    """Where a thread stands: the innermost of what it waits for, and since when."""
+class _ThreadWaits:
+    """The waits of one thread, and since when the innermost one lasts."""
 
     thread: str
     since_ms: int
     waits: list[str] = field(default_factory=list)
     error: str = ""
-    #: How long it had stood when it was last named; 0 before that.
+    #: Length of the wait when the log last named it; 0 before that.
     named_after_ms: int = 0
 
-    def moved(self, now_ms: int) -> None:
+    def reset(self, now_ms: int) -> None:
         self.since_ms, self.named_after_ms, self.error = now_ms, 0, ""
 
 
 class Watchdog:
-    """Knows what all threads of a job wait for; of waits within waits the innermost counts."""
+    """Knows what all threads of a job wait for; of nested waits the innermost counts."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class Watchdog:
         self._clock, self._tell, self._is_hurried = clock, tell, is_hurried
         self._patience_ms, self._held = min(patience_ms, PATIENCE_MS), held
         self._lock = threading.Lock()
-        self._stands: dict[int, _Stand] = {}
+        self._stands: dict[int, _ThreadWaits] = {}
         self._stopping = threading.Event()
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Note what this thread waits for; see :data:`Waiting`."""
+        """Note what this thread waits for until the block ends; see :data:`Waiting`."""
         me, now_ms = threading.get_ident(), self._clock.monotonic_ms()
         with self._lock:
-            stand = self._stands.setdefault(me, _Stand(threading.current_thread().name, now_ms))
+            stand = self._stands.setdefault(me, _ThreadWaits(threading.current_thread().name, now_ms))
             stand.waits.append(what)
-            stand.moved(now_ms)
+            stand.reset(now_ms)
         outer, _HERE.stand = getattr(_HERE, "stand", None), stand
         try:
             yield
@@ -108,10 +108,10 @@ class Watchdog:
                     LOG.warning("the thread '%s' goes on: it waits no more for %s", stand.thread, what)
                 stand.waits.pop()
                 ended_ms = self._clock.monotonic_ms()
-                stand.moved(ended_ms)
+                stand.reset(ended_ms)
                 if not stand.waits:
                     del self._stands[me]
-            spans.ended(what, ended_ms - now_ms)
+            spans.log_span(what, ended_ms - now_ms)
 
     @property
     def longest(self) -> str:
@@ -131,7 +131,7 @@ class Watchdog:
             self._clock.wait(self._stopping, _LOOK_MS)
 
     def look(self) -> None:
-        """Tell which waits are too long; log a thread's after a minute, and again after twice the time."""
+        """Report waits that are too long; log a thread's after a minute, and again after twice the time."""
         is_hurried = self._is_hurried()
         patience_ms = HURRIED_MS if is_hurried else self._patience_ms
         named_ms = HURRIED_MS if is_hurried else PATIENCE_MS

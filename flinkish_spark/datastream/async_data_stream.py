@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, to_ms, unusable
+from flinkish_spark.core.validation import instance_of, raise_config_errors, to_ms, unusable
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.async_io import (
@@ -190,7 +190,7 @@ def _spec(
             what_to_do="say capacity=... and retry_strategy=...",
         )
     timeout_ms = to_ms("timeout_ms", timeout_ms)
-    with refused_as_config_errors("give whole numbers: timeout_ms=2_000, capacity=100"):
+    with raise_config_errors("give whole numbers: timeout_ms=2_000, capacity=100"):
         check_whole("timeout_ms", timeout_ms, least=1)
         check_whole("capacity", capacity, least=1)
     instance_of(
@@ -215,7 +215,7 @@ def _batch_spec(
     check_is_async(function, AsyncBatchFunction, "async_invoke_batch")
     if batch_timeout_ms is not None:
         batch_timeout_ms = to_ms("batch_timeout_ms", batch_timeout_ms)
-    with refused_as_config_errors("give whole numbers: batch_size=32"):
+    with raise_config_errors("give whole numbers: batch_size=32"):
         check_whole("batch_size", batch_size, least=1)
         if batch_timeout_ms is not None:
             check_whole("batch_timeout_ms", batch_timeout_ms, least=0)

@@ -52,11 +52,11 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import (
     check_methods,
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
+    require_methods,
     to_ms,
     to_path,
     unusable,
-    with_methods_of,
 )
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
@@ -190,20 +190,20 @@ class StreamExecutionEnvironment:
     ) -> None:
         _check_session(spark)
         instance_of("job", job, str, what_to_do='give the job a name like "orders"')
-        with refused_as_config_errors('give the job a name like "orders"'):
+        with raise_config_errors('give the job a name like "orders"'):
             check_name(job, "job name")
         check_max_parallelism(max_parallelism)
         trigger_interval_ms = to_ms("trigger_interval_ms", trigger_interval_ms)
-        with refused_as_config_errors("leave it out for micro-batches as fast as possible"):
+        with raise_config_errors("leave it out for micro-batches as fast as possible"):
             check_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
-        with refused_as_config_errors("leave it out for 3 tries, or give UNLIMITED"):
+        with raise_config_errors("leave it out for 3 tries, or give UNLIMITED"):
             check_limit("tries_without_progress", tries_without_progress, least=1)
         if latency_tracking_interval_ms is not None:
             name = "latency_tracking_interval_ms"
             latency_tracking_interval_ms = to_ms(name, latency_tracking_interval_ms)
-            with refused_as_config_errors("leave it out to measure no latency"):
+            with raise_config_errors("leave it out to measure no latency"):
                 check_whole(name, latency_tracking_interval_ms, least=1, most=MOST_MS)
-        with refused_as_config_errors("give one of these, without quotes"):
+        with raise_config_errors("give one of these, without quotes"):
             check_choice("standby", standby, Standby)
             check_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
         run_tasks_in_this_python(spark)
@@ -733,7 +733,7 @@ class StreamExecutionEnvironment:
 
     def _say_partitions(self) -> None:
         with contextlib.suppress(FlinkishError):
-            if read_shuffle_partitions(self.spark) is None and open_job_dir(self._place).known_uuid() is None:
+            if read_shuffle_partitions(self.spark) is None and open_job_dir(self._place).find_uuid() is None:
                 _say(
                     f"the job '{self.job}' begins with {self._partitions()} shuffle partitions, two for each "
                     "core, and keeps them; set spark.sql.shuffle.partitions for another number"
@@ -763,7 +763,7 @@ class StreamExecutionEnvironment:
         what_to_do = "derive it from flinkish_spark.MasterHook, and give an instance"
         if not isinstance(hook, MasterHook):
             raise unusable("hook", hook, wanted="an instance of a MasterHook", what_to_do=what_to_do)
-        with_methods_of("hook", hook, MasterHook, what_to_do=what_to_do)
+        require_methods("hook", hook, MasterHook, what_to_do=what_to_do)
         self._hooks.add(hook)
 
     def register_job_listener(self, listener: ExecutionListener) -> None:
@@ -792,7 +792,7 @@ class StreamExecutionEnvironment:
             It does not have the methods of a JobListener.
         """
         what_to_do = "derive it from flinkish_spark.QuietListener, and give an instance"
-        with_methods_of("listener", listener, JobListener, what_to_do=what_to_do)
+        require_methods("listener", listener, JobListener, what_to_do=what_to_do)
         self._listeners.append(listener)
 
     def add_reporter(self, reporter: Reporter) -> None:
@@ -823,7 +823,7 @@ class StreamExecutionEnvironment:
             It does not have the methods of an observer.
         """
         what_to_do = "derive it from flinkish_spark.core.steps.SilentObserver, and give an instance"
-        with_methods_of("observer", observer, StepObserver, what_to_do=what_to_do)
+        require_methods("observer", observer, StepObserver, what_to_do=what_to_do)
         self._observer = observer
 
     def _supervisor(
@@ -887,7 +887,7 @@ def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:
 def _restart_strategy(given: RestartStrategy | None) -> RestartStrategy:
     strategy: RestartStrategy = ExponentialDelay() if given is None else given
     what_to_do = "give an instance, for example FixedDelay(attempts=3) or NoRestart()"
-    return with_methods_of("restart_strategy", strategy, RestartStrategy, what_to_do=what_to_do)
+    return require_methods("restart_strategy", strategy, RestartStrategy, what_to_do=what_to_do)
 
 
 def _cancellation(given: CancellationConfig | None) -> CancellationConfig:
@@ -904,7 +904,7 @@ def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
 
 def _manifest(given: Manifest) -> Manifest:
     what_to_do = "give a DeltaManifest or a KafkaManifest"
-    return with_methods_of("manifest", given, Manifest, what_to_do=what_to_do)
+    return require_methods("manifest", given, Manifest, what_to_do=what_to_do)
 
 
 def _refuse_second(place: StoreSpec, standby: Standby) -> None:

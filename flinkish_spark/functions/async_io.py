@@ -20,7 +20,7 @@ from flinkish_spark.core.validation import (
     check_methods,
     hold_plain_values,
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
     to_ms,
     unusable,
 )
@@ -257,7 +257,7 @@ class AsyncRetryStrategy:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors("give a whole number; delays are milliseconds"):
+        with raise_config_errors("give a whole number; delays are milliseconds"):
             check_whole("max_attempts", self.max_attempts, least=0)
             check_whole("the first delay", self.first_delay_ms, least=0)
             check_whole("the longest delay", self.longest_delay_ms, least=0)
@@ -396,7 +396,7 @@ class CircuitBreaker:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors("CircuitBreaker(failures=10, reset_ms=30_000)"):
+        with raise_config_errors("CircuitBreaker(failures=10, reset_ms=30_000)"):
             check_whole("failures", self.failures, least=1)
             check_whole("reset_ms", self.reset_ms, least=1)
 

@@ -15,7 +15,7 @@ from flinkish_spark.core.validation import (
     can_take,
     check_function,
     check_methods,
-    refused_as_config_errors,
+    raise_config_errors,
     to_ms,
     unusable,
 )
@@ -134,7 +134,7 @@ class WatermarkStrategy:
         ConfigError
             It is no whole number from 0 to 365 days.
         """
-        with refused_as_config_errors("give the bound in milliseconds, such as 5_000"):
+        with raise_config_errors("give the bound in milliseconds, such as 5_000"):
             return cls(BoundedOutOfOrderness(to_ms("max_out_of_orderness_ms", max_out_of_orderness_ms)))
 
     @classmethod
@@ -218,7 +218,7 @@ class WatermarkStrategy:
             It is no whole number from 1 to 365 days.
         """
         idleness_ms = to_ms("idleness_ms", idleness_ms)
-        with refused_as_config_errors("give a time in milliseconds, such as 60_000, or leave the call out"):
+        with raise_config_errors("give a time in milliseconds, such as 60_000, or leave the call out"):
             # None stands elsewhere for a setting that was left out.
             if idleness_ms is None:
                 raise UnusableValueError("idleness_ms", None, "a whole number")
@@ -253,7 +253,7 @@ class WatermarkStrategy:
                 what_to_do="give it watermarks: for_bounded_out_of_orderness(...), for example",
             )
         max_drift_ms = to_ms("max_drift_ms", max_drift_ms)
-        with refused_as_config_errors('write with_watermark_alignment("orders", 60_000), for example'):
+        with raise_config_errors('write with_watermark_alignment("orders", 60_000), for example'):
             return replace(self, alignment=Alignment(group, max_drift_ms))
 
     @property

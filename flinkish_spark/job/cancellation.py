@@ -14,7 +14,7 @@ from flinkish_spark.bridge.query_threads import QueryThreads, end_jvm
 from flinkish_spark.checkpoint import epoch_writer
 from flinkish_spark.core.clock import Clock, Threads
 from flinkish_spark.core.errors import CancellationTimedOut
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.protocol.cancellation import CancellationRules, CancellationStep
@@ -66,7 +66,7 @@ class _Attempt:
             )
             self._threads.interrupt()
         except Exception as error:
-            LOG.warning("the micro-batch could not be interrupted: %s", said(error))
+            LOG.warning("the micro-batch could not be interrupted: %s", describe_error(error))
 
 
 class QueryCancellation:

@@ -41,10 +41,10 @@ from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError, StoreError
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.object_store import ObjectStore
-from flinkish_spark.core.store import AnswerLost, CreateResult, LocalStore
+from flinkish_spark.core.store import CreateResult, LocalStore, UnknownOutcomeError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.jars import JarMissing, how_to_get_delta, shim_jar
 from flinkish_spark.protocol.choices import Choice
@@ -185,7 +185,9 @@ def _looked(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Findi
         says = f"{error.what}, because {error.why}" if error.why else error.what
         yield Finding(about, Health.REFUSED, says, error.what_to_do)
     except Exception as error:
-        yield Finding(about, Health.REFUSED, said(error) or type(error).__name__, "see what it says")
+        yield Finding(
+            about, Health.REFUSED, describe_error(error) or type(error).__name__, "see what it says"
+        )
 
 
 def _software() -> Iterator[Finding]:
@@ -356,7 +358,7 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
         # Where a bucket does not keep the id of a write, nobody knows who was first.
         knows_writers = not isinstance(store, ObjectStore) or store.write_id_at(key) is not None
         store.delete(key)
-    except (FlinkishError, AnswerLost) as error:
+    except (FlinkishError, UnknownOutcomeError) as error:
         yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see what the store says")
         return
     if (first, second) != (CreateResult.CREATED, CreateResult.EXISTS) or not knows_writers:
@@ -378,7 +380,7 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
 def _owner(place: StoreSpec) -> Iterator[Finding]:
     """Say whose directory it is, if it is somebody's."""
     with contextlib.suppress(StoreError):
-        known = open_job_dir(place).known_settings()
+        known = open_job_dir(place).find_settings()
         if known is not None:
             says = f"it belongs to the job '{known.get('job')}', begun with Spark {known.get('spark')}"
             yield Finding("job_dir", Health.FINE, says)

@@ -183,7 +183,7 @@ class JobSettings:
         epoch: OwnerEpoch,
         timeline: Timeline = NO_TIMELINE,
     ) -> SinkContext:
-        place = self.job_dir.below(f"sinks/{uid}")
+        place = self.job_dir.to_child(f"sinks/{uid}")
         return SinkContext(job, epoch, uid, schema, self.checkpoint, self.name, place, self.clock, timeline)
 
 

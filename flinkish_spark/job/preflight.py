@@ -147,7 +147,7 @@ def check_before_start(
             begun[node.uid]()
         else:
             _check_source(spark, node, settings, job_dir)
-    owner = job_dir.known_uuid() or _NOBODY
+    owner = job_dir.find_uuid() or _NOBODY
     for sink in planned.sinks:
         context = settings.sink_context(sink.uid, sink.schema, owner, OwnerEpoch(0))
         with span(f"sink '{sink.uid}' to be checked"):
@@ -238,7 +238,7 @@ def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSetting
 
 def _check_meaning(planned: PlannedJob, job_dir: JobDir) -> None:
     """Raise JobDirError where an operator would take state for something else than what has stored it."""
-    recorded = (job_dir.known_settings() or {}).get(_MEANING, {})
+    recorded = (job_dir.find_settings() or {}).get(_MEANING, {})
     for uid, shape in planned.operators.items():
         changed = find_changed_meaning(recorded.get(uid, {}), shape.meaning)
         if changed:

@@ -100,7 +100,7 @@ class Recovery:
         self._job_dir.forget_finished_order()
         for _ in range(_MOST_STEPS):
             self._ownership.check()
-            staged = self._job_dir.staged_batches(self._job_dir.lineage())
+            staged = self._job_dir.list_staged(self._job_dir.lineage())
             decisions = {d.checkpoint: d for d in self._job_dir.live_commits()}
             facts = self._facts(staged, decisions)
             step = R.next_step(facts)
@@ -375,7 +375,7 @@ def tell_restored(
 def sweep_after_stop(job: JobContext) -> None:
     """Abort what the micro-batch behind the final barrier had begun to write; Spark is not running."""
     job_dir = job.job_dir
-    staged, newest = job_dir.staged_batches(job_dir.lineage()).values(), job_dir.newest_commit()
+    staged, newest = job_dir.list_staged(job_dir.lineage()).values(), job_dir.newest_commit()
     if newest is not None and job_dir.receipt(newest.checkpoint) is None:
         # Decided and interrupted: the next start commits what it names.
         newest = None

@@ -74,7 +74,7 @@ class Replayer:
         patiently: Callable[[Callable[[], str]], str],
     ) -> None:
         """Stage again what a decided checkpoint has lost of one sink; may be cut off and repeated."""
-        known = self.job.job_dir.restaged(decision.checkpoint)
+        known = self.job.job_dir.find_restaged(decision.checkpoint)
         if known is not None and known.batches != decision.batches:
             # A deposed owner has finished its replay since: what it staged is confirmed, or lost in turn.
             LOG.warning("checkpoint %s was replayed by somebody else meanwhile", decision.checkpoint)
@@ -134,7 +134,7 @@ class _Replay:
         for batch in self.decision.batches:
             self._offsets(batch.batch)
         position = self._began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
-        position = position.with_added(LoggedOffsets.parse(self.decision.offsets_text))
+        position = position.add_partitions(LoggedOffsets.parse(self.decision.offsets_text))
         # The job must never go on silently without input that a decided checkpoint counts as read.
         why = patiently(partial(self.parts.why_lost, position))
         if why:
@@ -166,7 +166,7 @@ class _Replay:
     def origin_of(self, decision: Decision) -> str:
         before, end = self._before(), LoggedOffsets.parse(decision.offsets_text)
         begin = None if before is None else LoggedOffsets.parse(before.offsets_text)
-        return f" (its input: {end.described_since(begin)})"
+        return f" (its input: {end.describe_ranges(begin)})"
 
     def _before(self) -> Decision | None:
         """Return the checkpoint that the epoch begins behind; None if the log begins with it."""
@@ -227,10 +227,10 @@ class _Replay:
         epoch, now_ms = job.ownership.epoch, job.clock.wall_ms()
         restaged = RestagedEpoch(checkpoint, self.number, epoch, now_ms, plan.sink, why, batches)
         job.ownership.check()
-        job.observer.before(Step.RESTAGED, str(checkpoint))
+        job.observer.on_step_start(Step.RESTAGED, str(checkpoint))
         # With this create the checkpoint names what was staged again; before it, it names what is aborted.
         created = job.job_dir.create_restaged(restaged)
-        job.observer.after(Step.RESTAGED, str(checkpoint))
+        job.observer.on_step_end(Step.RESTAGED, str(checkpoint))
         job.log.end_replay()
         if created is CreateResult.EXISTS:
             # Ours is swept, since nothing names it; the confirmation goes by what is there.

@@ -77,7 +77,7 @@ def order_rewind(
 
 def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> str:
     """Return why the job cannot go back to `target`, as far as its directory tells; empty if it can."""
-    known = job_dir.decided_ids()
+    known = job_dir.list_checkpoint_ids()
     pinned = pins.pinned()
     found = {c: job_dir.decision(c) for c in known}
     commits = [
@@ -146,10 +146,10 @@ class Rewinder:
         LOG.warning("rewinding so that micro-batch %s is planned again: %s", first_removed, reason)
         # This order matters: if a commits/ entry vanished before the intent is durable, Spark
         # would run the newest micro-batch again and skip the input of those in between.
-        self.job.observer.before(Step.REWIND_INTENT, str(first_removed))
+        self.job.observer.on_step_start(Step.REWIND_INTENT, str(first_removed))
         self.job.ownership.check()
         self.job.job_dir.create_rewind(intent)
-        self.job.observer.after(Step.REWIND_INTENT, str(first_removed))
+        self.job.observer.on_step_end(Step.REWIND_INTENT, str(first_removed))
 
     def _entries_from(self, first: BatchId) -> dict[str, str]:
         removed = {}
@@ -187,9 +187,9 @@ class Rewinder:
         newest_first = sorted(intent.removed, key=lambda e: (-int(e.split("/")[1]), e))
         for entry in newest_first:
             self.job.ownership.check()
-            self.job.observer.before(Step.REWIND_DELETE, entry)
+            self.job.observer.on_step_start(Step.REWIND_DELETE, entry)
             self.job.log.remove(entry)
-            self.job.observer.after(Step.REWIND_DELETE, entry)
+            self.job.observer.on_step_end(Step.REWIND_DELETE, entry)
         if intent.first_removed == BatchId(0):
             self.job.log.clear_state()
         elif intent.target is not None and intent.target in self.job.pins.pinned():

@@ -74,7 +74,7 @@ class JobSnapshot:
         return life_of_owner(self.job.job_dir, self.owner_epoch)
 
     def fingerprint(self) -> tuple[object, ...]:
-        return self.owner_epoch, self.life, self.job.job_dir.written_mark()
+        return self.owner_epoch, self.life, self.job.job_dir.digest_state()
 
     @cached_property
     def heard_at_ms(self) -> int:
@@ -190,7 +190,9 @@ class JobSnapshot:
     def newest_commits(self) -> tuple[Decision, ...]:
         """The two newest live COMMIT decisions, newest first."""
         job_dir, lineages = self.job.job_dir, self.job.job_dir.history()
-        looked_at = (job_dir.decision(one) for one in reversed(job_dir.decided_ids()[-_MOST_LOOKED_AT:]))
+        looked_at = (
+            job_dir.decision(one) for one in reversed(job_dir.list_checkpoint_ids()[-_MOST_LOOKED_AT:])
+        )
         commits = (one for one in looked_at if one is not None and one.batches)
         live = (one for one in commits if lineages.find_superseding(one.checkpoint, one.lineage) is None)
         return tuple(islice(live, 2))
@@ -226,7 +228,7 @@ class JobSnapshot:
         )
 
     def _read_between(self, before: Decision, newest: Decision) -> dict[str, int]:
-        recorded = self.job.job_dir.recorded(f"layout-{self.job.job_dir.history().log_began_in}")
+        recorded = self.job.job_dir.find_fact(f"layout-{self.job.job_dir.history().log_began_in}")
         if recorded is None:
             return {}
         try:

@@ -59,7 +59,7 @@ from flinkish_spark.core.errors import (
     EnvironmentFault,
     StoreError,
 )
-from flinkish_spark.core.foreign_errors import is_gateway_gone, said
+from flinkish_spark.core.foreign_errors import describe_error, is_gateway_gone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec
@@ -649,7 +649,7 @@ class SparkQuery:
             raise
         except Exception as error:
             if not is_gateway_gone(error):
-                LOG.warning("stopping the query failed: %s", said(error))
+                LOG.warning("stopping the query failed: %s", describe_error(error))
 
     def dropped_records(self) -> int:
         if self._dropped is None:

@@ -64,7 +64,7 @@ class StoredJob:
     def read(cls, place: StoreSpec) -> StoredJob:
         job_dir = open_job_dir(place)
         with as_damage(f"{JOB_KEY} in the job directory"):
-            settings = job_dir.known_settings() or {}
+            settings = job_dir.find_settings() or {}
             name = check_name(settings["job"], "job name")
             return cls(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
 
@@ -179,7 +179,7 @@ class CheckpointView:
 
 
 def known_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
-    return tuple(sorted({*job.job_dir.decided_ids(), *(one.checkpoint for one in _all_of(history))}))
+    return tuple(sorted({*job.job_dir.list_checkpoint_ids(), *(one.checkpoint for one in _all_of(history))}))
 
 
 def checkpoint_views(
@@ -187,7 +187,7 @@ def checkpoint_views(
 ) -> tuple[CheckpointView, ...]:
     """Return the checkpoints that are wanted and known, by rising id; all that are known for None."""
     job_dir, objects = job.job_dir, SealedObjects(job.job_dir.store, "the job directory")
-    listed = job_dir.decided_ids()
+    listed = job_dir.list_checkpoint_ids()
     stored: dict[CheckpointId, tuple[TriggerRecord | None, Decision | None, Receipt | None]] = {}
     unread = set[CheckpointId]()
     for checkpoint in listed:

@@ -59,7 +59,7 @@ from flinkish_spark.core.errors import (
     raise_translated,
 )
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.log_context import logged_as
+from flinkish_spark.core.log_context import add_log_facts
 from flinkish_spark.core.watchdog import Wait, Watchdog
 from flinkish_spark.job.cancellation import left_job
 from flinkish_spark.job.catch_up import CatchUp
@@ -400,7 +400,7 @@ class Supervisor:
 
     @property
     def job_id(self) -> str:
-        known = self._job_dir.known_uuid()
+        known = self._job_dir.find_uuid()
         return "" if known is None else str(known)
 
     def order_rewind(self, target: CheckpointId, tables: Tables) -> PendingRewind:
@@ -411,7 +411,7 @@ class Supervisor:
 
     def run(self, on_left: Callable[[CancellationTimedOut], None] = lambda error: None) -> None:
         self._on_left = on_left
-        with logged_as(job=self._settings.name):
+        with add_log_facts(job=self._settings.name):
             self._live()
 
     def _live(self) -> None:
@@ -550,7 +550,7 @@ class Supervisor:
             LOG.info("the sources have nothing new: no query is started")
             return QueryEnd.OVER
         start = self._plan(owned, recovered)
-        with logged_as(lineage=start.lineage.value):
+        with add_log_facts(lineage=start.lineage.value):
             self._run(owned, start)
             return self._finish(owned, start)
 
@@ -800,7 +800,7 @@ class Supervisor:
                 if one.does == "async function"
             ),
         )
-        with logged_as(lineage=lineage.value):
+        with add_log_facts(lineage=lineage.value):
             writer = EpochWriter(recovered.start.next_batch, job, parts)
         return _Start(plan, lineage, gate, coordinator, writer, last)
 

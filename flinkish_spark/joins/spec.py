@@ -14,7 +14,7 @@ from flinkish_spark.core.validation import (
     check_methods,
     hold_plain_values,
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
     unusable,
 )
 from flinkish_spark.functions.keyed import RichFunction
@@ -251,7 +251,7 @@ class IntervalJoin(JoinOfPairs):
     def __post_init__(self) -> None:
         hold_plain_values(self)
         self._check_pairs()
-        with refused_as_config_errors("set it to a number of milliseconds, which may be negative"):
+        with raise_config_errors("set it to a number of milliseconds, which may be negative"):
             check_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
             check_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
         check_one_of("lower", self.lower, Bound)

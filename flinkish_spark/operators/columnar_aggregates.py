@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.iterators import refuse_not_run
-from flinkish_spark.core.suggestions import they_have
+from flinkish_spark.core.suggestions import describe_choices
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction, RuntimeContext
 from flinkish_spark.operators.context import close_part, open_part
@@ -396,7 +396,7 @@ def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
     if column.field not in kinds:
         raise ConfigError(
             f"there is no field {column.field!r} for {column.fold.value}",
-            why=they_have(list(kinds), str(column.field)),
+            why=describe_choices(list(kinds), str(column.field)),
             what_to_do="name one of these",
         )
     kind = kinds[column.field]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, OutputTag, TimeDomain
-from flinkish_spark.core.forks import in_this_process
+from flinkish_spark.core.forks import skip_in_children
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.functions.keyed import RichFunction
@@ -129,7 +129,7 @@ class Closes(Protocol):
 def close_with(holder: object, operator: object, uid: str) -> None:
     # PySpark tells a worker nothing of the end of a task, it lets go of what it has unpickled for it. What a
     # function opened is its process's, not that of a child which the function forks.
-    weakref.finalize(holder, in_this_process(close_operator), operator, uid)
+    weakref.finalize(holder, skip_in_children(close_operator), operator, uid)
 
 
 def close_operator(operator: object, uid: str) -> None:

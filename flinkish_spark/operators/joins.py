@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, TimeDomain, Timer
-from flinkish_spark.core.iterators import called, elements_of, is_true
+from flinkish_spark.core.iterators import elements_of, guard_call, is_true
 from flinkish_spark.joins.spec import (
     CoGroupFunction,
     IntervalJoin,
@@ -167,7 +167,7 @@ class _JoinSides(_Sides):
         # The times of single elements are not kept in windows.
         pair = PairContext(lambda tag, value, _: context.output(tag, value))
         pair.result_ms = context.window.max_timestamp_ms
-        join = called(self._function.process_element)
+        join = guard_call(self._function.process_element)
         if not rights:
             lefts, rights = (lefts if self._type.keeps_left else ()), (None,)
         elif not lefts:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.core.elements import OutputTag, tag_name
-from flinkish_spark.core.iterators import USER_ERRORS, called, elements_of, refuse_not_run
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of, guard_call, refuse_not_run
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.context import NoKeyedState, close_operator
 from flinkish_spark.operators.joins import PairContext
@@ -164,7 +164,7 @@ class _Answers:
         return found
 
     def _ask(self, keys: list[Any]) -> dict[Any, Rows]:
-        answer = called(self._table.lookup)(keys)
+        answer = guard_call(self._table.lookup)(keys)
         if not isinstance(answer, Mapping):
             raise LookupAnswerWrong(
                 f"{self._says} {type(answer).__name__}; it must return a mapping from keys to lists of rows"

@@ -46,7 +46,7 @@ class Beginning:
         if begins is None or name not in begins.positions:
             return node.source
         label = _digest(begins.positions[name])
-        folder = self.folder.below(f"begin/{node.uid}-{label}").to_text()
+        folder = self.folder.to_child(f"begin/{node.uid}-{label}").to_text()
         return node.source.starting_at(SourceStart(begins.positions[name], folder, label))
 
     def state_of(self, spark: SparkSession, operator: str, chain: Chain) -> DataFrame | None:

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError, UserFunctionError
-from flinkish_spark.core.suggestions import they_have
+from flinkish_spark.core.suggestions import describe_choices
 from flinkish_spark.core.validation import check_function, check_methods
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
@@ -429,7 +429,7 @@ def _make_key_function(function: Any, declared: StateType | None) -> KeyFunction
 def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
     return GraphError(
         f"operator '{uid}' is keyed by '{key}', which its records do not have",
-        why=they_have(fields.names, key),
+        why=describe_choices(fields.names, key),
         what_to_do="name one of them; an expression, or a field of a STRUCT, is a Column: "
         'key_by(F.expr("amount % 2")), key_by(F.col("address.city"))',
         uid=uid,

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.settings import SETTINGS, SHUFFLE_PARTITIONS
 from flinkish_spark.core.errors import ConfigError, GraphError
-from flinkish_spark.core.suggestions import they_have
+from flinkish_spark.core.suggestions import describe_choices
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import Partitioner
@@ -92,7 +92,7 @@ class CustomPartitioning:
         if isinstance(self.key, str) and self.key not in fields:
             raise GraphError(
                 f"partition_custom() has the key '{self.key}', which the records do not have",
-                why=they_have(fields, self.key),
+                why=describe_choices(fields, self.key),
                 what_to_do="name one of them, or give a function of a record",
             )
 

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from flinkish_spark.core.errors import STATE_MARKER
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.stream_readers import for_running_spark
+from flinkish_spark.core.stream_readers import adapt_reader
 from flinkish_spark.protocol.plan_layout import SEEDED, UNSEEDED
 from flinkish_spark.protocol.savepoints import Seed, StateFile
 from flinkish_spark.state.savepoint_files import state_in
@@ -89,7 +89,7 @@ class SeedSource(DataSource):
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
         own = SeedReader(self.options["path"], self.options["operator"], self.options["chain"])
-        return for_running_spark(own)
+        return adapt_reader(own)
 
 
 def load_seed(spark: SparkSession, folder: StoreSpec, operator: str, chain: str) -> DataFrame:

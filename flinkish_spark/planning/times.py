@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.suggestions import they_have
+from flinkish_spark.core.suggestions import describe_choices
 from flinkish_spark.planning.logical_plan import ChainEnd, LogicalPlan
 from flinkish_spark.planning.rules.cut_chains import find_chain_operators, find_inputs
 from flinkish_spark.planning.stream_graph import (
@@ -59,7 +59,7 @@ def find_time_column(records: DataFrame, name: str | None) -> str:
     if name not in records.columns:
         raise GraphError(
             f"the records have no column '{name}' with their event time",
-            why=they_have([one for one in records.columns if not one.startswith(PREFIX)], name),
+            why=describe_choices([one for one in records.columns if not one.startswith(PREFIX)], name),
             what_to_do="name one of them in with_timestamp_assigner(...)",
         )
     check_time_type(name, records.schema[name].dataType)

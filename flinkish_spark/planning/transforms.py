@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import Keeping, NotRowByRow, RowPlan, Selection, row_plan
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.validation import check_methods
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import CoProcessFunction, ProcessFunction
@@ -329,7 +329,7 @@ def apply_transform(records: DataFrame, function: Transform) -> DataFrame:
         ) from error
     except Exception as error:
         raise UserFunctionError(
-            f"{quote_name(function)} of transform() failed: {said(error)}",
+            f"{quote_name(function)} of transform() failed: {describe_error(error)}",
             what_to_do="correct it: it must make a DataFrame of the DataFrame of records",
         ) from error
     if not isinstance(found, DataFrame):

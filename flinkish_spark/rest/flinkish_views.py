@@ -220,7 +220,7 @@ def decisions(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[s
 def sinks(snapshot: JobSnapshot) -> dict[str, Any]:
     """Return, by sink, what is staged, what is decided and not confirmed, and what is confirmed."""
     job_dir = snapshot.job.job_dir
-    staged = list(job_dir.staged_batches(job_dir.lineage()).values())
+    staged = list(job_dir.list_staged(job_dir.lineage()).values())
     commits = snapshot.newest_commits
     waiting = [one for one in commits if job_dir.receipt(one.checkpoint) is None]
     confirmed = next((one for one in commits if one not in waiting), None)

@@ -97,7 +97,7 @@ def _has_job(folder: Path) -> bool:
 
 
 def _in_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
-    if open_job_dir(place).known_settings() is not None:
+    if open_job_dir(place).find_settings() is not None:
         yield place
         return
     parent, _, name = place.url.rpartition("/")
@@ -107,6 +107,6 @@ def _in_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
         # It is the bucket's own name, which no store is above of.
         return
     for key in above.list(name):
-        below = place.below(key.rpartition("/")[2])
-        if open_job_dir(below).known_settings() is not None:
+        below = place.to_child(key.rpartition("/")[2])
+        if open_job_dir(below).find_settings() is not None:
             yield below

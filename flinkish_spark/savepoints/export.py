@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.settings import session_of_its_own
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.key_groups import Bundling
@@ -123,7 +123,7 @@ def export_state(
         except Exception as error:
             raise SavepointFailed(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
-                why=said(error),
+                why=describe_error(error),
                 what_to_do="take another savepoint; the job is not affected"
                 if _ESCAPED.search(log.hadoop_url) is None
                 else "give as job_dir a symbolic link to it, whose path has letters, digits, - and _ alone: "

@@ -31,7 +31,7 @@ from flinkish_spark.core.store import (
     make_directories,
 )
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import hold_plain_values, instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, instance_of, raise_config_errors
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
@@ -208,7 +208,7 @@ class SavepointDir:
             if not strange and not is_claimed:
                 make_directories(self.path)
         except OSError as error:
-            raise StoreError.of_system(
+            raise StoreError.from_os_error(
                 error,
                 f"cannot write the savepoint {self.shown}",
                 what_to_do="check that the disk is there, has room, and may be written by this user",
@@ -559,7 +559,7 @@ class RestoreSettings:
     def __post_init__(self) -> None:
         hold_plain_values(self)
         instance_of("path", self.path, str, what_to_do='give RestoreSettings("/absolute/path")')
-        with refused_as_config_errors("give RestoreSettings one of these, without quotes"):
+        with raise_config_errors("give RestoreSettings one of these, without quotes"):
             check_choice("claim", self.claim, ClaimMode)
             check_choice("non_restored", self.non_restored, NonRestoredState)
             check_choice("unpositioned", self.unpositioned, UnpositionedSources)

@@ -82,7 +82,7 @@ class JobSavepoints:
         """
         place, job_dir = target_place(target, self.root), self.job_dir
         check_outside(place, self.root)
-        job, directory = job_dir.known_uuid(), savepoint_at(place)
+        job, directory = job_dir.find_uuid(), savepoint_at(place)
         if job is None:
             raise InternalError("a job without job.json has a checkpoint")
         timeline = job_dir.timeline().mark_of(decision.checkpoint).token or ""

@@ -27,8 +27,8 @@ from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, StoreError
-from flinkish_spark.core.foreign_errors import said
-from flinkish_spark.core.forks import in_this_process
+from flinkish_spark.core.foreign_errors import describe_error
+from flinkish_spark.core.forks import skip_in_children
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.store import ObjectMissing, SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
@@ -111,8 +111,8 @@ class RetainedState:
 
     def view(self, operator: StateInstance, scratch: StoreSpec) -> StoreSpec:
         """Return a folder that looks like the query's checkpoint; it is deleted when this process ends."""
-        made = scratch.below(f"flinkish-state-{uuid.uuid4().hex}")
-        atexit.register(in_this_process(_delete_view), made)
+        made = scratch.to_child(f"flinkish-state-{uuid.uuid4().hex}")
+        atexit.register(skip_in_children(_delete_view), made)
         if made.is_local:
             # State is for those who may read the job directory.
             made.folder.mkdir(mode=0o700, parents=True)
@@ -218,7 +218,7 @@ def _why_not(
     job_dir: JobDir, checkpoint: CheckpointId, pinned: list[CheckpointId], history: LineageHistory
 ) -> str:
     """Return why the state of a checkpoint cannot be read; empty if it can."""
-    known = job_dir.decided_ids()
+    known = job_dir.list_checkpoint_ids()
     decision = job_dir.decision(checkpoint) if checkpoint in known else None
     commits = []
     if decision is not None and decision.verdict is Verdict.COMMIT:
@@ -265,7 +265,7 @@ class StoredState:
             is_damaged = any(name in str(error) for name in _DAMAGE)
             raise (SavepointDamaged if is_damaged else SavepointFailed)(
                 f"the state of '{self.uid}' in {self.place} cannot be read",
-                why=said(error),
+                why=describe_error(error),
                 what_to_do="read another savepoint or checkpoint; nothing was changed",
             ) from error
         return sections_of((row["section"], bytes(row["schema"])) for row in found)
@@ -334,14 +334,14 @@ def stored_state(
 def _place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | None]:
     """Return a savepoint's or job's directory, and the checkpoint that is meant."""
     *_, above, name = ("", *place.url.split("/"))
-    if above == "checkpoints" and name.isdecimal() and is_job_dir(place.above(2)):
+    if above == "checkpoints" and name.isdecimal() and is_job_dir(place.to_parent(2)):
         own = int(name)
         if checkpoint not in (None, own):
             raise ConfigError(
                 f"the path {place.url} means checkpoint {own}, and checkpoint={checkpoint} was given",
                 what_to_do="give one of them",
             )
-        return place.above(2), own
+        return place.to_parent(2), own
     if checkpoint is not None:
         instance_of("checkpoint", checkpoint, int, what_to_do="give the id of a checkpoint, such as 41")
         if not is_job_dir(place):
@@ -421,14 +421,14 @@ def _in_checkpoint(
     except Exception as error:
         raise SavepointFailed(
             f"Spark cannot read the state of {place}",
-            why=said(error),
+            why=describe_error(error),
             what_to_do="run the Spark version that wrote it; the job is not affected",
         ) from error
     values = frame.select(F.col("value.groupState.value").alias("value"))
     # Those of a job on a disk are in the view; of one in a bucket they stay where they are.
-    bases = view.below(f"{STATE}/{BASES}/{uid}")
+    bases = view.to_child(f"{STATE}/{BASES}/{uid}")
     if not root.is_local:
-        bases = bases_of(root.below(BASES), uid, operator.chain)
+        bases = bases_of(root.to_child(BASES), uid, operator.chain)
     return StoredState(place, uid, values, StoreValues(bases, uid))
 
 

@@ -137,7 +137,7 @@ class Restore:
 
     def check(self) -> str:
         """Refuse what cannot be restored; write nothing. Called before the lock is taken and after."""
-        begun, seed = self.job_dir.known_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
+        begun, seed = self.job_dir.find_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
         if self.settings is None:
             if seed is not None and not begun:
                 raise self._refused(
@@ -169,11 +169,11 @@ class Restore:
         name = self.check()
         if self.settings is None:
             return name
-        place, folder = savepoint_at(self.settings.place), self.root.below(seed_folder(FIRST_LINEAGE))
+        place, folder = savepoint_at(self.settings.place), self.root.to_child(seed_folder(FIRST_LINEAGE))
         if self.job_dir.seed(FIRST_LINEAGE) is not None:
             again = self._needed_again()
             if again is not None:
-                _take(place, again.files, self.root.below(seed_folder(again.lineage)))
+                _take(place, again.files, self.root.to_child(seed_folder(again.lineage)))
             return name
         metadata = place.metadata()
         report = self._fit(metadata, self.settings)
@@ -186,7 +186,7 @@ class Restore:
         for node in self.graph.sources:
             if node.uid in metadata.sources and node.source.is_positionable:
                 for fact, value in metadata.sources[node.uid].identity.items():
-                    self.job_dir.recorded_once(fact, value)
+                    self.job_dir.record_fact(fact, value)
         self.job_dir.write_seed(
             Seed(
                 lineage=FIRST_LINEAGE,
@@ -333,7 +333,7 @@ class Rescaling:
         """Write the seed that `lineage` begins with: the state and the positions of `decision`."""
         check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
         # What is there is of a start that was cut off before the lineage began.
-        remove_below(self.root.below(seed_folder(lineage)))
+        remove_below(self.root.to_child(seed_folder(lineage)))
         seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
         self.job_dir.write_seed(seed)
 
@@ -342,7 +342,7 @@ class Rescaling:
         before = shuffle_partitions_of(self.job_dir, beginning)
         if before is None:
             raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
-        folder = self.root.below(seed_folder(lineage))
+        folder = self.root.to_child(seed_folder(lineage))
         if folder.is_local:
             # Tasks make folders in it.
             make_directories(folder.folder)
@@ -364,7 +364,7 @@ class Rescaling:
             chains = with_state_only(self._chains(self._first_positions()), ())
             checkpoint = CheckpointId(0)
             return Seed(lineage, SeedOrigin.RESCALE, "", checkpoint, self.shuffle_partitions, chains)
-        before, after = known.folder.open(), self.root.below(seed_folder(lineage)).open()
+        before, after = known.folder.open(), self.root.to_child(seed_folder(lineage)).open()
         for file in known.seed.files:
             after.put(file.path, before.read(file.path))
         # Also who owns the savepoint stays as it was: nothing was checkpointed since.

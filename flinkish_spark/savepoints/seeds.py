@@ -38,21 +38,21 @@ def beginning_of(job_dir: JobDir, root: StoreSpec) -> Beginning:
     # begun with does not count.
     origin = job_dir.history().log_began_in
     seed = job_dir.seed(origin)
-    was_restored = (job_dir.known_settings() or {}).get(RESTORED_FROM)
+    was_restored = (job_dir.find_settings() or {}).get(RESTORED_FROM)
     if seed is None and (origin != FIRST_LINEAGE or was_restored):
         raise CorruptObjectError(
             f"the seed of lineage {origin} is gone from the job directory",
             why="Spark's checkpoint cannot be read without it: it counts the sources of the plan",
             what_to_do="restore seeds/ from a backup, or start a new job from a savepoint",
         )
-    return Beginning() if seed is None else Beginning(seed, root.below(seed_folder(origin)))
+    return Beginning() if seed is None else Beginning(seed, root.to_child(seed_folder(origin)))
 
 
 def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
     """Return with how many shuffle partitions the live lineage runs; None before the first start."""
     if beginning.seed is not None:
         return beginning.seed.shuffle_partitions
-    settings = job_dir.known_settings()
+    settings = job_dir.find_settings()
     return None if settings is None else int(settings["shuffle_partitions"])
 
 
@@ -60,7 +60,7 @@ def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
     """Return in how many bundles a partition of the live lineage has its key groups, or will have."""
     if beginning.seed is not None:
         return beginning.seed.bundles_per_partition
-    settings = job_dir.known_settings()
+    settings = job_dir.find_settings()
     return BUNDLES_PER_PARTITION if settings is None else int(settings[BUNDLES])
 
 
@@ -101,13 +101,13 @@ def remove_below(place: StoreSpec) -> None:
 
 def claimant(job_dir: JobDir) -> JobUuid | None:
     """Return as whom the job claims a savepoint; None if it never did."""
-    recorded = job_dir.recorded(_CLAIMANT)
+    recorded = job_dir.find_fact(_CLAIMANT)
     return None if recorded is None else JobUuid(recorded["job"])
 
 
 def become_claimant(job_dir: JobDir) -> JobUuid:
     """Return as whom the job claims a savepoint; recorded first, so that a crash makes it no stranger."""
-    return JobUuid(job_dir.recorded_once(_CLAIMANT, {"job": uuid.uuid4().hex})["job"])
+    return JobUuid(job_dir.record_fact(_CLAIMANT, {"job": uuid.uuid4().hex})["job"])
 
 
 def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
@@ -115,7 +115,7 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
     # Spark's logs have no names: this record says whose position and whose state a checkpoint holds.
     now = planned.layout()
     recorded = PlanLayout.from_json(
-        job_dir.recorded_once(layout_fact(job_dir.history().log_began_in), now.to_json())
+        job_dir.record_fact(layout_fact(job_dir.history().log_began_in), now.to_json())
     )
     if recorded != now:
         raise JobDirError(
@@ -130,7 +130,7 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
 
 def layout_so_far(job_dir: JobDir) -> PlanLayout | None:
     """Return the layout that the live log has; None if the log begins with the plan that is made now."""
-    recorded = job_dir.recorded(layout_fact(job_dir.history().log_began_in))
+    recorded = job_dir.find_fact(layout_fact(job_dir.history().log_began_in))
     return None if recorded is None else PlanLayout.from_json(recorded)
 
 
@@ -140,7 +140,7 @@ def recorded_layout(job_dir: JobDir) -> PlanLayout:
 
 def layout_of(job_dir: JobDir, origin: Lineage) -> PlanLayout:
     """Return the layout of the plan of the log that began in a lineage."""
-    recorded = job_dir.recorded(layout_fact(origin))
+    recorded = job_dir.find_fact(layout_fact(origin))
     if recorded is None:
         raise JobDirError(
             "the job directory does not say in which order its sources are read",
@@ -176,7 +176,7 @@ class SeedKeeper:
                 number = key.rpartition("/")[2]
                 # Those of older lineages can be there too: of a log in which nothing was ever decided.
                 if number.isdecimal() and int(number) <= int(seed.lineage):
-                    remove_below(self._root.below(f"{key}/{STATE_FOLDER}"))
+                    remove_below(self._root.to_child(f"{key}/{STATE_FOLDER}"))
             if seed.claim is ClaimMode.CLAIM and self._job is not None:
                 savepoint_at(StoreSpec.from_text(seed.path)).delete(self._job, seed.savepoint)
         except FlinkishError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import instance_of, raise_config_errors
 from flinkish_spark.planning.declare import check_max_parallelism
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.ids import check_name
@@ -95,7 +95,7 @@ class SavepointWriter:
             The number or the name is not usable.
         """
         check_max_parallelism(max_parallelism)
-        with refused_as_config_errors("choose another name"):
+        with raise_config_errors("choose another name"):
             check_name(job, "job")
         partitions = shuffle_partitions(spark)
         return cls(spark, WriterPlan.of_nothing(job, partitions, max_parallelism))
@@ -301,7 +301,7 @@ class SavepointWriter:
             `new` cannot be a uid.
         """
         planned, plan = self._plan.planned(old), self._plan
-        with refused_as_config_errors("choose another uid"):
+        with raise_config_errors("choose another uid"):
             check_name(new, "uid")
         if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
             raise BootstrapRefused(f"there is a '{new}' already", what_to_do="choose another uid")

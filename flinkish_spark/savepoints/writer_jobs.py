@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, SchemaError, UserFunctionError
-from flinkish_spark.core.foreign_errors import describe_failure, said
+from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile
@@ -225,6 +225,6 @@ def _failure(uid: str, error: Exception) -> FlinkishError:
             )
     return SavepointFailed(
         f"the state of '{uid}' cannot be written",
-        why=said(error),
+        why=describe_error(error),
         what_to_do="write again; no savepoint was written",
     )

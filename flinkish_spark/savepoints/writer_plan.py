@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.event_time import TimerReport, Valve
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, check_name
 from flinkish_spark.protocol.plan_layout import Chain, Position
@@ -461,7 +461,7 @@ class WriterPlan:
         return cls(metadata, place, operators, metadata.chains, metadata.times, max_parallelism)
 
     def check_new(self, uid: str) -> None:
-        with refused_as_config_errors("give the operator's uid in the job"):
+        with raise_config_errors("give the operator's uid in the job"):
             check_name(uid, "uid")
         if uid in self.operators:
             raise BootstrapRefused(

@@ -29,7 +29,7 @@ _MAPPED_GROUPS = 4096
 
 
 def bases_of(bases: StoreSpec, uid: str, chain: str) -> StoreSpec:
-    return bases.below(uid) if bases.is_local else bases.below(f"{uid}/{chain}")
+    return bases.to_child(uid) if bases.is_local else bases.to_child(f"{uid}/{chain}")
 
 
 class MappedBases:

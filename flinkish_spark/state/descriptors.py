@@ -13,8 +13,8 @@ from flinkish_spark.core.validation import (
     check_aggregate,
     hold_plain_values,
     instance_of,
+    raise_config_errors,
     reducer,
-    refused_as_config_errors,
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
@@ -66,7 +66,7 @@ class StateTtl:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors("set ttl_ms to a number of milliseconds, 1 or more"):
+        with raise_config_errors("set ttl_ms to a number of milliseconds, 1 or more"):
             check_whole("ttl_ms", self.ttl_ms, least=1, most=_MOST_MS)
         what_to_do = "give TtlUpdate.ON_CREATE_AND_WRITE or TtlUpdate.ON_READ_AND_WRITE"
         instance_of("update", self.update, TtlUpdate, what_to_do=what_to_do)

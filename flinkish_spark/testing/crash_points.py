@@ -88,7 +88,7 @@ class KillAt:
     >>> fired = []
     >>> observer = KillAt(KillPoint.parse("receipt:before:2"), kill=lambda: fired.append("now"))
     >>> for checkpoint in ("1", "2"):
-    ...     observer.before(Step.RECEIPT, checkpoint)
+    ...     observer.on_step_start(Step.RECEIPT, checkpoint)
     >>> fired
     ['now']
     """
@@ -100,11 +100,11 @@ class KillAt:
         # The coordinator's thread and that of foreachBatch both come here.
         self._lock = threading.Lock()
 
-    def before(self, step: Step, subject: str) -> None:
+    def on_step_start(self, step: Step, subject: str) -> None:
         """Die if this is the point."""
         self._count(step, Moment.BEFORE, subject)
 
-    def after(self, step: Step, subject: str) -> None:
+    def on_step_end(self, step: Step, subject: str) -> None:
         """Die if this is the point."""
         self._count(step, Moment.AFTER, subject)
 

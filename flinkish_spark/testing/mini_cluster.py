@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from flinkish_spark.core.errors import EnvironmentFault
-from flinkish_spark.core.validation import refused_as_config_errors, to_ms
+from flinkish_spark.core.validation import raise_config_errors, to_ms
 from flinkish_spark.jars import spark_home
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import check_whole
@@ -66,7 +66,7 @@ class MiniCluster:
         start_timeout_ms: Duration = 60_000,
     ) -> None:
         start_timeout_ms = to_ms("start_timeout_ms", start_timeout_ms)
-        with refused_as_config_errors("leave it out for 2 workers with 1 core and 1024 MB each"):
+        with raise_config_errors("leave it out for 2 workers with 1 core and 1024 MB each"):
             check_whole("workers", workers, least=1, most=_MOST_WORKERS)
             check_whole("cores", cores, least=1)
             check_whole("memory_mb", memory_mb, least=_LEAST_MEMORY_MB)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.core.iterators import called
+from flinkish_spark.core.iterators import guard_call
 from flinkish_spark.types.arrow_columns import has_type
 
 _FIRST_MICROS, _LAST_MICROS = (
@@ -173,7 +173,7 @@ def _find_copier(kind: type) -> Copier:
         return _plain_instance
     # Runs the user's code if the class defines how it is copied, so a StopIteration must not end the caller's
     # loop.
-    return called(_instance)
+    return guard_call(_instance)
 
 
 def _is_all_in_dict(kind: type) -> bool:

@@ -14,8 +14,8 @@ from flinkish_spark.core.validation import (
     function_object,
     hold_plain_values,
     instance_of,
+    raise_config_errors,
     reducer,
-    refused_as_config_errors,
 )
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.protocol.durations import Milliseconds
@@ -71,7 +71,7 @@ class WindowSpec:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors("set allowed_lateness_ms to a number of milliseconds, 0 or more"):
+        with raise_config_errors("set allowed_lateness_ms to a number of milliseconds, 0 or more"):
             check_whole("allowed_lateness_ms", self.allowed_lateness_ms, least=0, most=MAX_WATERMARK_MS)
         kinds: type = WindowAssigner
         instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
@@ -111,7 +111,7 @@ def count_window(count: int) -> WindowSpec:
 
 def sliding_count_window(count: int, slide: int) -> WindowSpec:
     """Return windows over the last `count` elements of a key, one every `slide` elements."""
-    with refused_as_config_errors("set slide to 1 or more"):
+    with raise_config_errors("set slide to 1 or more"):
         check_whole("slide", slide, least=1)
     return WindowSpec(GlobalWindows(), CountTrigger(slide), CountEvictor(count))
 

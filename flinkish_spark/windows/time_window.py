@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from flinkish_spark.core.validation import can_take, check_function, refused_as_config_errors, to_ms, unusable
+from flinkish_spark.core.validation import can_take, check_function, raise_config_errors, to_ms, unusable
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import check_whole
 
@@ -22,13 +22,13 @@ def check_positive_ms(name: str, value: Duration) -> int:
 def check_offset_ms(name: str, value: Duration, period_ms: int) -> int:
     """Return an offset; raise ConfigError unless its absolute value is less than a period."""
     value = to_ms(name, value)
-    with refused_as_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
+    with raise_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
         check_whole(name, value, least=1 - period_ms, most=period_ms - 1)
     return value
 
 
 def check_positive_count(name: str, value: int, what: str = "") -> int:
-    with refused_as_config_errors(f"set {name} to {what}1 or more"):
+    with raise_config_errors(f"set {name} to {what}1 or more"):
         check_whole(name, value, least=1, most=MAX_WATERMARK_MS)
     return value
 

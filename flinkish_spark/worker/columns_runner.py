@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
-from flinkish_spark.core.iterators import called, elements_of
+from flinkish_spark.core.iterators import elements_of, guard_call
 from flinkish_spark.operators.columnar_windows import KeyedRows, WindowFold
 from flinkish_spark.operators.process import ElementFailed
 from flinkish_spark.operators.vectorized import Batch, BatchContext, VectorizedProcessFunction, has_timers
@@ -258,7 +258,7 @@ class _Calls:
     def _fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
         while self._timers is not None and (due := self._timers.take_due(domain, limit_ms)) is not None:
             context = self._context(due[0], pa.array(due[1]))
-            yield from self._emitted(called(self._function.on_timers)(domain, context), context)
+            yield from self._emitted(guard_call(self._function.on_timers)(domain, context), context)
 
     def _process(self, rows: pa.RecordBatch | None) -> Iterator[OutRows]:
         if rows is None:
@@ -267,7 +267,7 @@ class _Calls:
         index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in runner.keys])
         batch = rows.select(list(self.shape.inputs[0].fields))
         context = self._context(index, rows.column(C.TIME) if runner.is_timed else None)
-        yield from self._emitted(called(self._function.process_batch)(batch, context), context)
+        yield from self._emitted(guard_call(self._function.process_batch)(batch, context), context)
 
     def _context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
         sides: list[tuple[OutputTag, Batch]] = []

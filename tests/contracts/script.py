@@ -59,11 +59,11 @@ class Stumbling(SilentObserver):
     def __init__(self, *left: tuple[str, Step, str]) -> None:
         self.left = list(left)
 
-    def before(self, step: Any, subject: str) -> None:
+    def on_step_start(self, step: Any, subject: str) -> None:
         """Fail in front of a step that is in the list, and take it off."""
         self._maybe("before", step, subject)
 
-    def after(self, step: Any, subject: str) -> None:
+    def on_step_end(self, step: Any, subject: str) -> None:
         """Fail behind one, likewise."""
         self._maybe("after", step, subject)
 

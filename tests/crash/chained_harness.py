@@ -285,6 +285,6 @@ def _commits(job_dir: Path) -> list[int]:
 
 
 def _uuid(job_dir: Path) -> JobUuid:
-    job = JobDir(LocalStore(job_dir)).known_uuid()
+    job = JobDir(LocalStore(job_dir)).find_uuid()
     assert job is not None
     return job

@@ -32,10 +32,10 @@ class Tripwire:
     def __init__(self) -> None:
         self._directory = Path(os.environ[TRIPWIRE])
 
-    def before(self, step: Step, subject: str) -> None:
+    def on_step_start(self, step: Step, subject: str) -> None:
         self._at(f"{step.value}:before")
 
-    def after(self, step: Step, subject: str) -> None:
+    def on_step_end(self, step: Step, subject: str) -> None:
         self._at(f"{step.value}:after")
 
     def _at(self, place: str) -> None:

@@ -92,7 +92,7 @@ def survive(run_directory: Path, servers: str, crashes: Sequence[Crash]) -> None
     found = Found.read(servers, topics)
     job_dir = JobDir(LocalStore(run_directory / "job"))
     with TransactionClient(KafkaConnection(servers)) as client:
-        left_open = still_open(client, job_dir.known_uuid())
+        left_open = still_open(client, job_dir.find_uuid())
     assert found.differences()[:10] == []
     assert updates_that_are_wrong(found.given, found.updates)[:10] == []
     assert found.clocks_that_go_back()[:10] == []

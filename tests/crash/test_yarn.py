@@ -153,14 +153,14 @@ class Orders:
         )
         self.place: StoreSpec = yarn.new_store()
         # The driver, on whatever node it is, fetches it from there.
-        self.place.above(1).open().put("beside/factor", b"1")
+        self.place.to_parent(1).open().put("beside/factor", b"1")
         self._sent: list[tuple[str, int]] = []
 
     @property
     def words(self) -> dict[str, str]:
         """The application's arguments."""
         return {
-            "--factor": self.place.above(1).below("beside/factor").url,
+            "--factor": self.place.to_parent(1).to_child("beside/factor").url,
             "--servers": self._servers,
             "--source": self._source,
             "--target": self._target,

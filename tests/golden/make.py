@@ -65,10 +65,10 @@ class KillInBetween:
     def arm(self) -> None:
         self._is_armed.set()
 
-    def before(self, step: Step, subject: str) -> None:
+    def on_step_start(self, step: Step, subject: str) -> None:
         pass
 
-    def after(self, step: Step, subject: str) -> None:
+    def on_step_end(self, step: Step, subject: str) -> None:
         if not self._is_armed.is_set():
             return
         if step is Step.STAGED_FILE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from flinkish_spark.core.store import AnswerLost, CreateResult, ObjectMissing
+from flinkish_spark.core.store import CreateResult, ObjectMissing, UnknownOutcomeError
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.scheduler import US_PER_MS
 from tests.simulation.world import World
@@ -38,20 +38,20 @@ class Tries:
             # Nobody knows which way the network is cut.
             if world.chance.random() < 0.5:
                 self.arrive(key, write_id)
-            raise AnswerLost("the simulated bucket is out of reach")
+            raise UnknownOutcomeError("the simulated bucket is out of reach")
         trouble = world.struck(K.AMBIGUOUS_CREATE, K.CONFLICT, K.LATE_TRY)
         if trouble is K.CONFLICT:
             return False
         if trouble is K.LATE_TRY:
             delay_ms = world.chance.choice((3, 150, 400, 2_000))
             world.later(delay_ms, lambda: self._arrive_late(key, write_id))
-            raise AnswerLost("the simulated bucket has not answered")
+            raise UnknownOutcomeError("the simulated bucket has not answered")
         is_created = self.arrive(key, write_id) is CreateResult.CREATED
         if trouble is K.AMBIGUOUS_CREATE:
             # A lost answer is waited for; meanwhile others go on, or take the job.
             world.scheduler.pause(world.chance.choice((0, 5, 300, 4_000)) * US_PER_MS)
             if world.chance.random() < 0.5:
-                raise AnswerLost("the simulated bucket answers 500")
+                raise UnknownOutcomeError("the simulated bucket answers 500")
             # As a library does that asks again by itself, and is told of its own write.
             return False
         return is_created
@@ -61,7 +61,7 @@ class Tries:
         world = self._world
         world.step("bucket look", key)
         if is_away(world) or world.struck(K.FAILED_READ):
-            raise AnswerLost("the simulated bucket does not say what is there")
+            raise UnknownOutcomeError("the simulated bucket does not say what is there")
         if key not in world.disk.objects:
             raise ObjectMissing(key)
         return world.write_ids.get(key)

@@ -17,7 +17,7 @@ from tests.simulation.spark_files import SimBucketPins
 
 def _exists_believed() -> Sequence[Patch]:
     """As it is without ids: whatever is there is somebody else's."""
-    return [mock.patch.object(store, "whose", lambda found, write_id: CreateResult.EXISTS)]
+    return [mock.patch.object(store, "compare_write_ids", lambda found, write_id: CreateResult.EXISTS)]
 
 
 def _conflict_believed() -> Sequence[Patch]:
@@ -67,7 +67,7 @@ def _own_id_for_each_try() -> Sequence[Patch]:
 
 
 def _what_is_there_is_ours() -> Sequence[Patch]:
-    return [mock.patch.object(store, "whose", lambda found, write_id: CreateResult.CREATED)]
+    return [mock.patch.object(store, "compare_write_ids", lambda found, write_id: CreateResult.CREATED)]
 
 
 def _lost_answers_mean_done() -> Sequence[Patch]:
@@ -77,7 +77,7 @@ def _lost_answers_mean_done() -> Sequence[Patch]:
     def create(puts: Any, *args: Any) -> CreateResult:
         try:
             return CreateResult.CREATED if puts.put_new(*args[:3]) else original(puts, *args)
-        except store.AnswerLost:
+        except store.UnknownOutcomeError:
             return CreateResult.CREATED
 
     return [mock.patch.object(store, "create_by_id", create)]

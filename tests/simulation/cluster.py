@@ -156,7 +156,7 @@ class Cluster:
     def _is_ahead_of(self, backup: MemoryStore) -> bool:
         """Whether the outside knows a checkpoint that a copy of the directory has not decided."""
         folder = JobDir(backup)
-        decided, nothing = folder.decided_ids(), CheckpointId(0)
+        decided, nothing = folder.list_checkpoint_ids(), CheckpointId(0)
         newest = max((mark.checkpoint for mark in self._marks()), default=nothing)
         is_open = newest in decided and folder.first_decision(newest) is None
         return is_open or newest > max(decided, default=nothing)
@@ -180,7 +180,10 @@ class Cluster:
             undo = self._leave(mark, uid, kind)
             world.other_timeline = OtherTimeline(False, undo, uid)
             return
-        given_out = [*JobDir(world.disk).decided_ids(), *map(CheckpointId, self._invariants.ledger.commits)]
+        given_out = [
+            *JobDir(world.disk).list_checkpoint_ids(),
+            *map(CheckpointId, self._invariants.ledger.commits),
+        ]
         newest = max(given_out, default=CheckpointId(0))
         is_open = newest in given_out and f"checkpoints/{newest}/decision.json" not in world.disk.objects
         mark = Mark(newest if is_open else newest.next(), "f" * 16)
@@ -192,7 +195,7 @@ class Cluster:
         """Return what an original could leave while no checkpoint of this directory is being committed."""
         folder = JobDir(self._world.disk)
         try:
-            decisions = [folder.first_decision(one) for one in folder.decided_ids()]
+            decisions = [folder.first_decision(one) for one in folder.list_checkpoint_ids()]
             is_confirmed = all(
                 folder.receipt(one.checkpoint) is not None
                 for one in decisions

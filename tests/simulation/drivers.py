@@ -129,11 +129,11 @@ class SimObserver:
     def __init__(self, world: World, process: Process) -> None:
         self._world, self._process = world, process
 
-    def before(self, step: Step, subject: str) -> None:
+    def on_step_start(self, step: Step, subject: str) -> None:
         """Perhaps die right before a step."""
         self._perhaps_die(step, subject, "before")
 
-    def after(self, step: Step, subject: str) -> None:
+    def on_step_end(self, step: Step, subject: str) -> None:
         """Perhaps die right after a step."""
         self._perhaps_die(step, subject, "after")
 

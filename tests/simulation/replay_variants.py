@@ -132,7 +132,7 @@ def _kept(rule: recovery.Rule, replay: recovery.Rule) -> recovery.Rule:
 
 
 def _replays_not_read() -> Sequence[Patch]:
-    return [mock.patch.object(JobDir, "restaged", lambda self, checkpoint: None)]
+    return [mock.patch.object(JobDir, "find_restaged", lambda self, checkpoint: None)]
 
 
 def _overtaking_kept() -> Sequence[Patch]:

@@ -190,7 +190,7 @@ class SimDeltaCommits:
     def __init__(self, world: World, call: SinkCall, table: Table) -> None:
         self._world, self._call, self._table = world, call, table
 
-    def committed_version(self, path: str, app_id: str) -> int:
+    def find_committed_version(self, path: str, app_id: str) -> int:
         """Return the last version that `app_id` committed."""
         self._world.step("table version", path)
         return self._table.committed_epoch(app_id)
@@ -229,7 +229,7 @@ class SimDeltaCommits:
 
     def newest_mark(self, path: str, app_id: str) -> Mark | None:
         """Return which checkpoint `app_id` committed last."""
-        version = self.committed_version(path, app_id)
+        version = self.find_committed_version(path, app_id)
         for one in reversed(self._table.versions):
             mark = mark_in(one.described().note, app_id)
             if mark is not None and int(mark.checkpoint) == version:

@@ -89,7 +89,7 @@ def held_back(chain: Chain, partition: int) -> Iterator[None]:
 def decisions(job_dir: Path) -> list[Decision]:
     """The COMMIT decisions of a job, in order of id."""
     job = JobDir(LocalStore(job_dir))
-    found = [job.decision(checkpoint) for checkpoint in job.decided_ids()]
+    found = [job.decision(checkpoint) for checkpoint in job.list_checkpoint_ids()]
     return [d for d in found if d is not None and d.verdict is Verdict.COMMIT]
 
 

@@ -19,7 +19,7 @@ from flinkish_spark.core.upstream_cut import (
     CutPhase,
     CutState,
     UpstreamCut,
-    flat,
+    flatten,
     upstream_cut,
 )
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, Place
@@ -109,7 +109,7 @@ class Chained:
     ) -> None:
         self.log, self.settings = log, AlignmentSettings(mode, alignment_timeout_ms=timeout_ms)
         begin = {place: (start or {}).get(place[1], 0) for place in log.places}
-        state = replace(CutState.at_beginning(begin, self.settings), job=JOB)
+        state = replace(CutState.create_at_start(begin, self.settings), job=JOB)
         if behind is not None:
             cut = CheckpointId(behind)
             gate = replace(state.gate, newest=cut)
@@ -162,7 +162,7 @@ class Chained:
     def without_cuts(self) -> Chained:
         """Stand where a job stands that has not looked for cuts so far."""
         begin, drawn, _ = self.parsed()
-        self.offset = self._text(begin, drawn, replace(CutState.somewhere(begin, self.settings), job=JOB))
+        self.offset = self._text(begin, drawn, replace(CutState.create_midway(begin, self.settings), job=JOB))
         return self
 
     def restart(self) -> Chained:
@@ -197,7 +197,7 @@ class Chained:
 
     @property
     def channel_state(self) -> dict[int, tuple[int, int | None]]:
-        ranges = flat(json.loads(self.offset).get(CHANNEL_STATE_KEY, {}))
+        ranges = flatten(json.loads(self.offset).get(CHANNEL_STATE_KEY, {}))
         return {p: (start, end) for (_, p), (start, end) in ranges.items()}
 
     def _ahead(self, place: Place, begin: int) -> BarrierScan:

@@ -31,7 +31,7 @@ from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import CreateResult, ObjectMissing
-from flinkish_spark.core.watchdog import Waiting, unwatched
+from flinkish_spark.core.watchdog import Waiting, skip_watch
 from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.failures import FailureManager
@@ -241,10 +241,10 @@ class StepLog:
     def __init__(self) -> None:
         self.steps: list[str] = []
 
-    def before(self, step: enum.Enum, subject: str) -> None:
+    def on_step_start(self, step: enum.Enum, subject: str) -> None:
         self.steps.append(f"-{step.value}:{subject}")
 
-    def after(self, step: enum.Enum, subject: str) -> None:
+    def on_step_end(self, step: enum.Enum, subject: str) -> None:
         self.steps.append(f"+{step.value}:{subject}")
 
 
@@ -306,7 +306,7 @@ class Rig:
         on_receipt: Callable[[Decision], None] = lambda decision: None,
         begin: bool = True,
         time: Timekeeping = NO_TIME,
-        waiting: Waiting = unwatched,
+        waiting: Waiting = skip_watch,
         decided_at_ms: int | None = None,
     ) -> None:
         config = config or by_hand()

@@ -64,7 +64,7 @@ class HangInTheCommit(SilentObserver):
     def __init__(self, table: Path) -> None:
         self.table, self.hangs = table, threading.Event()
 
-    def before(self, step: Any, subject: str) -> None:
+    def on_step_start(self, step: Any, subject: str) -> None:
         if step is Step.SINK_COMMIT and subject == "table":
             # Whoever opens a pipe to read it waits for a writer; no interrupt ends that in Java.
             log = self.table / "_delta_log"

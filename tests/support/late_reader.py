@@ -17,7 +17,7 @@ from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
 from flinkish_spark.connectors.kafka.format.options import SourceOptions, parse_stream
 from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
 from flinkish_spark.core.offset_log import OFFSET_KEY
-from flinkish_spark.core.stream_readers import for_running_spark
+from flinkish_spark.core.stream_readers import adapt_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ class LateKafka(FlinkishKafka):
     """Registered in the place of the source."""
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
-        return for_running_spark(LateReader(parse_stream(self.options)))
+        return adapt_reader(LateReader(parse_stream(self.options)))
 
 
 def register_late(spark: SparkSession) -> None:

@@ -111,7 +111,7 @@ class ShownJob(JobOnDisk):
         layout = PlanLayout(
             (Scan(ScanRole.RECORDS, "orders", "totals"),), (OperatorInstance("totals", "totals"),)
         )
-        self.job_dir.recorded_once("layout-0", layout.to_json())
+        self.job_dir.record_fact("layout-0", layout.to_json())
         settings = reported_settings(CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4)
         self.report = JobReport.begin(OwnerEpoch(1), self.began_ms, GRAPH.vertices, settings, None)
         self.change(JobStatus.RUNNING, JobEvent.STARTED, 2_000)
@@ -274,7 +274,7 @@ class ShownJob(JobOnDisk):
             self.change(JobStatus.CANCELLING, JobEvent.CANCEL, 200_000)
             self.change(JobStatus.CANCELED, JobEvent.ALL_ENDED, 200_100)
             return CheckpointAnswer(AnswerKind.COMPLETED)
-        number = max((one.value for one in self.job_dir.decided_ids()), default=0) + 1
+        number = max((one.value for one in self.job_dir.list_checkpoint_ids()), default=0) + 1
         self.completed(number, request.purpose)
         if request.target:
             Path(request.target).mkdir(parents=True)

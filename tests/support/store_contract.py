@@ -141,12 +141,12 @@ class StoreContract:
             aborted = Decision(CheckpointId(number), Verdict.ABORT, OwnerEpoch(1), 0)
             assert job_dir.create_decision(aborted) is CREATED
             assert job_dir.create_decision(aborted) is EXISTS
-        assert [int(c) for c in job_dir.decided_ids()] == [2, 9, 10]
+        assert [int(c) for c in job_dir.list_checkpoint_ids()] == [2, 9, 10]
         assert job_dir.newest_commit() is None
 
     def test_a_part_of_it_is_a_store(self, spec: StoreSpec, store: Store) -> None:
         store.put("seeds/3/a", b"x")
-        assert spec.below("seeds").below("3").open().read("a") == b"x"
+        assert spec.to_child("seeds").to_child("3").open().read("a") == b"x"
 
     def read_elsewhere(self, spec: StoreSpec, key: str) -> bytes:
         """Return what another process reads that is given the specification only."""

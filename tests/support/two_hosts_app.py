@@ -126,12 +126,12 @@ class ObjectsSink(TwoPhaseCommitSink):
 def add_families(stream: DataStream, bucket: StoreSpec, servers: str, target: str, database: str) -> None:
     """Write totals to a sink of each family: what tasks of each stage on a host, the driver commits."""
     stream.sink_to(KafkaSink(servers, target, value=Json()), uid="kafka")
-    stream.sink_to(DeltaSink(bucket.below("delta").hadoop_url), uid="delta")
+    stream.sink_to(DeltaSink(bucket.to_child("delta").hadoop_url), uid="delta")
     password = EnvironmentSecret("FLINKISH_TEST_PASSWORD")
     table = JdbcSink(database, "totals", user="flinkish", password=password, create_table=True)
     stream.sink_to(table, uid="jdbc")
     letters = KafkaSink(servers, f"letters-{target}", value=Json())
-    objects = ObjectsSink(bucket.below("objects"))
+    objects = ObjectsSink(bucket.to_child("objects"))
     stream.sink_to(SinkWithDeadLetters(objects, dead_letters=letters), uid="objects")
 
 
@@ -190,7 +190,7 @@ def main() -> None:
     else:
         stream = stream.map(lambda one: (one.user, one.amount), output=ORDERS)
     if "families" in args.kind:
-        bucket = StoreSpec.parse(args.job_dir, args.store_options).above(1).below("out")
+        bucket = StoreSpec.parse(args.job_dir, args.store_options).to_parent(1).to_child("out")
         add_families(stream, bucket, args.servers, args.target, args.database)
     elif "buffered" in args.kind:
         # Applied in this process, from what tasks on the hosts have written.
@@ -201,7 +201,7 @@ def main() -> None:
         env.execute()
         said = {"ended": "finished"}
         if "families" in args.kind:
-            table = spark.read.format("delta").load(bucket.below("delta").hadoop_url)
+            table = spark.read.format("delta").load(bucket.to_child("delta").hadoop_url)
             said["delta"] = [tuple(row) for row in table.select("user", "total").collect()]
     except FlinkishError as error:
         said = {"ended": type(error).__name__, "says": str(error)}

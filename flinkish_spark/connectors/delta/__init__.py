@@ -1,1 +1,1 @@
-"""Delta tables: sources, the sink, what it stages and commits, its manifest."""
+"""Delta tables: sources, the sink with its writer and committer, the manifest."""

@@ -1,4 +1,4 @@
-"""The committing half of a Delta sink: one table version per checkpoint, and the way back."""
+"""The committer of a Delta sink: one table version per checkpoint, and its restore at a rewind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import has_delta_format
 from flinkish_spark.connectors.delta.files import FOLDER
-from flinkish_spark.connectors.delta.rows import DeltaRows, staged_files
+from flinkish_spark.connectors.delta.rows import DeltaRows, list_staged_files
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings
 from flinkish_spark.connectors.delta.staging import new_metadata, table_defaults
 from flinkish_spark.connectors.delta.table import (
     DeltaConflict,
-    DeltaRefused,
+    DeltaTableError,
     NoRestore,
     NotAsFiles,
     NothingToRestore,
@@ -33,11 +33,11 @@ from flinkish_spark.connectors.delta.table import (
     Upsert,
     app_id,
     checkpoint_note,
+    list_stored_fields,
+    list_stored_names,
     mode_from_json,
     note_of,
     plan_restore,
-    stored_fields,
-    stored_of,
     why_by_spark,
     why_not_as_files,
     why_not_made,
@@ -45,7 +45,13 @@ from flinkish_spark.connectors.delta.table import (
     why_stricter,
     why_unfit,
 )
-from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, metadata_of, seen_by
+from flinkish_spark.connectors.delta.tables import (
+    DeltaTables,
+    Marker,
+    find_last_version,
+    info_of,
+    metadata_of,
+)
 from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER, FilesToWrite, stats_columns
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, ShownOrder, SinkContext
@@ -59,27 +65,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    #: Whether this call did it; otherwise the marker was there.
+    #: Whether this call has committed; otherwise the table had the marker already.
     is_new: bool
-    #: The table version that holds the checkpoint; None if that was not cheap to find out.
+    #: The table version that holds the checkpoint; None if it is not among the newest.
     version: int | None
 
 
 class DeltaCommits(DeltaTables):
-    """Ends what a Delta sink staged, by delta-rs or by Spark; used by one thread of a process."""
+    """Commits staged files and rows of a Delta sink, by delta-rs or by Spark; used by one thread."""
 
     def __init__(self, options: Mapping[str, str], spark: SparkSession) -> None:
         super().__init__(options)
         self._spark, self._rows = spark, DeltaRows(spark)
         self._has_delta, self._defaults = has_delta_format(spark), table_defaults(spark)
-        #: By table, the checkpoint that this object has committed last: nobody else's.
+        #: By table, the last checkpoint that this object itself has committed.
         self._own: dict[str, int] = {}
 
     def missing_files(self, staged: Mapping[str, Any]) -> list[str]:
-        return self.files(str(staged["path"])).missing(staged_files(staged))
+        return self.files(str(staged["path"])).missing(list_staged_files(staged))
 
     def why_unfit(self, path: str, staged: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
-        """Return why the table would refuse staged sets now, by their place; empty if it would take all."""
+        """Return why the table would refuse staged sets now, by their index; empty if it would take all."""
         table = self.info(path)
         reasons = {} if table is None else {at: _why_unfit(table, one) for at, one in enumerate(staged)}
         return {place: reason for place, reason in reasons.items() if reason}
@@ -95,8 +101,8 @@ class DeltaCommits(DeltaTables):
         """Commit several staged sets as one table version, unless `app_id` has committed it."""
         version = int(mark.checkpoint)
         table = self.open(path)
-        # Of the version that the commit is tried on: a mark of the same id behind it is a conflict.
-        seen = -1 if table is None else seen_by(table, app_id)
+        # Read from the version that the commit is based on: a newer mark of the same id is a conflict.
+        seen = -1 if table is None else find_last_version(table, app_id)
         if seen >= 0 and seen != self._own.get(path):
             require_ours(self.mark_at(path, app_id, seen))
         if seen >= version:
@@ -104,18 +110,18 @@ class DeltaCommits(DeltaTables):
         marker = Marker(app_id, version, checkpoint_note(app_id, mark))
         info = None if table is None else info_of(table)
         try:
-            self._by_delta_rs(path, table, info, staged, marker)
+            self._commit_by_delta_rs(path, table, info, staged, marker)
         except NotAsFiles as why:
             self._require_delta(str(why))
-            return self._by_spark(path, info, staged, marker, require_ours)
+            return self._commit_by_spark(path, info, staged, marker, require_ours)
         self._own[path] = version
         return CommitResult(True, self.version_of(path, app_id, version))
 
     def _require_delta(self, why: str) -> None:
         if not self._has_delta:
-            raise DeltaRefused(f"it needs Delta's own writer, whose JAR this session has not: {why}")
+            raise DeltaTableError(f"it needs Delta's own writer, whose JAR this session has not: {why}")
 
-    def _by_delta_rs(
+    def _commit_by_delta_rs(
         self,
         path: str,
         table: Any,
@@ -123,10 +129,10 @@ class DeltaCommits(DeltaTables):
         staged: Sequence[Mapping[str, Any]],
         marker: Marker,
     ) -> None:
-        """Commit; raise NotAsFiles if that is not for delta-rs."""
+        """Commit; raise NotAsFiles if delta-rs cannot commit it."""
         mode = mode_from_json(staged[0]["mode"])
         if info is None:
-            fields = tuple(stored_of(mode, staged[0]["schema"]["fields"]))
+            fields = tuple(list_stored_fields(mode, staged[0]["schema"]["fields"]))
             why = why_not_made(TableInfo(fields, tuple(staged[0]["partition_by"]), self._defaults), mode)
         else:
             why = why_by_spark(info, mode)
@@ -163,25 +169,25 @@ class DeltaCommits(DeltaTables):
     ) -> None:
         for one in staged if info is not None else ():
             assert info is not None
-            # New columns, too, are such that differ.
-            if why := why_not_merged(info, stored_of(mode, one["schema"]["fields"])):
+            # New columns count as different ones.
+            if why := why_not_merged(info, list_stored_fields(mode, one["schema"]["fields"])):
                 raise NotAsFiles(why)
         files = self.files(path)
-        rows = newest_per_key(files.read([name for one in staged for name in staged_files(one)]), mode)
+        rows = newest_per_key(files.read([name for one in staged for name in list_staged_files(one)]), mode)
         if table is not None:
             self.merge(path, table, rows, mode, marker)
             return
         schema = T.StructType.fromJson(staged[0]["schema"])
-        kept = T.StructType([schema[name] for name in stored_fields(mode, schema.names)])
+        kept = T.StructType([schema[name] for name in list_stored_names(mode, schema.names)])
         metadata = new_metadata(kept, staged[0]["partition_by"], self._defaults)
         made = TableInfo.from_log({"metaData": metadata})
         stats = stats_columns(made.fields, made.properties)
         target = FilesToWrite(files, partition_by=made.partition_by, with_stats=stats)
         there = rows.filter(pc.invert(rows.column(DELETED))).select(kept.names)
-        # In one piece, which has the rows of a partition together.
+        # As one batch, so that the rows of a partition are together.
         self.create(path, metadata, target.write(there.combine_chunks().to_batches(), 0), marker)
 
-    def _by_spark(
+    def _commit_by_spark(
         self,
         path: str,
         info: TableInfo | None,
@@ -190,8 +196,8 @@ class DeltaCommits(DeltaTables):
         require_ours: Callable[[Mark], None],
     ) -> CommitResult:
         if info is not None and (why := _why_other_partitions(info, staged)):
-            raise DeltaRefused(why)
-        # Delta does not say whether it skipped a write; whose note is in the history does.
+            raise DeltaTableError(why)
+        # Delta does not say whether it skipped a write; the note in the history says whose write it has.
         mine = f"{marker.note} {secrets.token_hex(4)}"
         self._rows.commit(path, staged, marker.app_id, marker.version, mine, info)
         found = self.commit_of(path, marker.app_id, marker.version)
@@ -208,14 +214,14 @@ class DeltaCommits(DeltaTables):
         self._rows.interrupt()
 
     def set_back(self, path: str, table: deltalake.DeltaTable, version: int | None, note: str) -> None:
-        """Commit what `version` held, of None no rows, behind the version that is open, with `note`.
+        """Commit the rows of `version` (None: no rows) on top of the open version, with `note`.
 
-        A commit that somebody made since is a conflict, and is not taken back.
+        A commit that somebody else made since is a conflict, and is not undone.
         """
         if why := why_by_spark(info_of(table), None):
             self._require_delta(why)
-            # Delta's statements take the newest version, whichever it is: all that can be done is to look
-            # right before.
+            # Delta's statements work on the newest version, whichever it is: all that can be done is to
+            # check right before.
             self.history_of(path, table, 1)
             DeltaRows(self._spark).set_back(path, version, note)
         elif version is None:
@@ -246,7 +252,7 @@ def newest_per_key(rows: pa.Table, mode: Upsert) -> pa.Table:
 
 
 def _as_key(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return values of which those that SQL takes for equal are the same bytes."""
+    """Return values in which those that are equal in SQL have the same bytes."""
     if not pa.types.is_floating(column.type):
         return column
     nan = pa.scalar(float("nan"), column.type)
@@ -258,20 +264,20 @@ def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
     return (
         _why_other_partitions(table, [staged])
         or why_unfit(table, mode, staged["schema"]["fields"], evolution)
-        or why_stricter(_of_table(staged)[1], table)
+        or why_stricter(_find_staged_target(staged)[1], table)
     )
 
 
 def _why_other_partitions(table: TableInfo, staged: Sequence[Mapping[str, Any]]) -> str:
-    """Return why rows would replace others than they were staged for: in the end the whole table."""
+    """Return why rows would replace other partitions than they were staged for; empty if they would not."""
     if not isinstance(mode_from_json(staged[0]["mode"]), OverwritePartitions):
         return ""
-    if all(table.partition_by == _of_table(one)[0] for one in staged):
+    if all(table.partition_by == _find_staged_target(one)[0] for one in staged):
         return ""
     return "the table's partitioning changed since the rows were staged"
 
 
-def _of_table(staged: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+def _find_staged_target(staged: Mapping[str, Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
     """Return the partition columns and the rules of the table that rows were staged for."""
     if staged["form"] == "ROWS":
         return tuple(staged["table_partitions"]), staged["rules"]
@@ -299,37 +305,37 @@ class DeltaCommitter(Committer):
         missing = [m for s in staged for m in self._commits.missing_files(s)]
         if missing:
             why = f"{len(missing)} staged files are gone from {path} or damaged, first {missing[0]}"
-            return self._lost_unless_committed(staged, checkpoint, why)
+            return self._answer_lost_or_committed(staged, checkpoint, why)
         require_ours = partial(self._context.require_ours, upto=checkpoint)
         try:
             done = self._commits.commit(path, staged, self._app_id, mark, require_ours)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        except DeltaRefused as error:
+        except DeltaTableError as error:
             why = f"the table {path} no longer takes the rows: {error}"
-            # Staging again finds these reasons and names them. Any other it does not find: its replay would
-            # be lost in turn, for ever. The table may take the rows when it was seen to.
+            # Staging again finds these reasons and names them. It would not find any other: the replay would
+            # be lost in turn, for ever. The table may take the rows once somebody has repaired it.
             explained = bool(self._commits.why_unfit(path, staged))
-            return self._lost_unless_committed(staged, checkpoint, why, is_final=explained)
+            return self._answer_lost_or_committed(staged, checkpoint, why, is_final=explained)
         outcome = Outcome.COMMITTED if done.is_new else Outcome.ALREADY_COMMITTED
-        return self._done(outcome, staged, checkpoint, done.version)
+        return self._answer_committed(outcome, staged, checkpoint, done.version)
 
-    def _done(
+    def _answer_committed(
         self,
         outcome: Outcome,
         staged: Sequence[Mapping[str, Any]],
         checkpoint: CheckpointId,
         version: int | None,
     ) -> CommitAnswer:
-        # This order matters: a receipt is durable, and says that the commit is. Whose it was does not matter:
-        # whoever made it may have died before it was synced.
+        # This order matters: a receipt is durable, and promises that the commit is. Sync also a commit that
+        # another process made: it may have died before it could.
         self._commits.make_durable(str(staged[0]["path"]), self._app_id, int(checkpoint))
         facts = {} if version is None else {"version": version}
         files = sum(len(one["files"] if "files" in one else one["actions"]) for one in staged)
         facts |= {"rows": sum(int(one["rows"]) for one in staged), "files": files}
         return CommitAnswer(outcome, facts=facts)
 
-    def _lost_unless_committed(
+    def _answer_lost_or_committed(
         self,
         staged: Sequence[Mapping[str, Any]],
         checkpoint: CheckpointId,
@@ -338,15 +344,16 @@ class DeltaCommitter(Committer):
         is_final: bool = True,
     ) -> CommitAnswer:
         """Answer LOST, proven if the marker says that this checkpoint is not in the table."""
-        # This order matters: asked behind the files. Whoever could still commit them would have to find them
-        # all, and writes the same marker as a replay, so that only one of the two becomes visible.
+        # This order matters: the marker is read after the files were missed. A process that could still
+        # commit them would have to find them all, and writes the same marker as a replay, so only one of the
+        # two becomes visible.
         path, version = str(staged[0]["path"]), int(checkpoint)
         mark = self._commits.newest_mark(path, self._app_id)
         if mark is None or int(mark.checkpoint) < version:
             return CommitAnswer(Outcome.LOST, why, is_proven_aborted=is_final)
         self._context.require_ours(mark, checkpoint)
         known = self._commits.version_of(path, self._app_id, version)
-        return self._done(Outcome.ALREADY_COMMITTED, staged, checkpoint, known)
+        return self._answer_committed(Outcome.ALREADY_COMMITTED, staged, checkpoint, known)
 
     def interrupt(self) -> None:
         self._commits.interrupt()
@@ -374,7 +381,7 @@ class DeltaCommitter(Committer):
         return f"the staged file {missing[0]} is gone or damaged" if missing else ""
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Delete folders of staged rows that nobody will commit. Data files are left to VACUUM."""
+        """Delete folders of staged rows that no commit needs. Data files are left to VACUUM."""
         path, deleted = self._sink.path, 0
         names = {str(c.payload.get("folder", "")).rpartition("/")[2] for c in kept}
         below = f"{FOLDER}/{self._app_id}"
@@ -390,7 +397,7 @@ class DeltaCommitter(Committer):
         return deleted
 
     def why_not_superseded(self, target: CheckpointId) -> str:
-        # No rewind has started this lineage, so no note can be found.
+        # No rewind has started this lineage, so there is no note of it.
         _, plan = self._plan(target, Lineage(0))
         why = plan.why if isinstance(plan, NoRestore) else ""
         if isinstance(plan, RestoreVersion) and plan.version is not None:
@@ -402,10 +409,10 @@ class DeltaCommitter(Committer):
         return why and f"the table {self._sink.path} of sink '{self._context.uid}' cannot be restored: {why}"
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        """Restore the table to what `target` left, once per lineage."""
+        """Restore the table to its state at `target`, once per lineage."""
         path, note = self._sink.path, note_of(self._context.job, lineage)
-        # This order matters: what is restored is the version that was looked at. With a new look here, the
-        # commit of somebody else in between would be taken back.
+        # This order matters: the restore is based on the version that was checked. If the table were opened
+        # again here, a commit of somebody else in between would be undone.
         table, plan = self._plan(target, lineage)
         try:
             match plan:
@@ -419,13 +426,13 @@ class DeltaCommitter(Committer):
                     self._commits.set_back(path, table, version, note)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        except DeltaRefused as error:
+        except DeltaTableError as error:
             return CommitAnswer(Outcome.LOST, f"the table {path} cannot be restored: {error}")
         self._commits.make_durable(path, note)
         return CommitAnswer(Outcome.COMMITTED)
 
     def _plan(self, target: CheckpointId, lineage: Lineage) -> tuple[Any, RestorePlan]:
-        """Return the newest version of the table, open, and what is to be done to it."""
+        """Return the newest version of the table, open, and the plan of its restore."""
         table = self._commits.open(self._sink.path)
         if table is None:
             return None, NothingToRestore()

@@ -15,33 +15,33 @@ from urllib.parse import unquote
 
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import make_directories, sync_directory
-from flinkish_spark.core.store_spec import resolved_options
+from flinkish_spark.core.store_spec import resolve_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class StoreStat(NamedTuple):
-    """What is asked of a file's `os.stat`."""
+    """The fields of `os.stat` that readers of tables use."""
 
     st_size: int
     st_mtime_ns: int
     st_ino: int = 0
 
 
-#: Below the table, where rows wait for their checkpoint: Delta and its VACUUM pass over folders whose names
-#: begin with an underscore.
+#: Folder below the table in which rows wait for their checkpoint: Delta and its VACUUM ignore folders whose
+#: names begin with an underscore.
 FOLDER = "_flinkish"
-#: With three slashes or with one; behind two a host begins.
+#: With three slashes or with one; after two a host begins.
 _LOCAL = re.compile(r"^file:(///+|/(?!/))", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The place of a table; travels to tasks, without a secret."""
+    """The files of a table at a path; sent to tasks, without a secret."""
 
     path: str
-    #: Of the store, a secret as ``env:NAME``.
+    #: Options of the store; a secret as ``env:NAME``.
     options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -50,14 +50,14 @@ class TableFiles:
 
     @property
     def root(self) -> Path | None:
-        """The folder, of a table on a disk."""
+        """The folder of a table on a disk; None in a store."""
         return Path(self.path) if self.path.startswith("/") else None
 
     def store_options(self) -> dict[str, str]:
-        return resolved_options(self.options)
+        return resolve_options(self.options)
 
     def output(self, name: str) -> Any:
-        """Open a file to be written; nobody relies on it before `finish`."""
+        """Open a file to be written; it is durable after `finish`."""
         if self.root is None:
             return BytesIO()
         path = self.root / name
@@ -71,13 +71,13 @@ class TableFiles:
             os.fsync(file.fileno())
             file.close()
             return
-        # The stream that pyarrow makes of it hands on buffers, and delta-rs takes bytes.
+        # pyarrow's own stream would pass buffers, and delta-rs takes bytes.
         stream = self._system().handler._handler.open_output_stream(name, None)
         stream.write(file.getvalue())
         stream.close()
 
     def sync_names(self, folder: str) -> None:
-        """Make the names of the files in a folder of the table durable, and the folder's own."""
+        """Make the names of the files in a folder of the table durable, and that of the folder."""
         if self.root is not None:
             path = self.root / folder
             for one in (path, *path.parents):
@@ -104,7 +104,7 @@ class TableFiles:
         return pa.concat_tables(tables, promote_options="permissive")
 
     def missing(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return those that are not there with the size that is given."""
+        """Return the names of files that do not exist with the given size."""
         if not sizes:
             return []
         found = self._system().get_file_info([self._name(name) for name in sizes])
@@ -115,18 +115,18 @@ class TableFiles:
         ]
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder; empty if it is not there."""
+        """Return the names of the folders in a folder; empty if it does not exist."""
         from pyarrow import fs
 
         found = self._system().get_file_info(fs.FileSelector(folder, allow_not_found=True))
         return [info.base_name for info in found if info.type == fs.FileType.Directory]
 
     def stats(self) -> dict[str, StoreStat]:
-        """Return the files below the table: by one listing, where each alone would be two requests."""
+        """Return the stats of all files below the table, by one listing instead of two requests per file."""
         from pyarrow import fs
 
         found = self._system().get_file_info(fs.FileSelector("", recursive=True))
-        # A listing of a bucket may have parts of a second, and the answer about one object has none.
+        # A listing of a bucket may have fractions of seconds, and the stat of one object has none.
         unit = 1 if self.path.lower().startswith("hdfs:") else 1_000_000_000
         return {one.path: StoreStat(one.size, one.mtime_ns // unit * unit) for one in found if one.is_file}
 
@@ -173,7 +173,7 @@ class StorePath:
         return f"{self.table.path}/{self.name}" if self.name else self.table.path
 
     def is_dir(self) -> bool:
-        # There are none in a store: any name may be one.
+        # A store has no directories: any name may be one.
         return True
 
     def exists(self) -> bool:
@@ -203,10 +203,10 @@ def table_path(path: str, options: Mapping[str, str]) -> TablePath:
 def why_no_path(path: str) -> str:
     """Return why delta-rs cannot work below a path; empty if it can."""
     if path[:5].lower() == "file:" and not _LOCAL.match(path):
-        return "its URI has a host, or a relative path, behind file:"
+        return "its URI has a host, or a relative path, after file:"
     if "\\" in path:
         return "its path has a \\, which delta-rs reads as /"
-    # In a file: URI, too: Spark takes the digits for a part of the name.
+    # This holds for a file: URI, too: Spark takes the digits for a part of the name.
     if unquote(path) != path:
-        return "its path has a % with two digits behind it, which delta-rs reads as one character"
+        return "its path has a % followed by two digits, which delta-rs reads as one character"
     return ""

@@ -1,7 +1,7 @@
-"""A Delta table's log: one version of a table by deltalake, and what one commit did.
+"""A Delta table's log: one version of a table by deltalake, and the changes of one commit.
 
-deltalake says what a version holds: its fields, its files, and which of their rows are deleted. Of one commit
-it says nothing, so its lines are read here. Why its readers of rows are not used: `docs/decisions.md`.
+deltalake gives a version's fields, files and deleted rows. It gives nothing of one commit, so the lines of
+the log are read here. Why its readers of rows are not used: `docs/decisions.md`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 _LOG = "_delta_log"
-#: What a reader may have to know, and this one does; the last one says nothing of rows.
+#: Reader features that this package knows; the last one has no effect on rows.
 _KNOWN_FEATURES = frozenset(
     {
         *("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint"),
         "vacuumProtocolCheck",
     }
 )
-#: Newer ones may mean rows by other rules.
+#: Newer reader versions may read rows by other rules.
 _NEWEST_READER = 3
-#: Of a commit. Any other action is refused, as is any other field of a file that has a value.
+#: Known actions of a commit. Any other action is refused, as is any other field of a file that has a value.
 _ACTIONS = frozenset({"add", "remove", "cdc", "protocol", "metaData", "txn", "commitInfo", "domainMetadata"})
 _OF_FILES = frozenset(
     {
@@ -48,45 +48,46 @@ _OF_FILES = frozenset(
         "extendedFileMetadata",
     }
 )
-#: With it, commits wait somewhere else until they are put into the log.
+#: With this property, commits wait somewhere else until they are put into the log.
 _COORDINATED = "delta.coordinatedCommits"
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://[^/]*)?(?P<path>.*)", re.DOTALL)
 _WIDTH = re.compile(r"char\((\d+)\)")
-#: What deltalake says of a partition's value that Spark may well read.
+#: deltalake's error for a partition's value that Spark may be able to read.
 _UNREAD_VALUE = re.compile(r"Failed to parse value ('.*') as '(.*)'")
 _BY_SPARK = "read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))"
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file with rows, and the values that are not in it."""
+    """A file with rows, and its partition values."""
 
     #: Within the table's folder, or absolute: a shallow clone has files of the other table.
     path: str
     rows: int | None
-    #: As texts, by the names that columns have in files; one that is left out is null. None if none are said.
+    #: Partition values as texts, by the columns' names in files; a missing one is null. None if the log has
+    #: none at all.
     partition: Mapping[str, str | None] | None
-    #: Whether a deletion vector says that some of its rows are deleted.
+    #: Whether a deletion vector marks some of its rows as deleted.
     has_deleted: bool = False
 
 
 def metadata_in(table: TablePath, action: Mapping[str, Any]) -> TableInfo:
-    """Read the action of a commit; raise ConfigError if rows are not those that their files hold."""
+    """Parse a metaData action; raise ConfigError if the table's rows differ from those in its files."""
     provider = (action.get("format") or {}).get("provider") or "parquet"
     if provider != "parquet":
-        raise _refused(table, f"files in the format '{provider}'")
+        raise _make_refusal(table, f"files in the format '{provider}'")
     found = TableInfo.from_log({"metaData": action})
     for name, kind in found.lengths.items():
-        # A whole column gets its blanks from who reads it; Spark gives them to CHAR within others, too.
+        # The reader pads a whole column with blanks; Spark also pads CHAR within other types.
         if re.search(r"\bchar\(", kind) and not _WIDTH.fullmatch(kind):
-            raise _refused(table, f"CHAR within the column '{name}'")
+            raise _make_refusal(table, f"CHAR within the column '{name}'")
     if coordinated := sorted(name for name in found.properties if name.startswith(_COORDINATED)):
-        raise _refused(table, f"the property '{coordinated[0]}'")
+        raise _make_refusal(table, f"the property '{coordinated[0]}'")
     return found
 
 
 def widths_of(metadata: TableInfo) -> dict[str, int]:
-    """Return to how many characters the values of columns are filled up, of those that are."""
+    """Return the lengths to which values of CHAR columns are padded."""
     found = {name: _WIDTH.fullmatch(kind) for name, kind in metadata.lengths.items()}
     return {name: int(width[1]) for name, width in found.items() if width}
 
@@ -110,7 +111,7 @@ class DeltaSnapshot:
 
         if isinstance(table, Path) and re.search("%[0-9A-Fa-f]{2}", os.path.realpath(table)):
             raise ConfigError(
-                f"the path of the Delta table {table} has a % with two digits behind it",
+                f"the path of the Delta table {table} has a % followed by two digits",
                 why="deltalake would read the table of another folder, with one character in their place",
                 what_to_do="rename the folder",
             )
@@ -131,7 +132,7 @@ class DeltaSnapshot:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found, deleted = pa.table(self._opened.get_add_actions()), self.deleted_rows()
+        found, deleted = pa.table(self._opened.get_add_actions()), self.find_deleted_rows()
         partitions = [dict[str, str | None]()] * len(found)
         if names := self.metadata.partition_by:
             values = found.column("partition").combine_chunks()
@@ -145,12 +146,12 @@ class DeltaSnapshot:
             for path in [local_path(self.table, given)]
         ]
         if sum(file.has_deleted for file in files) < len(deleted):
-            # Without it, rows that are deleted would come back.
-            raise _refused(self.table, "deletion vectors of files that are not found among its own")
+            # Otherwise deleted rows would come back.
+            raise _make_refusal(self.table, "deletion vectors of files that are not found among its own")
         return files
 
-    def deleted_rows(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return of each file with a deletion vector, by its path, whether a row is deleted, as bits."""
+    def find_deleted_rows(self) -> dict[str, npt.NDArray[np.uint8]]:
+        """Return a bitmap of the deleted rows of each file with a deletion vector, by the file's path."""
         import numpy as np
         import pyarrow as pa
 
@@ -168,10 +169,10 @@ class DeltaSnapshot:
 
 
 @functools.lru_cache(maxsize=2)
-def deleted_rows(table: TablePath, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
-    """Return :meth:`DeltaSnapshot.deleted_rows` of a version; files that are read together are of a few."""
+def find_deleted_rows(table: TablePath, table_id: str, version: int) -> Mapping[str, npt.NDArray[np.uint8]]:
+    """Return :meth:`DeltaSnapshot.find_deleted_rows` of a version; cached, as many files share a version."""
     try:
-        return DeltaSnapshot.read(table, version).deleted_rows()
+        return DeltaSnapshot.read(table, version).find_deleted_rows()
     except ConfigError as error:
         raise InputLostError(
             error.what,
@@ -182,7 +183,7 @@ def deleted_rows(table: TablePath, table_id: str, version: int) -> Mapping[str, 
 
 @contextmanager
 def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
-    """Let deltalake say which table it could not read."""
+    """Translate errors of deltalake into errors that name the table."""
     from deltalake.exceptions import DeltaError
 
     log = table / _LOG
@@ -195,7 +196,7 @@ def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
     try:
         yield
     except DeltaError as error:
-        # Behind the first line is where in deltalake it happened.
+        # The other lines tell where in deltalake it happened.
         why = str(error).partition("\n")[0]
         if re.search(r"\(os error (?!2\))|Generic (?!DeltaTable)\w+ error", why):
             # The system's or the store's, which may pass; that there is no such file, or that deltalake finds
@@ -205,64 +206,64 @@ def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
             raise ConfigError(
                 f"{what} has the partition value {unread[1]} of the type {unread[2]}",
                 why="deltalake cannot read it"
-                + (": it wants all digits behind the point" if unread[2].startswith("decimal") else ""),
+                + (": it needs all digits after the point" if unread[2].startswith("decimal") else ""),
                 what_to_do=_BY_SPARK,
             ) from error
         raise ConfigError(
             f"{what} cannot be read",
             why=why,
-            what_to_do="name a version whose log is still there; restore what is damaged",
+            what_to_do="name a version whose log still exists; restore damaged files",
         ) from error
 
 
 def _check_protocol(table: TablePath, version: int, features: Iterable[str]) -> None:
     unknown = sorted(set(features) - _KNOWN_FEATURES)
     if unknown:
-        raise _refused(table, f"the feature '{unknown[0]}'")
+        raise _make_refusal(table, f"the feature '{unknown[0]}'")
     if version > _NEWEST_READER:
-        raise _refused(table, f"a protocol for readers of version {version}")
+        raise _make_refusal(table, f"a protocol for readers of version {version}")
 
 
 def local_path(table: TablePath, given: str) -> str:
     """Return the path of a file that a log names; raise ConfigError if it is elsewhere."""
-    # A URL has no blank and no letter behind ASCII; the path of a table may have them, and nothing quoted.
+    # A URL has no blanks and only ASCII letters; the path of a table may have others, unescaped.
     if not isinstance(table, Path) and unquote(given).startswith(own := f"{table}/"):
         given = quote(unquote(given).removeprefix(own))
     match = _SCHEME.fullmatch(given)
     scheme, path = (match["scheme"], unquote(match["path"])) if match else ("", unquote(given))
     if scheme not in ("", "file") or ".." in path.split("/"):
-        raise _refused(table, f"the file {given}, outside of its folder")
+        raise _make_refusal(table, f"the file {given}, outside of its folder")
     if path.startswith("/") and not isinstance(table, Path):
-        raise _refused(table, f"the file {given}, outside of its store")
+        raise _make_refusal(table, f"the file {given}, outside of its store")
     return path.removeprefix(f"{table}/")
 
 
-def _refused(table: TablePath, has: str) -> ConfigError:
+def _make_refusal(table: TablePath, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
-        why="its rows would not be those that Spark reads",
+        why="this package would read other rows than Spark does",
         what_to_do=_BY_SPARK,
     )
 
 
-#: How the feed calls what was done to a row.
+#: The change feed's names for changes of a row.
 INSERT, DELETE = "insert", "delete"
 _FEED_SETTING = "delta.enableChangeDataFeed"
 
 
 @dataclass(frozen=True)
 class DeltaCommit:
-    """One commit, as far as a reader of rows needs it."""
+    """The changes of rows and metadata in one commit."""
 
     version: int
-    #: As a text in UTC: of the commit itself if it says one, else of its file.
+    #: As a text in UTC: that in the commit if it has one, else that of its file.
     timestamp: str
-    #: Files whose rows came or went; not those that were only written anew, as by OPTIMIZE.
+    #: Files whose rows were added or removed; not those that were only rewritten, as by OPTIMIZE.
     added: tuple[TableFile, ...] = ()
     removed: tuple[TableFile, ...] = ()
-    #: Files with the rows of the change feed; without any, these are the rows that came and went.
+    #: Files with the rows of the change feed; without any, these are the rows that were added and removed.
     changes: tuple[TableFile, ...] = ()
-    #: Of the table from here on; None where the commit does not change it.
+    #: New metadata of the table; None if the commit does not change it.
     metadata: TableInfo | None = field(default=None, repr=False)
 
     @classmethod
@@ -275,20 +276,20 @@ class DeltaCommit:
         kinds: dict[str, list[TableFile]] = {"add": [], "remove": [], "cdc": []}
         metadata, timestamp_ms = None, written_ns // 1_000_000
         with naming(str(path)):
-            # Only at ends of lines: a text may have others of the ends that Python knows.
+            # Split at "\n" only: a text may hold other line ends that Python knows.
             actions = [one for line in text.split("\n") if line for one in json.loads(line).items()]
         for kind, body in actions:
             if body is None:
                 continue
             if kind not in _ACTIONS:
-                raise _refused(table, f"the action '{kind}' in its log")
+                raise _make_refusal(table, f"the action '{kind}' in its log")
             if kind == "metaData":
                 metadata = metadata_in(table, body)
             elif kind == "protocol":
                 _check_protocol(table, body.get("minReaderVersion") or 0, body.get("readerFeatures") or ())
             elif kind == "commitInfo":
                 timestamp_ms = body.get("inCommitTimestamp") or timestamp_ms
-            # Files of changes say that they change nothing: their rows are in others, too.
+            # Change files have dataChange = false: their rows are in other files, too.
             elif kind in kinds and (kind == "cdc" or body.get("dataChange", True)):
                 kinds[kind].append(_file_of(table, kind, body))
         added, removed, changes = map(tuple, kinds.values())
@@ -299,7 +300,7 @@ class DeltaCommit:
 def _file_of(table: TablePath, kind: str, action: Mapping[str, Any]) -> TableFile:
     unknown = sorted(name for name in action if name not in _OF_FILES and action[name] is not None)
     if unknown:
-        raise _refused(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
+        raise _make_refusal(table, f"the field '{unknown[0]}' of the action '{kind}' in its log")
     rows = json.loads(action["stats"]).get("numRecords") if action.get("stats") else None
     partition = action.get("partitionValues", {} if kind == "add" else None)
     return TableFile(local_path(table, action["path"]), rows, partition, bool(action.get("deletionVector")))
@@ -310,9 +311,9 @@ def commit_path(table: TablePath, version: int) -> TablePath:
 
 
 def check_partitions(table: TablePath, columns: Collection[str], files: Iterable[TableFile]) -> None:
-    """Raise ConfigError if a table has partitions, and the log does not say which one a file was of."""
+    """Raise ConfigError if a table has partitions, and the log does not have a file's partition."""
     if columns and any(file.partition is None for file in files):
-        raise _refused(table, "files without the values of their partitions in its log")
+        raise _make_refusal(table, "files without the values of their partitions in its log")
 
 
 def check_feed(table: TablePath, metadata: TableInfo) -> None:

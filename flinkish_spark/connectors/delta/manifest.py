@@ -15,14 +15,14 @@ from flinkish_spark.connectors.delta.sink_settings import check_creates, check_p
 from flinkish_spark.connectors.delta.table import (
     Append,
     DeltaConflict,
-    DeltaRefused,
+    DeltaTableError,
     SchemaEvolution,
     TableInfo,
     checkpoint_note,
     why_by_spark,
     why_unfit,
 )
-from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, info_of, seen_by
+from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, find_last_version, info_of
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: `facts` is JSON: each kind of sink says what it can.
+#: `facts` is JSON: each kind of sink has its own.
 _SHARE = "STRUCT<rows: BIGINT, dropped: BIGINT, dead_lettered: BIGINT, facts: STRING>"
 SCHEMA = (
     "job STRING, job_name STRING, checkpoint BIGINT, lineage BIGINT, log_began_in BIGINT, "
@@ -74,11 +74,11 @@ class DeltaManifest(Manifest):
         check_path("the manifest's path", self.path)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
-        """Refuse a table that has other columns, or in whose store commits would be lost."""
+        """Refuse a table that has other columns, or whose store would lose commits."""
         try:
             info = DeltaTables().info(self.path)
             why = "" if info is None else _why_unfit(info)
-        except DeltaRefused as error:
+        except DeltaTableError as error:
             why = str(error)
         if why:
             raise SchemaError(
@@ -102,10 +102,10 @@ class _DeltaManifestWriter(ManifestWriter):
     def write(self, record: ManifestRecord) -> CommitAnswer:
         version, mark = int(record.checkpoint), self._context.timeline.mark_of(record.checkpoint)
         table = self._tables.open(self._path)
-        if table is not None and seen_by(table, self._app_id) >= 0:
+        if table is not None and find_last_version(table, self._app_id) >= 0:
             self._require_ours(record.checkpoint)
-            if seen_by(table, self._app_id) >= version:
-                return self._done(Outcome.ALREADY_COMMITTED, version)
+            if find_last_version(table, self._app_id) >= version:
+                return self._finish(Outcome.ALREADY_COMMITTED, version)
         info = None if table is None else info_of(table)
         if info is not None and (why := _why_unfit(info)):
             return CommitAnswer(Outcome.RETRY, f"the table {self._path} takes no row now: {why}")
@@ -125,9 +125,9 @@ class _DeltaManifestWriter(ManifestWriter):
                 self._tables.append(self._path, table, adds, marker)
         except DeltaConflict as error:
             return CommitAnswer(Outcome.RETRY, str(error))
-        return self._done(Outcome.COMMITTED, version)
+        return self._finish(Outcome.COMMITTED, version)
 
-    def _done(self, outcome: Outcome, version: int) -> CommitAnswer:
+    def _finish(self, outcome: Outcome, version: int) -> CommitAnswer:
         self._tables.make_durable(self._path, self._app_id, version)
         return CommitAnswer(outcome)
 

@@ -1,4 +1,4 @@
-"""Delta through its public interfaces, for tables that delta-rs does not know: appends, overwrites, MERGE.
+"""Commits by Delta's own writer in Spark (append, overwrite, MERGE), for tables that delta-rs cannot write.
 
 Every commit carries Delta's own marker (`txnAppId`, `txnVersion`), the same that `tables.py` writes:
 Delta skips a write whose marker it has seen.
@@ -23,19 +23,19 @@ from flinkish_spark.bridge.settings import SETTINGS, settings_of
 from flinkish_spark.connectors.delta.table import (
     Append,
     DeltaConflict,
-    DeltaRefused,
-    DeltaViolated,
+    DeltaRuleError,
+    DeltaTableError,
     OverwritePartitions,
     SchemaEvolution,
     TableInfo,
     Upsert,
     WriteMode,
     is_wider,
+    list_stored_names,
     mode_from_json,
     nullable_within,
     physical_name,
-    renamed,
-    stored_fields,
+    rename_fields,
 )
 from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER
 from flinkish_spark.core.changelogs import RowKind
@@ -64,7 +64,7 @@ def key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
 
 
 def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
-    """Yield what must be true of every record that becomes a row, and how errors say it."""
+    """Yield the conditions that every new row must meet, with their texts for errors."""
     have = {field.name.lower(): field.dataType for field in frame.schema}
     for name, path in rules.get("not_null", {}).items():
         if path[0].lower() in have:
@@ -102,8 +102,8 @@ def _fits(column: Column, kind: T.DataType, given: Any) -> Column:
 
 
 def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """Return the rows of staged sets: their fields, then the control columns above."""
-    # Sets of data files have neither order nor deletions, and no mode that needs them.
+    """Return the rows of staged sets: their fields, then the control columns."""
+    # Data files have neither order nor deletions, and no mode that needs them.
     frames = []
     by_schema: dict[str, list[Mapping[str, Any]]] = {}
     for one in staged:
@@ -117,11 +117,11 @@ def read_staged(spark: SparkSession, staged: Sequence[Mapping[str, Any]]) -> Dat
 
 
 def _strict(spark: SparkSession) -> DataFrameReader:
-    # A session may be set to pass over what it cannot read.
+    # The session may be set to skip files that it cannot read.
     return spark.read.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
 
 
-def staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
+def list_staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
     """Return the names of a staged set's files within the table, and their sizes in bytes."""
     if staged["form"] == "ROWS":
         folder = str(staged["folder"]).removeprefix(f"{str(staged['path']).rstrip('/')}/")
@@ -131,17 +131,17 @@ def staged_files(staged: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _paths(staged: Mapping[str, Any]) -> list[str]:
-    """Return the full paths of a staged set's files, so that Spark takes none for a pattern."""
+    """Return the full paths of a staged set's files, escaped, so that Spark takes none for a glob pattern."""
     root = str(staged["path"]).rstrip("/")
-    return [_GLOB.sub(r"\\\1", f"{root}/{name}") for name in staged_files(staged)]
+    return [_GLOB.sub(r"\\\1", f"{root}/{name}") for name in list_staged_files(staged)]
 
 
 def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.StructType) -> DataFrame:
-    """Read data files as the table would: columns by their physical names, partition values from the log."""
+    """Read staged data files: columns by their physical names, partition values from the add actions."""
     table = TableInfo.from_log(staged["metadata"])
     fields = {str(f["name"]).lower(): f for f in table.fields}
     ours = [fields[name.lower()] for name in schema.names]
-    inner = renamed([f for f in ours if f["name"] not in table.partition_by])
+    inner = rename_fields([f for f in ours if f["name"] not in table.partition_by])
     physical = T.StructType.fromJson({"type": "struct", "fields": inner})
     by_partition: dict[tuple[Any, ...], list[Any]] = {}
     for action in staged["actions"]:
@@ -168,10 +168,10 @@ def _read_files(spark: SparkSession, staged: Mapping[str, Any], schema: T.Struct
 Json = Any
 
 
-def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Column]:
-    """Return columns of a frame as a table takes them, by every way of writing."""
+def align_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Column]:
+    """Return columns of a frame cast to the types of a table."""
     # Narrower ones get the table's type. Structs get its fields in its order, null where the stream has none,
-    # and behind them those that only the stream has.
+    # and after them those that only the stream has.
     wanted = {} if info is None else {str(f["name"]).lower(): f["type"] for f in info.fields}
     columns = []
     for name in names:
@@ -180,7 +180,7 @@ def aligned_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | Non
         if isinstance(have, str) and isinstance(want, str) and is_wider(have, want):
             column = column.cast(type_of(want)).alias(name)
         elif want is not None and _differs(have, want):
-            column = _filled(column, have, want).alias(name)
+            column = _fill_missing(column, have, want).alias(name)
         columns.append(column)
     return columns
 
@@ -201,15 +201,15 @@ def _differs(have: Json, want: Json) -> bool:
 _PARTS = ("elementType", "keyType", "valueType")
 
 
-def _filled(column: Column, have: Json, want: Json) -> Column:
+def _fill_missing(column: Column, have: Json, want: Json) -> Column:
     if not _differs(have, want):
         return column
     if have["type"] == "array":
-        return F.transform(column, lambda item: _filled(item, have["elementType"], want["elementType"]))
+        return F.transform(column, lambda item: _fill_missing(item, have["elementType"], want["elementType"]))
     if have["type"] == "map":
-        keyed = F.transform_keys(column, lambda key, _: _filled(key, have["keyType"], want["keyType"]))
+        keyed = F.transform_keys(column, lambda key, _: _fill_missing(key, have["keyType"], want["keyType"]))
         return F.transform_values(
-            keyed, lambda _, value: _filled(value, have["valueType"], want["valueType"])
+            keyed, lambda _, value: _fill_missing(value, have["valueType"], want["valueType"])
         )
     return F.when(column.isNotNull(), F.struct(*_fields(column, have, want)))
 
@@ -223,7 +223,7 @@ def _fields(column: Column, have: Json, want: Json) -> list[Column]:
             fields.append(F.lit(None).cast(type_of(field["type"])).alias(name))
         else:
             value = column.getField(str(known["name"]))
-            fields.append(_filled(value, known["type"], field["type"]).alias(name))
+            fields.append(_fill_missing(value, known["type"], field["type"]).alias(name))
     return fields + [column.getField(str(f["name"])).alias(str(f["name"])) for f in ours.values()]
 
 
@@ -242,40 +242,42 @@ _CONFLICTS = (
     "ConcurrentDeleteDeleteException",
     "ConcurrentModificationException",
 )
-#: Starts the message of a check of ours in a task; what follows says which rule and which row.
+#: Starts the message of our checks in tasks; the rest names the rule and the row.
 VIOLATION_MARKER = "[FLINKISH_DELTA_RULE]"
 _VIOLATIONS = ("DeltaInvariantViolationException", "InvariantViolationException")
-#: Delta's own that are no refusals: a file or a disk that is not as it should be.
+#: Delta's errors that are no refusals, but failures of a file or a disk.
 _FAILURES = ("DeltaIOException", "DeltaFileNotFoundException", "DeltaChecksumException")
 _MOST_CAUSES = 12
 
 
-def translated(error: Exception) -> Exception:
-    """Return one of our exceptions for one of the JVM's, or the same if none fits."""
-    # Anything else, as a full disk or a failed task, stays what it is; `raise_translated` raises it.
+def translate_error(error: Exception) -> Exception:
+    """Return our exception for an exception of the JVM, or the same exception if none fits."""
+    # Other errors, such as a full disk or a failed task, are returned unchanged.
     causes = _causes(error)
     for _, message in causes:
         if VIOLATION_MARKER in message:
-            return DeltaViolated(message.split(VIOLATION_MARKER, 1)[1].split("SQLSTATE", 1)[0].strip()[:2000])
+            return DeltaRuleError(
+                message.split(VIOLATION_MARKER, 1)[1].split("SQLSTATE", 1)[0].strip()[:2000]
+            )
     for name, message in causes:
         if name in _VIOLATIONS:
-            return DeltaViolated(message[:2000].strip())
+            return DeltaRuleError(message[:2000].strip())
     for name, message in causes:
         if any(conflict in name for conflict in _CONFLICTS):
             return DeltaConflict(f"{name}: {message[:500]}")
     name, message = causes[0]
     if "AnalysisException" in name or (name.startswith("Delta") and name not in _FAILURES):
-        return DeltaRefused(message[:2000])
+        return DeltaTableError(message[:2000])
     return error
 
 
 def _causes(error: Exception) -> list[tuple[str, str]]:
-    """Return class and message of an exception and of all that caused it."""
+    """Return class and message of an exception and of its causes."""
     java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is None:
         return [(type(error).__name__, str(error).split("\n\tat ")[0])]
     found: list[tuple[str, str]] = []
-    # A chain of Java's, too, can come back to where it was.
+    # A chain of causes in Java can be a circle.
     while java is not None and len(found) < _MOST_CAUSES:
         message = str(java.getMessage()).split("\n\tat ")[0]
         found.append((str(java.getClass().getSimpleName()), message))
@@ -285,12 +287,12 @@ def _causes(error: Exception) -> list[tuple[str, str]]:
 
 _CONF = "spark.databricks.delta."
 _VIEW = "flinkish_staged"
-#: What EXPLAIN answers where a statement cannot be run.
+#: EXPLAIN's answer for a statement that cannot be run.
 _NO_PLAN = "Error occurred during query planning"
 
 
 class DeltaRows:
-    """Tables as every Spark with Delta has them."""
+    """Commits to tables by the Delta of a Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -312,19 +314,19 @@ class DeltaRows:
             if isinstance(mode, Upsert):
                 rows = _newest_per_key(rows, mode)
                 if info is not None:
-                    rows = _aligned(rows, mode, info, keep_control=True)
+                    rows = _align(rows, mode, info, keep_control=True)
                     session.conf.set(f"{_CONF}write.txnAppId", app_id)
                     session.conf.set(f"{_CONF}write.txnVersion", str(version))
                     session.conf.set(f"{_CONF}commitInfo.userMetadata", note)
                     session.sql(merge_statement(path, info, rows, mode, evolution)).collect()
                     return
                 rows = rows.where(~F.col(DELETED))
-            writer = _aligned(rows, mode, info).write.format("delta").options(**first["options"])
+            writer = _align(rows, mode, info).write.format("delta").options(**first["options"])
             writer = writer.options(txnAppId=app_id, txnVersion=str(version), userMetadata=note)
             if info is None:
                 if first["partition_by"]:
                     writer = writer.partitionBy(*first["partition_by"])
-                # A table that somebody makes meanwhile may hold rows that these would have to replace.
+                # A table that somebody else creates meanwhile may hold rows that these should replace.
                 how = "append" if isinstance(mode, Append) else "error"
             else:
                 if evolution is not SchemaEvolution.NONE:
@@ -337,43 +339,43 @@ class DeltaRows:
             condition = str(getattr(error, "getCondition", str)() or "")
             if "PATH_EXISTS" in condition or "ALREADY_EXISTS" in condition:
                 raise DeltaConflict("somebody made the table at the same moment") from error
-            raise_translated(translated(error), error)
+            raise_translated(translate_error(error), error)
 
     def interrupt(self) -> None:
         if self._own is not None:
-            # Nobody else runs anything in it.
+            # The session is our own: only our commits run in it.
             self._own.interruptAll()
 
     def why_no_merge(
         self, path: str, info: TableInfo, schema: T.StructType, mode: Upsert, evolution: SchemaEvolution
     ) -> str:
-        """Return why Delta would refuse every MERGE of a stream; empty if it would not."""
+        """Return why Delta refuses each MERGE of the stream's schema; empty if it does not."""
         loose = T.StructType.fromJson(nullable_within(schema.jsonValue()))
         empty = self._session().createDataFrame([], T.StructType([*loose, *_CONTROL]))
-        text = merge_statement(path, info, _aligned(empty, mode, info, keep_control=True), mode, evolution)
-        # A row for each line.
+        text = merge_statement(path, info, _align(empty, mode, info, keep_control=True), mode, evolution)
+        # EXPLAIN returns one row for each line.
         first, *others = (str(row[0]) for row in self._session().sql(f"EXPLAIN {text}").collect())
         return (others or [first])[0] if first.startswith(_NO_PLAN) else ""
 
     def set_back(self, path: str, version: int | None, note: str) -> None:
-        """Commit a version that holds what `version` held, of None no rows, with `note` in its history."""
+        """Commit a version with the rows of `version` (None: no rows), with `note` in the table's history."""
         text = f"RESTORE TABLE {table_name(path)} TO VERSION AS OF {version}"
         if version is None:
             text = f"DELETE FROM {table_name(path)}"
-        # A session of its own: the note must not get into commits that others make meanwhile.
+        # In a new session: the note must not get into commits that others make meanwhile.
         session = self._spark.newSession()
         session.conf.set(f"{_CONF}commitInfo.userMetadata", note)
         try:
             session.sql(text).collect()
         except FROM_THE_JVM as error:
-            raise_translated(translated(error), error)
+            raise_translated(translate_error(error), error)
 
     def _session(self) -> SparkSession:
-        """Return a session of our own: settings of a commit must not get into what others write."""
+        """Return a session of our own, so that a commit's settings do not apply to other writes."""
         if self._own is None:
             clone: Callable[[], SparkSession] | None = getattr(self._spark, "cloneSession", None)
             self._own = clone() if clone is not None else self._spark.newSession()
-        # A new session has the settings that Spark was started with, not those made since.
+        # A new session has the settings with which Spark was started, not later ones.
         wanted, there = SETTINGS.all(self._spark), settings_of(self._own)
         for name in wanted.keys() | there.keys():
             if wanted.get(name) == there.get(name) or not self._own.conf.isModifiable(name):
@@ -392,13 +394,13 @@ def table_name(path: str) -> str:
 def merge_statement(
     path: str, info: TableInfo, rows: DataFrame, mode: Upsert, evolution: SchemaEvolution
 ) -> str:
-    """Return the MERGE of rows, one per key, into a table."""
+    """Return the MERGE statement of rows, one per key, into a table."""
     rows.createOrReplaceTempView(_VIEW)
-    names = _stored(rows, mode)
+    names = _list_stored_columns(rows, mode)
     keys = [quote_name(key) for key in mode.keys]
     others = [quote_name(name) for name in names if name not in mode.keys]
     newer = ""
-    # A table without the column has no sequence to compare with; the MERGE adds it.
+    # A table without the column has no sequence to compare; the MERGE adds it.
     if mode.sequence_by in names and info.has_column(str(mode.sequence_by)):
         at = quote_name(str(mode.sequence_by))
         newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
@@ -425,12 +427,12 @@ def _newest_per_key(rows: DataFrame, mode: Upsert) -> DataFrame:
     return rows.withColumn(place, F.row_number().over(window)).where(F.col(place) == 1).drop(place)
 
 
-def _aligned(
+def _align(
     rows: DataFrame, mode: WriteMode, info: TableInfo | None, *, keep_control: bool = False
 ) -> DataFrame:
     control = [F.col(DELETED)] if keep_control else []
-    return rows.select(*aligned_columns(rows, _stored(rows, mode), info), *control)
+    return rows.select(*align_columns(rows, _list_stored_columns(rows, mode), info), *control)
 
 
-def _stored(rows: DataFrame, mode: WriteMode) -> tuple[str, ...]:
-    return stored_fields(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])
+def _list_stored_columns(rows: DataFrame, mode: WriteMode) -> tuple[str, ...]:
+    return list_stored_names(mode, [n for n in rows.columns if n not in (BATCH, ORDER, DELETED)])

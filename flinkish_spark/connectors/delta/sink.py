@@ -1,4 +1,4 @@
-"""The Delta sink, and what it refuses before anything starts.
+"""The Delta sink, and its checks before the job starts.
 
 One table version per checkpoint, however many micro-batches it has, marked with SetTransaction(appId = job
 uuid and sink uid, version = checkpoint id): a repeated commit, by this process or any other, changes nothing.
@@ -23,11 +23,11 @@ from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, che
 from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
 from flinkish_spark.connectors.delta.table import (
     Append,
-    DeltaRefused,
+    DeltaTableError,
     OverwritePartitions,
     TableInfo,
     Upsert,
-    stored_fields,
+    list_stored_names,
     why_no_table,
     why_unfit,
 )
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 FILES = "deletedFileRetentionDuration"
 MARKERS = "setTransactionRetentionDuration"
-#: Delta's own, where neither the table nor the session says anything.
+#: Delta's own defaults, if neither the table nor the session has any.
 _DEFAULT = {FILES: "interval 1 week"}
 _UNIT_MS = {
     "week": 604_800_000.0,
@@ -60,7 +60,7 @@ _PART = re.compile(rf"(\d+(?:\.\d+)?)\s+({'|'.join(_UNIT_MS)})s?(?=\s|$)")
 
 
 def duration_ms(text: str) -> int | None:
-    """Return an interval of a table property in milliseconds; None for what is not understood."""
+    """Return an interval of a table property in milliseconds; None if it cannot be parsed."""
     rest = text.strip().lower().removeprefix("interval").strip()
     if not rest or _PART.sub("", rest).strip():
         return None
@@ -104,8 +104,8 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
         _check_upsert(sink.mode, spark, context)
     try:
         table = DeltaTables(sink.store_options).info(sink.path)
-    except DeltaRefused as error:
-        raise _refused(sink, context, str(error)) from error
+    except DeltaTableError as error:
+        raise _make_refusal(sink, context, str(error)) from error
     defaults = table_defaults(spark)
     stream = json.loads(context.schema.json())["fields"]
     by_spark = why_staged_as_rows(sink, table, stream, defaults)
@@ -130,12 +130,12 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
             f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
             what_to_do="give DeltaSink partition_by, or use a partitioned table",
         )
-    stored = [context.schema[name] for name in stored_fields(sink.mode, context.schema.names)]
+    stored = [context.schema[name] for name in list_stored_names(sink.mode, context.schema.names)]
     if table is not None:
         _check_table(sink, context, table)
-    # The commit makes the table. That Delta takes its columns must be known before something is decided.
+    # The commit creates the table, so its columns must be checked before a checkpoint is decided.
     elif why := why_no_table(stored, sink.partition_by):
-        raise _refused(sink, context, why)
+        raise _make_refusal(sink, context, why)
     if by_spark and not has_delta_format(spark):
         why, what_to_do = how_to_get_delta(str(SparkMinor.of(spark.version)))
         raise EnvironmentFault(
@@ -156,7 +156,7 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
 
 def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
     names, mode = context.schema.names, sink.mode
-    stored = stored_fields(mode, names)
+    stored = list_stored_names(mode, names)
     wanted: list[tuple[str, Sequence[str], Sequence[str]]]
     wanted = [("is partitioned by", sink.partition_by, stored)]
     if isinstance(mode, Upsert):
@@ -184,19 +184,19 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
             raise SchemaError(
                 f"the {role} '{name}' of sink '{context.uid}' is {kind.simpleString()}",
                 why=why,
-                what_to_do="make a column of a simple type in front of the sink, such as lower(...)",
+                what_to_do="add a column of a simple type before the sink, such as lower(...)",
                 uid=context.uid,
             )
     if mode.row_kind is not None and not isinstance(context.schema[mode.row_kind].dataType, T.StringType):
         raise SchemaError(
             f"row_kind of sink '{context.uid}' is the column '{mode.row_kind}', which is no STRING",
-            what_to_do="name the column that a changelog has its kinds in",
+            what_to_do="name the column with the row kinds of the changelog",
             uid=context.uid,
         )
     if mode.delete_when is not None:
         try:
             empty = spark.createDataFrame([], context.schema)
-            # Beside the columns: an aggregate is no condition on one record.
+            # Together with all columns, so that an aggregate is refused: it is no condition on one record.
             found = empty.select("*", F.expr(mode.delete_when)).schema.fields[-1].dataType
             why = "" if isinstance(found, T.BooleanType) else f"it is of type {found.simpleString()}"
         except Exception as error:
@@ -211,17 +211,19 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
 
 def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
     if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
-        raise _refused(sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}")
+        raise _make_refusal(
+            sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}"
+        )
     if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
-        raise _refused(sink, context, why)
-    # Delta cannot put a MERGE into a table with a CHAR, whatever the column is for.
+        raise _make_refusal(sink, context, why)
+    # Delta cannot MERGE into a table with a CHAR column, whatever its role.
     padded = [name for name in table.padded if isinstance(sink.mode, Upsert) or name in table.partition_by]
     if padded and not isinstance(sink.mode, Append):
         does = f"upserts into {sink.path}, whose column {padded[0]}"
-        why = "Delta refuses every MERGE into a table that has one: it adds blanks"
+        why = "Delta refuses every MERGE into a table with such a column, which it pads"
         if isinstance(sink.mode, OverwritePartitions):
             does = f"overwrites partitions of {sink.path} by {padded[0]}, which"
-            why = "with its blanks and without, a text is two partitions"
+            why = "a text with padding and one without would be two partitions"
         raise ConfigError(
             f"sink '{context.uid}' {does} is a CHAR",
             why=why,
@@ -231,13 +233,13 @@ def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo
     keys = sink.mode.keys if isinstance(sink.mode, Upsert) else ()
     if folding := [key for key in keys if table.is_collated(key)]:
         why = f"the collation of its column {folding[0]} takes different keys for one"
-        raise _refused(sink, context, why)
+        raise _make_refusal(sink, context, why)
 
 
 def _check_constraints(
     sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext, table: TableInfo, *, by_spark: bool
 ) -> None:
-    """Refuse rules on columns that the stream lacks: they cannot be checked while rows are staged."""
+    """Refuse rules on columns that the stream lacks, since they cannot be checked when rows are staged."""
     empty, given = spark.createDataFrame([], context.schema), {n.lower() for n in context.schema.names}
     rules = [("constraint", name, sql) for name, sql in table.checks.items()]
     rules += [("generated column", n, sql) for n, sql in table.generated.items() if n.lower() in given]
@@ -245,21 +247,21 @@ def _check_constraints(
         try:
             empty.select(F.expr(sql))
         except Exception as error:
-            raise _refused(
+            raise _make_refusal(
                 sink, context, f"its {kind} {name} ({sql}) is about columns that the stream lacks"
             ) from error
     try:
         empty.select(*(is_kept for _, is_kept in rule_conditions(empty, table.rules())))
     except Exception as error:
         why = f"a rule of it cannot be checked when rows are staged: {str(error).splitlines()[0]}"
-        raise _refused(sink, context, why) from error
+        raise _make_refusal(sink, context, why) from error
     if isinstance(sink.mode, Upsert) and by_spark:
         asked = table, context.schema, sink.mode, sink.schema_evolution
         if why := DeltaRows(spark).why_no_merge(sink.path, *asked):
-            raise _refused(sink, context, f"Delta has no MERGE for it: {why}")
+            raise _make_refusal(sink, context, f"Delta has no MERGE for it: {why}")
 
 
-def _refused(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
+def _make_refusal(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
     return SchemaError(
         f"the Delta table {sink.path} refuses the stream of sink '{context.uid}'",
         why=why,
@@ -280,18 +282,18 @@ class DeltaSink(DeltaSinkSettings, Sink):
     partition_by
         Partition columns.
     options
-        Options of Delta's writer, such as ``{"maxRecordsPerFile": "100000"}``. Those that the other
-        parameters stand for, and those of the marker, are refused.
+        Options of Delta's writer, such as ``{"maxRecordsPerFile": "100000"}``. Options that have a parameter
+        here, and those of Delta's transaction marker, are refused.
     mode
         ``Append()``, ``Upsert(keys=...)`` or ``OverwritePartitions()``.
     schema_evolution
-        What the stream may have that the table does not have yet. The table gets it with the first
-        checkpoint that has rows.
+        Whether the stream may have columns or types that the table does not have yet. The table gets them
+        with the first checkpoint that has rows.
     writer
         ``"python"``, the only one: tasks write Parquet by pyarrow, delta-rs commits.
     store_options
-        Of the table's store, by delta-rs' names, such as ``{"aws_region": "eu-west-1"}``. A secret is given
-        as ``"env:NAME"``: the environment variable that holds it in driver and executors.
+        Options of the table's store, by delta-rs' names, such as ``{"aws_region": "eu-west-1"}``. A secret is
+        given as ``"env:NAME"``: the environment variable that holds it in driver and executors.
 
     Raises
     ------

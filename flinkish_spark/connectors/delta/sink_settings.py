@@ -1,4 +1,4 @@
-"""What a Delta sink is told: the table, what it does with rows, how it stages; checked when it is made."""
+"""Settings of a Delta sink (table, mode, file options), checked when the sink is made."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, StoreError
 from flinkish_spark.core.object_store import ObjectStore
-from flinkish_spark.core.store import AnswerLost
-from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, shown_url
+from flinkish_spark.core.store import UnknownOutcomeError
+from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, redact_url
 from flinkish_spark.core.validation import hold_plain_values, instance_of
 from flinkish_spark.protocol.durations import PathText
 
 _SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
 _OWN_OPTIONS = frozenset({"txnappid", "txnversion", "usermetadata"})
-#: What changes how files are written and nothing else.
+#: Options that change how files are written and nothing else.
 _KNOWN_OPTIONS = ("compression", "maxRecordsPerFile", "optimizeWrite", "parquet.writer.version")
 
 #: The first one is the default.
@@ -80,14 +80,14 @@ def _check_options(options: Mapping[str, str]) -> None:
     for name in options:
         what, why, what_to_do = "cannot be used", "", ""
         if name.lower() in _SCHEMA_OPTIONS:
-            why = "what a commit changes must be known when its rows are staged"
+            why = "a commit's changes of the schema must be known when its rows are staged"
             what_to_do = "use schema_evolution or mode, or ALTER TABLE while the job is stopped"
         elif name.lower() in _OWN_OPTIONS:
             why = "the sink marks its commits with it, and exactly-once depends on that"
             what_to_do = "leave it out"
         elif name.lower() not in map(str.lower, _KNOWN_OPTIONS):
             what = "is not known"
-            why = "a writer would pass over it without a word, or rows would not count as changes"
+            why = "a writer would silently ignore it, or rows would not count as changes"
             what_to_do = f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE"
         if why:
             raise ConfigError(f"the Delta option '{name}' {what}", why=why, what_to_do=what_to_do)
@@ -95,7 +95,7 @@ def _check_options(options: Mapping[str, str]) -> None:
 
 
 def file_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what options say of files, by the names of who writes them; raise ConfigError for no value."""
+    """Return the options of the Parquet writer; raise ConfigError for a value that an option cannot have."""
     given = {name.lower(): text for name, text in options.items()}
     limit = given.get("maxrecordsperfile", "0")
     refused = [
@@ -119,11 +119,11 @@ def file_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check_path(what: str, path: str) -> None:
-    """Raise ConfigError for a path that is not the same place to all who are given it, or has a login."""
+    """Raise ConfigError for a path that means different places to Spark and delta-rs, or has a login."""
     url = plain_url(path)
     scheme, colon, rest = url.partition("://")
-    # In a URL there may be a login.
-    shown = path if path.startswith("/") else shown_url(path)
+    # A URL may have a login in it.
+    shown = path if path.startswith("/") else redact_url(path)
     if not colon and path[:5].lower() != "file:" and not path.startswith("/"):
         raise ConfigError(
             f"{what} {shown!r} is relative",
@@ -137,9 +137,9 @@ def check_path(what: str, path: str) -> None:
         elif "@" in rest.partition("/")[0]:
             why = "a login in a URL would be shown in logs"
         elif "?" in rest or "#" in rest:
-            why = "delta-rs takes what is behind ? or # for no part of the name"
+            why = "delta-rs ignores the part after ? or #"
         elif ".." in rest.split("/"):
-            why = "it has a part that is .., which leads to another folder"
+            why = "its part .. leads to another folder"
     if why:
         raise ConfigError(
             f"{what} {shown!r} cannot be used",
@@ -150,22 +150,22 @@ def check_path(what: str, path: str) -> None:
 
 
 def plain_url(path: str) -> str:
-    """Return a URL by the name that a store's scheme has here: Spark's other ones lead to the same store."""
+    """Return a URL with our name of its scheme, such as s3 for Spark's s3a."""
     scheme, colon, rest = path.partition("://")
     return f"{_PLAIN.get(scheme.lower(), scheme)}{colon}{rest}"
 
 
 def check_store_options(path: str, options: Mapping[str, str]) -> None:
-    """Raise ConfigError for an option that a table's store has not, or that is a secret in plain text."""
+    """Raise ConfigError for an option that a table's store does not have, or for a secret in plain text."""
     if options:
         StoreSpec.parse(plain_url(path), options)
 
 
-#: Below the table's folder of ours, for a moment.
+#: Folder of short-lived objects that test the store.
 _PROBES = f"{FOLDER}/.probes"
-#: How often a store is tried whose answers are lost.
+#: How often a test is repeated if answers are lost.
 _TRIES = 5
-#: Options of delta-rs that are none of a store.
+#: Options of delta-rs that its stores do not have.
 _OF_DELTA_RS = re.compile(
     r"(aws_)?s3_(locking_provider|allow_unsafe_rename|pool_idle_timeout_seconds)"
     r"|(aws_)?s3_get_internal_server_error_retries|aws_force_credential_load"
@@ -175,10 +175,10 @@ _OF_DELTA_RS = re.compile(
 
 
 def check_creates(path: str, options: Mapping[str, str], whose: str) -> None:
-    """Refuse a table whose store writes an object that may only be made, though it is there.
+    """Refuse a table in a store that ignores the condition of a write (create only if absent).
 
-    A commit is such an object: two that come at the same moment would both be answered, and one be gone. A
-    disk and HDFS need no trial: a file that is there is never made again.
+    Commits depend on it: of two commits at the same moment, both would seem to succeed, and one be lost. A
+    disk and HDFS need no test: they never create an existing file again.
     """
     url = plain_url(path)
     if TableFiles.of(path, {}).root is not None or url.lower().startswith("hdfs:"):
@@ -189,8 +189,8 @@ def check_creates(path: str, options: Mapping[str, str], whose: str) -> None:
     if not _refuses_second(store, path):
         raise EnvironmentFault(
             f"the store of the Delta table {path} cannot be committed to by {whose}",
-            why="it writes an object anew that may only be made if it is not there (If-None-Match: *), so "
-            "that commits of two would overwrite each other",
+            why="it ignores the condition of a write (If-None-Match: *) and replaces an existing object, so "
+            "two commits would overwrite each other",
             what_to_do="use a store, or a version of its server, that refuses such a write",
         )
 
@@ -200,17 +200,17 @@ def _refuses_second(store: ObjectStore, path: str) -> bool:
     for _ in range(_TRIES):
         key = f"{_PROBES}/{uuid.uuid4().hex}"
         try:
-            # Nobody else knows the key.
+            # The key is new: no other process writes it.
             if store.put_new(key, b"", uuid.uuid4().hex):
                 return not store.put_new(key, b"", uuid.uuid4().hex)
-            lost = "it says that a key is taken which nobody else knows"
-        except AnswerLost as error:
+            lost = "it says that a new random key is taken"
+        except UnknownOutcomeError as error:
             lost = str(error)
         finally:
             with suppress(StoreError):
                 store.delete(key)
     raise StoreError(
-        f"the store of the Delta table {path} cannot be tried",
+        f"the store of the Delta table {path} cannot be tested",
         why=lost,
-        what_to_do="see to the store, and start the job again",
+        what_to_do="check the store, and start the job again",
     )

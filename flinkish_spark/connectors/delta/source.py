@@ -1,4 +1,4 @@
-"""Delta tables as sources: one version of a table, a table as it grows, its change feed."""
+"""Delta tables as sources: one version of a table, rows that are added to it, its change feed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flinkish_spark.connectors.delta.log import (
     commit_path,
 )
 from flinkish_spark.connectors.delta.sink_settings import check_path, check_store_options
-from flinkish_spark.connectors.delta.table import TableInfo, physical_name, renamed
+from flinkish_spark.connectors.delta.table import TableInfo, physical_name, rename_fields
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
@@ -29,7 +29,7 @@ from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import (
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
     to_ms,
     to_path,
 )
@@ -48,16 +48,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-#: Types whose values a log holds as texts that mean one value.
+#: Types whose values a log holds as unambiguous texts.
 _IN_TEXT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.DateType)
 
 
-class _OfTable(FileSource):
-    """A source of the files of a Delta table, each as the table has it."""
+class _TableFileSource(FileSource):
+    """A source that reads the files of a Delta table with the table's schema."""
 
     _rows_of: FileRows
 
-    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+    def _check_path(self, path: str | os.PathLike[str]) -> str:
         return str(path)
 
     @property
@@ -67,19 +67,19 @@ class _OfTable(FileSource):
     def _place(self, name: str = "") -> TablePath:
         return self._table / name if name else self._table
 
-    def _for_task(self, file: FoundFile) -> FoundFile:
-        return self._rows_of.told(file)
+    def _prepare_for_task(self, file: FoundFile) -> FoundFile:
+        return self._rows_of.add_deleted_rows(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         return self._rows_of.read(file, path, schema)
 
 
-class DeltaTableSource(_OfTable):
+class DeltaTableSource(_TableFileSource):
     """Reads a Delta table as it is when the job starts for the first time, and ends.
 
-    Spark's own Delta source goes on with the changes and has no end; this one is the history in front of
-    something live. The version's files are listed at the first start and must stay until they are read:
-    a VACUUM keeps them for a week by default.
+    Spark's own Delta source goes on with the changes and has no end; this one reads the history before a live
+    source takes over. The version's files are listed at the first start and must stay until they are read: a
+    VACUUM keeps them for a week by default.
 
     Parameters
     ----------
@@ -111,10 +111,10 @@ class DeltaTableSource(_OfTable):
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        with refused_as_config_errors("give the number of a version, or leave it out"):
+        with raise_config_errors("give the number of a version, or leave it out"):
             if version is not None:
                 check_whole("version", version, least=0)
-        snapshot = DeltaSnapshot.read(checked_place(path, store_options), version)
+        snapshot = DeltaSnapshot.read(to_table_path(path, store_options), version)
         self._rows_of = FileRows(snapshot.table, snapshot.metadata)
         super().__init__(
             str(snapshot.table),
@@ -132,11 +132,11 @@ class DeltaTableSource(_OfTable):
         return files_of(snapshot, self._rows_of), True
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what the list depends on."""
+        """Return the settings that the list of files depends on."""
         return {**super().fingerprint(), "version": self._version}
 
 
-def checked_place(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
+def to_table_path(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
     folder = instance_of("path", to_path(path), str, what_to_do='give a table: "/data/orders"')
     check_path("the Delta path", folder)
     check_store_options(folder, options or {})
@@ -144,9 +144,9 @@ def checked_place(path: str | os.PathLike[str], options: Mapping[str, str] | Non
 
 
 def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
-    """Return the fields of a table's rows; refuse a partition column whose values its log cannot say."""
-    # What Delta notes of a field is nothing of its values.
-    plain = renamed(list(snapshot.metadata.fields), _name)
+    """Return the fields of a table's rows; refuse a partition column whose values the log cannot hold."""
+    # Delta's metadata of a field is not part of its type.
+    plain = rename_fields(list(snapshot.metadata.fields), _name)
     schema = T.StructType.fromJson({"type": "struct", "fields": plain})
     for name in snapshot.metadata.partition_by:
         kind = schema[name].dataType
@@ -160,24 +160,24 @@ def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
 
 
 def check_fields(table: TablePath, version: int, found: TableInfo, declared: TableInfo) -> None:
-    """Refuse a version that has another type of a field, or another field under its name.
+    """Refuse a version in which a declared field has another type, or its name another field.
 
-    A field that it does not have is null there.
+    A field that the version lacks is null in its rows.
     """
     keys = (_name, physical_name)
     there = [{key(one): one for one in map(_as_spark_says, found.fields)} for key in keys]
     for one in map(_as_spark_says, declared.fields):
         same = [own for key, by in zip(keys, there, strict=True) if (own := by.get(key(one)))]
-        if any(renamed(own, key) != renamed(one, key) for own in same for key in keys):
+        if any(rename_fields(own, key) != rename_fields(one, key) for own in same for key in keys):
             raise ConfigError(
                 f"version {version} of the Delta table {table} has another type or name of '{one['name']}'",
                 why="the records of one source have one schema",
-                what_to_do="begin behind that version, in a new job_dir",
+                what_to_do="begin after that version, in a new job_dir",
             )
 
 
 def _as_spark_says(field: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a field with its types in one spelling: logs of others have ``decimal(10, 2)``."""
+    """Return a field with types in Spark's spelling: other writers' logs have ``decimal(10, 2)``."""
     return T.StructField.fromJson(dict(field)).jsonValue()
 
 
@@ -188,20 +188,20 @@ def _name(field: Mapping[str, Any]) -> str:
 def files_of(
     snapshot: DeltaSnapshot, rows_of: FileRows, more: Mapping[str, str] | None = None
 ) -> list[FoundFile]:
-    # The fields were asked for when the program was made, and the newest version may be another by now.
+    # The fields were read when the program was built, and the newest version may be another by now.
     check_fields(snapshot.table, snapshot.version, snapshot.metadata, rows_of.metadata)
     there, table = {THERE_IN: str(snapshot.version)}, snapshot.table
     stats = table.table.stats() if isinstance(table, StorePath) else {}
     found = [
         part
         for file in snapshot.files()
-        for part in rows_of.found(file, {**(more or {}), **(there if file.has_deleted else {})}, stats)
+        for part in rows_of.find_parts(file, {**(more or {}), **(there if file.has_deleted else {})}, stats)
     ]
     return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
 
 class DeltaChanges(Choice):
-    """What of a table's changes is read."""
+    """Which changes of a table a source reads."""
 
     #: Rows that are added. A commit that updates or deletes rows fails the job.
     ROWS = "ROWS"
@@ -216,19 +216,19 @@ _FEED_FIELDS = (
     T.StructField(_VERSION, T.LongType()),
     T.StructField(_TIMESTAMP, T.TimestampType()),
 )
-#: What was done to a row that is not there any more. A version's others come behind these.
+#: Change types of rows that are gone. A version's other changes come after these.
 _GONE = ("delete", "update_preimage")
-#: The version that a listed file is of, and which of a file of changes is read. No column has such a name.
+#: The version of a listed file, and which rows of a change file are read. No column has such a name.
 _OF_VERSION, _IS_GONE = "flinkish:version", "flinkish:gone"
 _BEGINNING, _KIND = "beginning.json", "delta-beginning"
 
 
-class DeltaSource(_OfTable):
-    """Reads a Delta table, and goes on with what comes.
+class DeltaSource(_TableFileSource):
+    """Reads a Delta table, and goes on with its changes.
 
-    The log is followed commit by commit, and the files of each are listed durably before they are read, so
-    a position is a number of files, as of a :class:`~flinkish_spark.connectors.files.source.FileSource`. Of a
-    feed, what a version deletes comes before what it inserts.
+    The source follows the log commit by commit, and lists the files of each durably before it reads them, so
+    a position is a number of files, as of a :class:`~flinkish_spark.connectors.files.source.FileSource`. In a
+    feed, the rows that a version deletes come before those that it inserts.
 
     Parameters
     ----------
@@ -238,9 +238,9 @@ class DeltaSource(_OfTable):
         Rows that are added, or the change feed.
     starting_version
         The first version whose changes are read; None for the table as it is at the first start, as rows that
-        are added (feed: inserted), and then what comes.
+        are added (feed: inserted), and then its changes.
     ending_version
-        The last version whose changes are read, which may lie in the future; the job ends behind it. None for
+        The last version whose changes are read, which may lie in the future; the job ends after it. None for
         no end. For the rows of one version see
         :class:`~flinkish_spark.connectors.delta.source.DeltaTableSource`.
     max_files_per_trigger, max_bytes_per_trigger
@@ -278,7 +278,7 @@ class DeltaSource(_OfTable):
         rate: RateLimit | None = None,
     ) -> None:
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with refused_as_config_errors("see the documentation of DeltaSource"):
+        with raise_config_errors("see the documentation of DeltaSource"):
             check_choice("changes", changes, DeltaChanges)
             if starting_version is not None:
                 check_whole("starting_version", starting_version, least=0)
@@ -293,7 +293,7 @@ class DeltaSource(_OfTable):
                 why="this package reads Delta in Python, and in no other way",
                 what_to_do="leave it out; for Spark's own source use env.from_dataframe",
             )
-        snapshot = DeltaSnapshot.read(checked_place(path, store_options))
+        snapshot = DeltaSnapshot.read(to_table_path(path, store_options))
         self._rows_of, fields = FileRows(snapshot.table, snapshot.metadata), record_schema(snapshot)
         is_feed = changes is DeltaChanges.FEED
         if is_feed:
@@ -310,9 +310,9 @@ class DeltaSource(_OfTable):
             rate=rate,
         )
         self._changes, self._starting, self._ending = changes, starting_version, ending_version
-        #: Before this version there is nothing that is not listed; of this process, as the next one.
+        #: All versions before this one are listed; kept in this process only, as the next one.
         self._next = 0
-        #: The last commit that was looked at, as the file that it is; of this process.
+        #: Identity of the file of the last commit that was read; kept in this process only.
         self._passed: tuple[int, ...] | None = ()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -320,20 +320,20 @@ class DeltaSource(_OfTable):
 
     # Between micro-batches:
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return up to which file a part can be read; not into a version that fits whole into the next."""
+        """Return the file up to which a split can be read; do not divide a version that fits whole later."""
         end, found = super().latest(split, start, limit), self._files()
 
         def version(place: int) -> str | None:
             return found[self._index(split, place)].partition[_OF_VERSION]
 
         whole = end
-        # Between what a version deletes and what it inserts, rows are missing.
+        # Between the rows that a version deletes and those it inserts, the table is incomplete.
         while start < whole < self._count(len(found), split) and version(whole) == version(whole - 1):
             whole -= 1
         return end if whole == start or self._changes is DeltaChanges.ROWS else whole
 
     def _look(self, known: FileList) -> tuple[Sequence[FoundFile], bool]:
-        found, version = self._since(known)
+        found, version = self._find_start(known)
         if _identity(commit_path(self._table, version - 1)) != self._passed:
             self._check_log(version)
         while not self._is_behind_end(version) and (commit := DeltaCommit.read(self._table, version)):
@@ -341,7 +341,7 @@ class DeltaSource(_OfTable):
             version += 1
         self._passed = _identity(commit_path(self._table, version - 1))
         if not found:
-            # What is found is known by the list, which may be another process's in the end.
+            # Found files are in the list, so `_find_start` continues after them.
             self._next = version
         return found, self._is_behind_end(version)
 
@@ -352,23 +352,23 @@ class DeltaSource(_OfTable):
     def _is_behind_end(self, version: int) -> bool:
         return self._ending is not None and version > self._ending
 
-    def _since(self, known: FileList) -> tuple[list[FoundFile], int]:
-        """Return what the job begins with if nothing is listed, and the first version to look at."""
+    def _find_start(self, known: FileList) -> tuple[list[FoundFile], int]:
+        """Return the files to begin with if the list is empty, and the first version to read changes of."""
         if len(known):
             listed = int(known[len(known) - 1].partition[_OF_VERSION] or 0) + 1
-            # Versions without files of ours leave no trace in the list.
+            # Versions without files to read leave no trace in the list.
             return [], max(listed, self._next)
-        whole = self._began_with()
+        whole = self._find_whole_version()
         if whole is None:
             return [], max(self._starting or 0, self._next)
         if self._next > whole:
             return [], self._next
         commit = DeltaCommit.read(self._table, whole)
-        # Null where the commit is in a checkpoint already.
-        told = self._told(whole, "" if commit is None else commit.timestamp, {_TYPE: INSERT})
-        return files_of(DeltaSnapshot.read(self._table, whole), self._rows_of, told), whole + 1
+        # The time is null if the commit's log entry was deleted after a checkpoint of the log.
+        values = self._make_commit_values(whole, "" if commit is None else commit.timestamp, {_TYPE: INSERT})
+        return files_of(DeltaSnapshot.read(self._table, whole), self._rows_of, values), whole + 1
 
-    def _began_with(self) -> int | None:
+    def _find_whole_version(self) -> int | None:
         """Return the version that is read whole; None if only changes are read. Fixed at the first look."""
         if self._starting is not None:
             return None
@@ -385,19 +385,19 @@ class DeltaSource(_OfTable):
                 check_feed(self._table, commit.metadata)
             check_fields(self._table, commit.version, commit.metadata, self._rows_of.metadata)
         now, before = str(commit.version), str(commit.version - 1)
-        added = _changed(commit.added, commit.removed, now, before)
-        removed = _changed(commit.removed, commit.added, before, now)
+        added = _find_changes(commit.added, commit.removed, now, before)
+        removed = _find_changes(commit.removed, commit.added, before, now)
         if self._changes is DeltaChanges.ROWS:
             if commit.removed:
                 raise ConfigError(
                     f"version {commit.version} of the Delta table {self.path} updates or deletes rows",
                     why="a source of rows that are added cannot say that others are gone",
-                    what_to_do="read the change feed (DeltaChanges.FEED), or begin behind that version in "
+                    what_to_do="read the change feed (DeltaChanges.FEED), or begin after that version in "
                     "a new job_dir",
                 )
             kinds = [({_TYPE: INSERT}, added)]
         elif commit.changes:
-            # Read twice, since the kinds are mixed in them: all that is gone comes first.
+            # Change files are read twice, since kinds are mixed in them: first the rows that are gone.
             changes = [(file, dict[str, str]()) for file in commit.changes]
             kinds = [({_IS_GONE: is_gone}, changes) for is_gone in ("true", "false")]
         else:
@@ -407,21 +407,21 @@ class DeltaSource(_OfTable):
         return [
             part
             for kind, files in kinds
-            for told in [self._told(commit.version, commit.timestamp, kind)]
+            for values in [self._make_commit_values(commit.version, commit.timestamp, kind)]
             for file, which in files
-            for part in self._rows_of.found(file, {**told, **which})
+            for part in self._rows_of.find_parts(file, {**values, **which})
         ]
 
-    def _told(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
-        told = {_OF_VERSION: str(version)}
+    def _make_commit_values(self, version: int, timestamp: str, kind: Mapping[str, str]) -> dict[str, str]:
+        values = {_OF_VERSION: str(version)}
         if self._changes is DeltaChanges.ROWS:
-            return told
-        return {**told, _VERSION: str(version), _TIMESTAMP: timestamp, **kind}
+            return values
+        return {**values, _VERSION: str(version), _TIMESTAMP: timestamp, **kind}
 
     def _check_log(self, version: int) -> None:
-        """Refuse another table in place of this one, and to wait for a version that was there and is gone.
+        """Refuse a table that was dropped and created again, and a version that was deleted from the log.
 
-        Called in a new process, and if the commit before is not the file that it was.
+        Called in a new process, and if the file of the commit before has changed.
         """
         newest = DeltaSnapshot.read(self._table)
         if newest.metadata.id != self._rows_of.metadata.id:
@@ -430,7 +430,7 @@ class DeltaSource(_OfTable):
                 why="it was dropped and created again",
                 what_to_do="put the old table back, or start a new job with a new job_dir",
             )
-        # This order matters: versions come one by one, so one before the newest was there already.
+        # This order matters: versions are committed one by one, so any before the newest existed already.
         if newest.version > version and not commit_path(self._table, version).exists():
             raise InputLostError(
                 f"version {version} of the Delta table {self.path} is gone from its log",
@@ -453,7 +453,7 @@ class DeltaSource(_OfTable):
 
     # On the driver:
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what the list depends on, among it the table's id."""
+        """Return the settings that the list of files depends on, and the table's id."""
         return {
             **super().fingerprint(),
             "table": self._rows_of.metadata.id,
@@ -471,16 +471,16 @@ def _identity(path: TablePath) -> tuple[int, ...] | None:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _changed(
+def _find_changes(
     files: Sequence[TableFile], others: Sequence[TableFile], there_in: str, gone_in: str
 ) -> list[tuple[TableFile, dict[str, str]]]:
-    """Return files of which rows came, or went, and which ones; of a file on both sides only some did."""
+    """Return files whose rows changed, with entries that select the rows if a file is on both sides."""
     also, found = {file.path: file for file in others}, []
     for file in files:
         which = {THERE_IN: there_in} if file.has_deleted else {}
         if (other := also.get(file.path)) is not None:
             if not other.has_deleted:
-                continue  # There are all of its rows on the other side.
+                continue  # The other side has all of its rows.
             which[GONE_IN] = gone_in
         found.append((file, which))
     return found

@@ -1,4 +1,4 @@
-"""The staging half of a Delta sink: data files where they will stay, or rows that the commit reads."""
+"""The writer of a Delta sink: stages data files in their final place, or rows that the commit reads."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from flinkish_spark.bridge.settings import SETTINGS
 from flinkish_spark.connectors.delta.files import FOLDER
 from flinkish_spark.connectors.delta.rows import (
     VIOLATION_MARKER,
-    aligned_columns,
+    align_columns,
     key_conditions,
     rule_conditions,
-    translated,
+    translate_error,
     type_of,
 )
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, file_options
 from flinkish_spark.connectors.delta.table import (
-    DeltaRefused,
-    DeltaViolated,
+    DeltaRuleError,
+    DeltaTableError,
     TableInfo,
     Upsert,
     WriteMode,
     app_id,
     fit,
+    list_stored_fields,
+    list_stored_names,
     nullable_within,
     physical_name,
-    renamed,
-    stored_fields,
-    stored_of,
+    rename_fields,
     why_by_spark,
     why_not_made,
     why_not_merged,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-#: What tasks report, and what makes the stored form of the files in it.
+#: The reports of tasks, and a function that makes the committable of the files in them.
 Staged = tuple[Sequence[Mapping[str, Any]], Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]]
 
 
@@ -74,12 +74,12 @@ class DeltaStaging(SinkWriter):
         try:
             found, staged = self._write(request, fields)
         except FROM_THE_JVM as error:
-            known = translated(error)
-            if isinstance(known, DeltaRefused):
-                raise self._refused(known) from error
+            known = translate_error(error)
+            if isinstance(known, DeltaTableError):
+                raise self._to_user_error(known) from error
             raise_translated(known, error)
-        except DeltaRefused as error:
-            raise self._refused(error) from error
+        except DeltaTableError as error:
+            raise self._to_user_error(error) from error
         acks = tuple(TaskAck.from_json(report) for report in found)
         adds = [add for report in found for add in report["adds"]]
         if not adds:
@@ -102,32 +102,32 @@ class DeltaStaging(SinkWriter):
         info = None if table is None else info_of(table)
         stream = fields.jsonValue()["fields"]
         if info is not None and (why := why_unfit(info, sink.mode, stream, sink.schema_evolution)):
-            raise DeltaRefused(why)
+            raise DeltaTableError(why)
         if isinstance(sink.mode, Upsert) or why_staged_as_rows(sink, info, stream, self._defaults):
             return self._as_rows(request, fields, info)
         made = new_metadata(fields, sink.partition_by, self._defaults)
         return self._as_files(request, fields, made if table is None else metadata_of(table))
 
     def _as_files(self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any]) -> Staged:
-        """Stage data files where they will stay."""
+        """Stage data files in their final place."""
         table = TableInfo.from_log({"metaData": metadata})
-        rows, names = _whole(request.rows, fields, table)
+        rows, names = _add_missing_columns(request.rows, fields, table)
         checks = [*partition_conditions(rows, table.partition_by), *rule_conditions(rows, table.rules())]
         columns = [*map(F.col, C.SINK_CONTROL)]
-        for column, name in zip(aligned_columns(rows, names, table), names, strict=True):
+        for column, name in zip(align_columns(rows, names, table), names, strict=True):
             one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
             if table.mapping != "none" and isinstance(one["type"], dict):
-                # A cast goes by the places of fields.
-                column = column.cast(type_of(renamed(one["type"])))
+                # A cast maps fields by position.
+                column = column.cast(type_of(rename_fields(one["type"])))
             columns.append(column.alias(physical_name(one)))
-        checked = _checked(rows, fields.names, checks).select(*columns)
+        checked = _check_rows(rows, fields.names, checks).select(*columns)
         target = FilesToWrite(
             self._tables.files(self._sink.path),
             partition_by=tuple(map(table.physical_name, table.partition_by)),
             with_stats=stats_columns(table.fields, table.properties),
             **file_options(self._sink.options),
         )
-        if together := _together(table, checked.columns):
+        if together := _list_sort_columns(table, checked.columns):
             checked = checked.sortWithinPartitions(*together)
         found = collect_reports(checked, StageFiles(target))
         return found, lambda adds: {
@@ -137,7 +137,7 @@ class DeltaStaging(SinkWriter):
         }
 
     def _as_rows(self, request: StageRequest, fields: T.StructType, table: TableInfo | None) -> Staged:
-        """Stage rows that the commit reads again, below the table's folder."""
+        """Stage rows below the table's folder, which the commit reads again."""
         sink, context = self._sink, self._context
         rules = {} if table is None else table.rules()
         partition_by = sink.partition_by if table is None else table.partition_by
@@ -145,14 +145,14 @@ class DeltaStaging(SinkWriter):
         folder = f"{FOLDER}/{app_id(context.job, context.uid)}/{staged_id}"
         rows = request.rows
         deletes = _deletes(sink.mode)
-        # Also of a record that deletes: by such a value it would not find its row.
+        # Also for a record that deletes: with such a value it would not find its row.
         checks = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
         plain = rows.select(*map(F.col, map(quote_name, fields.names)))
         checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
-        kept = {*stored_fields(sink.mode, fields.names)}
+        kept = {*list_stored_names(sink.mode, fields.names)}
         if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
             kept.add(sink.mode.sequence_by)
-        # As Parquet by pyarrow has it, an interval of months is their number.
+        # pyarrow writes an interval of months to Parquet as a number.
         own = {one.name: one.dataType for one in fields if one.name in kept}
         kinds = {name: replace_months(kind, T.IntegerType()) for name, kind in own.items()}
         stored = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
@@ -160,7 +160,7 @@ class DeltaStaging(SinkWriter):
             F.col(quote_name(name)).cast(kind).alias(name) if kind != own[name] else F.col(quote_name(name))
             for name, kind in kinds.items()
         ]
-        checked = _checked(rows, fields.names, checks)
+        checked = _check_rows(rows, fields.names, checks)
         checked = checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
         target = FilesToWrite(self._tables.files(sink.path), folder)
         found = collect_reports(checked, StageFiles(target, int(request.batch)))
@@ -174,13 +174,13 @@ class DeltaStaging(SinkWriter):
             "bytes": sum(add["size"] for add in adds),
         }
 
-    def _refused(self, error: DeltaRefused) -> FlinkishError:
+    def _to_user_error(self, error: DeltaTableError) -> FlinkishError:
         uid, path = self._context.uid, self._sink.path
-        if isinstance(error, DeltaViolated):
+        if isinstance(error, DeltaRuleError):
             return BadRecordError(
                 f"a record of sink '{uid}' breaks a rule of the Delta table {path}",
                 why=" ".join(str(error).split()),
-                what_to_do="correct or filter such records in front of the sink, or change the table; "
+                what_to_do="correct or filter such records before the sink, or change the table; "
                 "the job goes on from its last checkpoint",
                 uid=uid,
             )
@@ -202,7 +202,7 @@ def table_defaults(spark: SparkSession) -> dict[str, str]:
 def new_metadata(
     fields: T.StructType, partition_by: Sequence[str], defaults: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what the log says of a table that the first checkpoint makes."""
+    """Return the log's metadata of a table that the first checkpoint creates."""
     loose = T.StructType.fromJson(nullable_within(fields.jsonValue()))
     return {
         "schemaString": T.StructType([T.StructField(f.name, f.dataType) for f in loose]).json(),
@@ -217,11 +217,11 @@ def why_staged_as_rows(
     stream: Sequence[Mapping[str, Any]],
     defaults: Mapping[str, str],
 ) -> str:
-    """Return why only Delta's own writer can put records into a table; empty if delta-rs can."""
+    """Return why records must be staged as rows for Delta's own writer; empty if delta-rs can commit."""
     if table is None:
-        made = TableInfo(tuple(stored_of(sink.mode, stream)), tuple(sink.partition_by), defaults)
+        made = TableInfo(tuple(list_stored_fields(sink.mode, stream)), tuple(sink.partition_by), defaults)
         return why_not_made(made, sink.mode)
-    stored = stored_of(sink.mode, stream)
+    stored = list_stored_fields(sink.mode, stream)
     why = why_by_spark(table, sink.mode, fit(table, stored, sink.schema_evolution).changes)
     return why or (why_not_merged(table, stored) if isinstance(sink.mode, Upsert) else "")
 
@@ -234,32 +234,34 @@ def _deletes(mode: WriteMode) -> Column:
     return F.lit(False)
 
 
-def _whole(rows: DataFrame, fields: T.StructType, table: TableInfo) -> tuple[DataFrame, list[str]]:
-    """Return rows with all columns of a table, and which of them files get: others are null by themselves."""
+def _add_missing_columns(
+    rows: DataFrame, fields: T.StructType, table: TableInfo
+) -> tuple[DataFrame, list[str]]:
+    """Return rows with all columns of a table, and the names of those to write: others are null."""
     given = {name.lower() for name in fields.names}
     kinds = {str(one["name"]): type_of(one["type"]) for one in table.fields}
     lacking = {name: kind for name, kind in kinds.items() if name.lower() not in given}
     computed = {name: F.expr(table.generated[name]) for name in lacking if name in table.generated}
-    # Computed ones may be made of the others.
+    # Generated columns may be computed from the others.
     for some in ({name: F.lit(None) for name in lacking if name not in computed}, computed):
         rows = rows.select("*", *(column.cast(lacking[name]).alias(name) for name, column in some.items()))
     return rows, [*fields.names, *computed]
 
 
-def _together(table: TableInfo, names: Sequence[str]) -> list[Column]:
-    """Return what rows are sorted by, so that those of a partition come one behind the other."""
+def _list_sort_columns(table: TableInfo, names: Sequence[str]) -> list[Column]:
+    """Return sort columns that bring the rows of each partition together."""
     kinds = {physical_name(one): one["type"] for one in table.fields}
     found = []
     for name in map(table.physical_name, table.partition_by):
         if name in names:
             column = F.col(quote_name(name))
-            # As a text: to an order the two zeros are one value, and they are two partitions.
+            # As a text: 0.0 and -0.0 are equal in an order, and they are two partitions.
             found.append(column.cast("string") if kinds.get(name) in ("float", "double") else column)
     return found
 
 
-def _checked(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, Column]]) -> DataFrame:
-    """Return the same rows; a record of which a condition is not true ends the task."""
+def _check_rows(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, Column]]) -> DataFrame:
+    """Return the same rows; a record that does not meet a condition fails the task."""
     is_control = F.col(C.KIND) != int(C.Kind.RECORD)
     guarded = [(text, is_control | is_kept) for text, is_kept in checks]
     return check_conditions(rows, guarded, VIOLATION_MARKER, shown)

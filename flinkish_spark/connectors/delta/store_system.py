@@ -1,4 +1,4 @@
-"""The file system of a table in a store: delta-rs' own, whose outages are told from damaged files."""
+"""The file system of a table in a store: delta-rs' own, with errors that tell outages from damaged files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import pyarrow as pa
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
-#: Variables in which delta-rs looks for what options do not say.
+#: Environment variables that delta-rs reads for missing options.
 _READ_BY_STORES = ("AWS_", "AZURE_", "GOOGLE_")
-
-
-class StoreDidNotAnswer(ConnectionError):
-    """A store refuses or does not answer; what is read of it may be as it should be."""
 
 
 @contextmanager
@@ -25,20 +21,20 @@ def _as_outage() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # delta-rs gives no number to what a store said, and neither does Arrow to what is damaged.
+        # delta-rs gives a store's error no errno; neither does Arrow for damaged content.
         if type(error) is OSError and error.errno is None:
-            raise StoreDidNotAnswer(str(error)) from error
+            raise ConnectionError(str(error)) from error
         raise
 
 
 class _StoreFile:
-    """An open file, as Arrow calls it."""
+    """An open file with the methods that Arrow calls."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def __getattr__(self, name: str) -> Any:
-        # The store is asked by `read` alone; a place behind the end of the file is one of its content.
+        # Only `read` makes requests; an error of `seek` is one of the file's content.
         return getattr(self._file, name)
 
     @_as_outage()
@@ -56,12 +52,12 @@ class _Handler(DeltaStorageHandler):
 
 
 def store_system(place: str, options: Mapping[str, str]) -> fs.PyFileSystem:
-    """Return the one of this process: a new one would connect anew, for each file that is looked at."""
+    """Return this process's file system of a store: a new one would connect anew, for each file."""
     said = [(name, value) for name, value in os.environ.items() if name.startswith(_READ_BY_STORES)]
-    # A child of a fork has none of its parent's threads; a secret may have become another.
-    return _made(place, tuple(sorted(options.items())), tuple(sorted(said)), os.getpid())
+    # By process id, since a fork has none of its parent's threads; by variables, since a secret may change.
+    return _make(place, tuple(sorted(options.items())), tuple(sorted(said)), os.getpid())
 
 
 @functools.lru_cache(maxsize=16)
-def _made(place: str, options: tuple[tuple[str, str], ...], *_: object) -> fs.PyFileSystem:
+def _make(place: str, options: tuple[tuple[str, str], ...], *_: object) -> fs.PyFileSystem:
     return fs.PyFileSystem(_Handler(place, dict(options)))

@@ -1,8 +1,8 @@
-"""What a Delta table is, how a sink may change it, and how its later checkpoints are taken back.
+"""Rules of Delta tables: write modes, how a stream fits a table, how to restore one at a rewind.
 
-Pure: schemas are Spark's JSON, and every question is answered from values. Delta has the last word; what is
-found here is found before a checkpoint is decided, and can be explained. A committable carries the settings
-that it was staged under: a sink whose settings were changed cannot reinterpret what is decided.
+Pure functions of values; schemas are Spark's JSON. Delta has the last word, but problems that are found here
+are found before a checkpoint is decided, and can be explained. A committable carries the settings with which
+it was staged, so changed settings of a sink do not change the meaning of decided data.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NOTE = "flinkish-commit "
 _HARMLESS = frozenset({"OPTIMIZE", "VACUUM START", "VACUUM END"})
 
 
-class DeltaRefused(Exception):
-    """Delta refused; the message is Delta's own, without the stack."""
+class DeltaTableError(Exception):
+    """Delta refused a write; the message is Delta's own, without the stack."""
 
 
-class DeltaViolated(DeltaRefused):
+class DeltaRuleError(DeltaTableError):
     """A row breaks a rule of the table; the message names both."""
 
 
@@ -40,7 +40,7 @@ class DeltaConflict(Exception):
 
 
 class NotAsFiles(Exception):
-    """Staged files cannot be named in the table as it is now; their rows may still fit."""
+    """Staged files cannot be added to the table as it is now; their rows may still fit."""
 
 
 def app_id(job: JobUuid, uid: str) -> str:
@@ -57,17 +57,17 @@ def checkpoint_note(app: str, mark: Mark) -> str:
 
 
 def mark_in(note: str, app: str) -> Mark | None:
-    """Return which checkpoint of a sink a commit holds; None if it is none of that sink's."""
-    found = _marked(note)
+    """Return the checkpoint of a sink that a commit holds; None if it is not a commit of that sink."""
+    found = _parse_note(note)
     if found is None or found[0] != app:
         return None
     return Mark(CheckpointId(found[1]), find_token(note.split(" ")))
 
 
-def _marked(note: str) -> tuple[str, int] | None:
+def _parse_note(note: str) -> tuple[str, int] | None:
     if not note.startswith(_NOTE):
         return None
-    # Behind the checkpoint are the timeline's token, and maybe a word that tells attempts apart.
+    # After the checkpoint come the timeline's token, and maybe a word that tells attempts apart.
     app, checkpoint, *_ = [*note.removeprefix(_NOTE).split(" "), ""]
     return (app, int(checkpoint)) if checkpoint.isdecimal() else None
 
@@ -86,7 +86,7 @@ class NothingToRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestoreVersion:
-    #: None for no rows: the job's first commit, after the target, made the table.
+    #: None for no rows: the job's first commit, after the target, created the table.
     version: int | None
 
 
@@ -101,11 +101,11 @@ RestorePlan = NothingToRestore | RestoreVersion | NoRestore
 def plan_restore(
     history: Iterable[TableCommit], job: JobUuid, target: CheckpointId, lineage: Lineage
 ) -> RestorePlan:
-    """Return how the table is set back to what checkpoint `target` of `job` left."""
+    """Return how the table is restored to its state at checkpoint `target` of `job`."""
     first = stranger = blocking = oldest = None
     for commit in history:
         oldest = commit
-        app, checkpoint = _marked(commit.note) or ("", None)
+        app, checkpoint = _parse_note(commit.note) or ("", None)
         if not app.startswith(_prefix(job)):
             checkpoint = None
         if commit.note == note_of(job, lineage):
@@ -121,7 +121,7 @@ def plan_restore(
     if blocking is not None:
         return NoRestore(
             f"version {blocking.version} ({blocking.operation}) was committed by somebody else after "
-            f"checkpoint {target}, and restoring the table would take that back, too"
+            f"checkpoint {target}, and restoring the table would undo that, too"
         )
     if first.version == 0:
         return RestoreVersion(None)
@@ -135,12 +135,12 @@ def _prefix(job: JobUuid) -> str:
 
 
 class SchemaEvolution(Choice):
-    """What the stream may have that the table does not have yet.
+    """Changes that a stream may make to the schema of its table.
 
     Columns are only ever added and widened: no mode drops a column or changes its type otherwise.
     """
 
-    #: Nothing: another schema is refused before the job starts.
+    #: None: a stream with another schema is refused before the job starts.
     NONE = "NONE"
     #: New columns and new fields of structs; added by the commit of the checkpoint that brings them.
     ADD_COLUMNS = "ADD_COLUMNS"
@@ -150,17 +150,17 @@ class SchemaEvolution(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Append(StoredObject):
-    """Every record becomes a row."""
+    """Write mode: every record becomes a row."""
 
     TAG: ClassVar = ("kind", "APPEND")
 
 
 @dataclass(frozen=True, slots=True)
 class OverwritePartitions(StoredObject):
-    """The partitions that occur in a checkpoint's records are replaced by these records.
+    """Write mode: the records of a checkpoint replace all rows of the partitions that they belong to.
 
-    Other partitions stay. The table must be partitioned. Which records share a checkpoint decides what
-    is replaced, so a partition should be written as a whole between two barriers.
+    Other partitions stay. The table must be partitioned. A checkpoint replaces a partition by the records it
+    has of it, so a partition should be written as a whole between two barriers.
     """
 
     TAG: ClassVar = ("kind", "OVERWRITE_PARTITIONS")
@@ -168,29 +168,29 @@ class OverwritePartitions(StoredObject):
 
 @dataclass(frozen=True, slots=True)
 class Upsert(StoredObject):
-    """One row per key: a record replaces the row with its key, or becomes a new one.
+    """Write mode with one row per key: a record replaces the row with its key, or becomes a new one.
 
-    Of several records with one key in a checkpoint the last one wins: the one with the greatest
-    `sequence_by` if that is given, else the one that is later in the stream. The stream has an order only
-    within a Spark partition, so key the stream by `keys`, or give `sequence_by`.
+    If a checkpoint has several records of a key, the last one wins: the one with the greatest `sequence_by`
+    if that is given, else the latest in the stream. The stream has an order only within a Spark partition, so
+    key the stream by `keys`, or give `sequence_by`.
 
     Parameters
     ----------
     keys
         Columns that together name a row. A record with a null in one of them is refused.
     sequence_by
-        Column whose greatest value is the newest; of equal ones the later in the stream. A record that is
-        older than the row in the table changes nothing. Null is older than everything.
+        Column whose greatest value is the newest; of records with equal values the latest in the stream wins.
+        A record that is older than the row in the table changes nothing. Null is older than every value.
     delete_when
-        SQL condition on a record: it deletes the row with its key. Nothing remembers a deleted row, so
-        an older record that comes in a later checkpoint brings it back.
+        SQL condition on a record; if it is true, the record deletes the row with its key. Deleted rows are
+        not remembered, so an older record that comes in a later checkpoint brings the row back.
     not_stored
-        Columns of the stream that the table does not get, such as the one that says what a record does.
-        If `sequence_by` is among them, records are compared with each other and not with the table.
+        Columns of the stream that the table does not get, such as an operation code. If `sequence_by` is
+        among them, records are compared with each other and not with the table.
     row_kind
-        In place of `delete_when`, of a changelog: the column with the kinds of its rows, ``"_row_kind"``,
-        which the table does not get. -D and -U delete the row with their key, +I and +U replace it or
-        become one; a record in which something else stands is refused.
+        For a changelog, in place of `delete_when`: the column with the kinds of its rows, ``"_row_kind"``,
+        which the table does not get. -D and -U delete the row with their key, +I and +U replace it or insert
+        one; a record with any other value is refused.
 
     Raises
     ------
@@ -248,14 +248,14 @@ class Upsert(StoredObject):
 WriteMode = Append | Upsert | OverwritePartitions
 
 
-def stored_fields(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
+def list_stored_names(mode: WriteMode, names: Sequence[str]) -> tuple[str, ...]:
     left_out = mode.left_out if isinstance(mode, Upsert) else ()
     return tuple(name for name in names if name not in left_out)
 
 
-def stored_of(mode: WriteMode, fields: Sequence[Json]) -> list[Json]:
-    """Return those of a stream's fields that the table gets."""
-    kept = stored_fields(mode, [str(one["name"]) for one in fields])
+def list_stored_fields(mode: WriteMode, fields: Sequence[Json]) -> list[Json]:
+    """Return the fields of a stream that the table gets."""
+    kept = list_stored_names(mode, [str(one["name"]) for one in fields])
     return [one for one in fields if one["name"] in kept]
 
 
@@ -273,18 +273,18 @@ _CHARS = "__CHAR_VARCHAR_TYPE_STRING"
 _COLLATIONS = "__COLLATIONS"
 _PHYSICAL = "delta.columnMapping.physicalName"
 _MAPPING = "delta.columnMapping.mode"
-#: From left to right each holds everything that those before it hold.
+#: From narrow to wide: each holds all values of those before it.
 _WHOLE_NUMBERS = ("byte", "short", "integer", "long")
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    #: Of the schema, as Spark's JSON. Read through public interfaces they lack Delta's own metadata.
+    #: Fields of the schema, as Spark's JSON. Read by public interfaces, they lack Delta's own metadata.
     fields: tuple[Json, ...]
     partition_by: tuple[str, ...]
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: What it asks of its writers, by the protocol's names.
+    #: Features that its writers must know, by the protocol's names.
     features: frozenset[str] = frozenset()
     id: str = ""
 
@@ -334,16 +334,16 @@ class TableInfo:
         return found is not None and bool(found.get("metadata", {}).get(_COLLATIONS))
 
     def has_column(self, name: str) -> bool:
-        # Spark does not look at case.
+        # Spark ignores case.
         return any(str(f["name"]).lower() == name.lower() for f in self.fields)
 
     def physical_name(self, name: str) -> str:
-        """Return how the log and its files call a column."""
+        """Return the name of a column in the log and in files."""
         return next((physical_name(one) for one in self.fields if one["name"] == name), name)
 
     @property
     def mapping(self) -> str:
-        """Return by what columns are found in files: "name" or "id"; "none" for the names that they have."""
+        """The table's column mapping mode: "name", "id" or "none"."""
         return self.properties.get(_MAPPING, "none")
 
     @property
@@ -355,12 +355,12 @@ class TableInfo:
         return self.properties.get("delta.enableTypeWidening", "false").lower() == "true"
 
     def rules(self) -> dict[str, Any]:
-        """Return what rows are checked against when they are staged, as JSON values."""
+        """Return the rules that staged rows are checked by, as JSON values."""
         return {kind: getattr(self, kind) for kind in ("checks", "not_null", "generated", "lengths")}
 
 
 def _fields_in(fields: Sequence[Json], at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Json]]:
-    """Yield fields, and those of structs in them, with their paths: Delta has rules for no others."""
+    """Yield fields and the fields of nested structs, with their paths: Delta has rules for these only."""
     for one in fields:
         path = (*at, str(one["name"]))
         yield path, one
@@ -369,7 +369,7 @@ def _fields_in(fields: Sequence[Json], at: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def _condition_in(invariant: str) -> str:
-    """Return the SQL in an invariant; the whole of it if it has another form, which no stream fits."""
+    """Return the SQL in an invariant; the whole text if it has an unknown form, so that it is refused."""
     try:
         return str(json.loads(invariant)["expression"]["expression"])
     except (ValueError, TypeError, KeyError):
@@ -378,7 +378,7 @@ def _condition_in(invariant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Problems of a stream with a table, and what writing it would change."""
+    """Problems of a stream with a table, and changes of the table that writing it makes."""
 
     #: Sentences without full stop; empty if the rows can be written.
     problems: tuple[str, ...] = ()
@@ -387,9 +387,9 @@ class Fit:
 
 
 def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) -> Fit:
-    """Return whether a stream's fields can be written, and what that changes in the table."""
+    """Compare a stream's fields with those of a table."""
     found = list(_compare_fields(table.fields, stream, "", table.widens))
-    # What no evolution allows comes first.
+    # Problems that no evolution allows come first.
     found.sort(key=lambda one: one[0] != "PROBLEM")
     allowed = {
         SchemaEvolution.NONE: (),
@@ -403,7 +403,7 @@ def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) ->
 
 def why_unfit(table: TableInfo, mode: WriteMode, stream: Sequence[Json], evolution: SchemaEvolution) -> str:
     """Return why a table takes no record of a stream; empty if it does."""
-    if problems := fit(table, stored_of(mode, stream), evolution).problems:
+    if problems := fit(table, list_stored_fields(mode, stream), evolution).problems:
         return problems[0]
     if isinstance(mode, Upsert) and (missing := [key for key in mode.keys if not table.has_column(key)]):
         return f"the table has no column {missing[0]}, which is a key"
@@ -478,14 +478,14 @@ def _compare(
 
 
 def _compare_nulls(table: bool, stream: bool, name: str) -> Iterator[Finding]:
-    """Find nulls where the table has none and Delta does not look: readers would take them for values."""
+    """Find nulls that a table forbids and Delta does not check: readers would take them for values."""
     if stream and not table:
-        why = "can hold nulls in the stream and not in the table, and there Delta does not look"
+        why = "can hold nulls in the stream and not in the table, and Delta does not check that there"
         yield "PROBLEM", name, f"the column {name} {why}"
 
 
 def is_wider(narrow: str, wide: str) -> bool:
-    """Say if Delta widens `narrow` to `wide` by itself when a wider value is written."""
+    """Return whether Delta widens `narrow` to `wide` by itself when a wider value is written."""
     if narrow in _WHOLE_NUMBERS and wide in _WHOLE_NUMBERS:
         return _WHOLE_NUMBERS.index(narrow) < _WHOLE_NUMBERS.index(wide)
     if (narrow, wide) in (("float", "double"), ("date", "timestamp_ntz")):
@@ -497,7 +497,7 @@ def is_wider(narrow: str, wide: str) -> bool:
     return scale >= 0 and digits >= scale
 
 
-#: What delta-rs does for a writer, by the protocol's names; a test tries each feature of Delta's.
+#: Writer features that delta-rs supports, by the protocol's names; a test tries each feature of Delta's.
 FEATURES_OF_DELTA_RS = frozenset(
     {
         *("appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "deletionVectors"),
@@ -507,14 +507,14 @@ FEATURES_OF_DELTA_RS = frozenset(
 )
 
 
-#: Of a type within a column, as JSON.
+#: In the JSON of a type within a column.
 _NEVER_NULL = re.compile(r'"(nullable|containsNull|valueContainsNull)": false')
 
 
 def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str] = ()) -> str:
-    """Return what of a table only Delta's own writer does, as the protocol calls it; empty for nothing.
+    """Return a feature of the table that only Delta's own writer supports; empty if delta-rs can write.
 
-    Without a mode, of setting it back to an older version.
+    Without a mode, for a restore of an older version.
     """
     unknown = sorted(table.features - FEATURES_OF_DELTA_RS)
     if unknown:
@@ -525,7 +525,7 @@ def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str
         return "the table feature deletionVectors, where files with such a vector are removed"
     decimals = [f for f in table.fields if f["name"] in table.partition_by and "decimal" in f["type"]]
     if isinstance(mode, Upsert) and decimals:
-        # It writes -1.5 as "-1.-5".
+        # delta-rs writes -1.5 as "-1.-5".
         return f"partitions by a DECIMAL, as {decimals[0]['name']} is, where rows are merged"
     strict = [f["name"] for f in table.fields if _NEVER_NULL.search(json.dumps(f["type"]))]
     if isinstance(mode, Upsert) and strict:
@@ -537,7 +537,7 @@ def why_by_spark(table: TableInfo, mode: WriteMode | None, changes: Sequence[str
     return f"a change of its schema ({changes[0]})" if changes else ""
 
 
-#: What no column of a table may have in its name, unless the table maps names.
+#: Characters that no column name may have, unless the table maps names.
 _NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
 _TYPES = re.compile(
     r"string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|timestamp_ntz|variant|void|"
@@ -546,7 +546,7 @@ _TYPES = re.compile(
 
 
 def why_no_table(fields: Sequence[Any], partition_by: Sequence[str]) -> str:
-    """Return why Delta makes no table of Spark's fields; empty if it does."""
+    """Return why Delta cannot create a table with Spark's fields; empty if it can."""
     names = [str(one.name) for one in fields]
     if partition_by and {name.lower() for name in names} <= {name.lower() for name in partition_by}:
         return "every column would be a partition column"
@@ -593,12 +593,12 @@ _MADE_BY_DELTA_RS = frozenset(
 
 
 def why_not_made(table: TableInfo, mode: WriteMode) -> str:
-    """Return what of a table that is to be made only Delta's own writer does; empty for nothing."""
+    """Return a feature of a new table that delta-rs does not support; empty if delta-rs can create it."""
     unknown = sorted(table.properties.keys() - _MADE_BY_DELTA_RS)
     if unknown:
         return f"the property {unknown[0]} of new tables"
     for one in table.fields:
-        # It makes a table without the feature, and reads it no more.
+        # delta-rs creates the table without the feature, and cannot read it then.
         if _has_in_map(one["type"], "timestamp_ntz"):
             return f"the table feature timestampNtz of a new table, in a MAP as in the column {one['name']}"
     return why_by_spark(table, mode)
@@ -612,8 +612,8 @@ def _has_in_map(kind: Any, wanted: str, *, is_within: bool = False) -> bool:
 
 
 def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
-    """Return why staged data files cannot be named in a table as it is now; empty if they can."""
-    # Their rows may still be written to it: as new files.
+    """Return why staged data files cannot be added to a table as it is now; empty if they can."""
+    # Their rows may still be written to it, as new files.
     then, now = TableInfo.from_log(staged), TableInfo.from_log(current)
     folders, others = ([one.physical_name(name) for name in one.partition_by] for one in (then, now))
     if folders != others:
@@ -638,37 +638,37 @@ _RULES = {
 
 
 def why_stricter(rules: Json, now: TableInfo) -> str:
-    """Return what the table demands of rows that they were not checked against; empty for nothing."""
-    for kind, said in _RULES.items():
+    """Return a rule of the table that staged rows were not checked by; empty if there is none."""
+    for kind, text in _RULES.items():
         then = rules.get(kind, {})
         for name, condition in now.rules()[kind].items():
             if then.get(name) != condition:
-                return f"{said.format(name)} since the rows were staged"
+                return f"{text.format(name)} since the rows were staged"
     return ""
 
 
 def physical_name(field: Json) -> str:
-    """Return the name in files of a field, which is given as JSON."""
+    """Return the name in files of a field in JSON form."""
     return str(field.get("metadata", {}).get(_PHYSICAL, field["name"]))
 
 
-def renamed(part: Any, name_of: Callable[[Json], Any] = physical_name) -> Any:
-    """Return a type, as JSON, with other names of its fields, and without what is noted of them."""
+def rename_fields(part: Any, name_of: Callable[[Json], Any] = physical_name) -> Any:
+    """Return a type, as JSON, with other names of its fields, and without their metadata."""
     if isinstance(part, list):
-        return [renamed(one, name_of) for one in part]
+        return [rename_fields(one, name_of) for one in part]
     if not isinstance(part, dict):
         return part
-    found = {key: renamed(value, name_of) for key, value in part.items() if key != "metadata"}
+    found = {key: rename_fields(value, name_of) for key, value in part.items() if key != "metadata"}
     return found | {"name": name_of(part), "metadata": {}} if "name" in part else found
 
 
 def _shape(kind: Any, name_of: Callable[[Json], str] = physical_name) -> Any:
-    """Return what two types must have in common for one to be read as the other."""
-    return nullable_within(renamed(kind, name_of))
+    """Return the form of a type that is equal for types which can be read as each other."""
+    return nullable_within(rename_fields(kind, name_of))
 
 
 def nullable_within(part: Any) -> Any:
-    """Return a type, as JSON, as Spark reads it from files: at any depth a value may be null."""
+    """Return a type, as JSON, with all values nullable at any depth, as Spark reads it from files."""
     if isinstance(part, list):
         return [nullable_within(one) for one in part]
     if not isinstance(part, dict):
@@ -683,7 +683,7 @@ def why_not_merged(table: TableInfo, stream: Sequence[Json]) -> str:
     def plain(field: Json) -> Any:
         return _shape(field["type"], lambda one: str(one["name"]))
 
-    # It goes by names as they are written, and converts nothing.
+    # delta-rs compares names with their case, and converts nothing.
     have = {str(one["name"]): plain(one) for one in table.fields}
     other = [str(one["name"]) for one in stream if have.get(str(one["name"])) != plain(one)]
     return f"a merge of {other[0]}, whose type or whose fields differ from the table's" if other else ""

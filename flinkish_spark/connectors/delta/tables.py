@@ -1,7 +1,7 @@
-"""Delta tables by delta-rs: what they are, their marks and their history, and commits to them.
+"""Delta tables by delta-rs: their schema, their history, commits to them, and marks of checkpoints.
 
-A commit names staged files, and carries Delta's own marker of who wrote what
-(`SetTransaction(appId, version)`): a commit with a marker of the same id, made meanwhile, is a conflict.
+A commit adds staged files, and carries Delta's own transaction marker (`SetTransaction(appId, version)`): if
+somebody commits a marker of the same id meanwhile, the commit is a conflict.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import pyarrow as pa
 from flinkish_spark.connectors.delta.files import TableFiles, why_no_path
 from flinkish_spark.connectors.delta.table import (
     DeltaConflict,
-    DeltaRefused,
+    DeltaTableError,
     NotAsFiles,
     TableCommit,
     TableInfo,
     Upsert,
+    list_stored_names,
     mark_in,
-    stored_fields,
 )
 from flinkish_spark.connectors.delta.writer import DELETED, partition_texts
 from flinkish_spark.core.clock import wall_ms
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     import deltalake
 
 
-#: How far back a commit is looked for, and how many are read at first of a history.
+#: How many recent commits are searched for a checkpoint, and the first page size of a long history.
 _RECENT, _FIRST_PAGE = 20, 100
-#: With it, a commit that somebody else was faster than fails and is tried anew, from a new look at the table.
+#: A commit that loses a race then fails, and is tried again on the newest version of the table.
 _NO_RETRY = 0
 
 
 @dataclass(frozen=True)
 class Marker:
-    """Whose checkpoint a commit holds, and what the table's history says of it."""
+    """Delta's transaction marker of a checkpoint, and the commit's note in the table's history."""
 
     app_id: str
     version: int
@@ -58,7 +58,7 @@ class Marker:
 
 
 class DeltaTables:
-    """Tables of one store's options; used by one thread at a time."""
+    """Tables that share store options; used by one thread at a time."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         self._options = dict(options or {})
@@ -72,9 +72,9 @@ class DeltaTables:
         from deltalake.exceptions import TableNotFoundError
 
         if why := why_no_path(path):
-            raise DeltaRefused(f"delta-rs cannot open it: {why}")
+            raise DeltaTableError(f"delta-rs cannot open it: {why}")
         files = self.files(path)
-        with _translated(path):
+        with _translate_errors(path):
             try:
                 return deltalake.DeltaTable(
                     files.path, version=version, storage_options=files.store_options()
@@ -86,13 +86,13 @@ class DeltaTables:
         table = self.open(path)
         return None if table is None else info_of(table)
 
-    def committed_version(self, path: str, app_id: str) -> int:
-        """Return the last checkpoint that `app_id` committed; -1 if none."""
+    def find_committed_version(self, path: str, app_id: str) -> int:
+        """Return the last checkpoint that `app_id` has committed; -1 if none."""
         table = self.open(path)
-        return -1 if table is None else seen_by(table, app_id)
+        return -1 if table is None else find_last_version(table, app_id)
 
     def newest_mark(self, path: str, app_id: str) -> Mark | None:
-        version = self.committed_version(path, app_id)
+        version = self.find_committed_version(path, app_id)
         return None if version < 0 else self.mark_at(path, app_id, version)
 
     def mark_at(self, path: str, app_id: str, version: int) -> Mark:
@@ -105,7 +105,7 @@ class DeltaTables:
 
     def commit_of(self, path: str, app_id: str, version: int) -> TableCommit | None:
         """Return the commit that holds a checkpoint; None if it is not among the newest."""
-        # Most often it is the newest.
+        # Mostly it is the newest.
         for limit in (1, _RECENT):
             for commit in self.history(path, limit):
                 mark = mark_in(commit.note, app_id)
@@ -122,8 +122,8 @@ class DeltaTables:
         return []
 
     def commits(self, path: str, table: deltalake.DeltaTable) -> Iterator[TableCommit]:
-        """Yield commits, newest first; raise DeltaConflict if `table` is not the newest: then it is."""
-        # In growing pages: whoever stops early has not waited for all of a long history.
+        """Yield commits, newest first; if `table` is older, open the newest one and raise DeltaConflict."""
+        # In growing pages: a caller that stops early need not wait for all of a long history.
         read, page = 0, _FIRST_PAGE
         while True:
             found = self.history_of(path, table, page)
@@ -137,10 +137,10 @@ class DeltaTables:
     ) -> list[TableCommit]:
         """Return the commits up to the version that is open; if it is not the newest, open that and raise."""
         version = table.version()
-        with _translated(path):
+        with _translate_errors(path):
             found = table.history(limit)
-            # This order matters: delta-rs lists what is there, newer commits as well, and counts down from
-            # the version that is open, so that each would have the number of another one.
+            # This order matters: delta-rs lists all commits, newer ones as well, and counts down from the
+            # version that is open, so that each would have the number of another one.
             table.update_incremental()
         if table.version() != version:
             raise DeltaConflict(f"version {table.version()} was committed meanwhile")
@@ -152,19 +152,19 @@ class DeltaTables:
     def create(
         self, path: str, metadata: Mapping[str, Any], adds: Sequence[Mapping[str, Any]], marker: Marker
     ) -> None:
-        """Make the table with its first files; a table that is there by now is a conflict."""
+        """Create the table with its first files; a table that exists by now is a conflict."""
         import deltalake
         from deltalake.transaction import create_table_with_add_actions
 
         files = self.files(path)
         if files.root is not None:
             make_directories(files.root)
-        with _translated(path):
+        with _translate_errors(path):
             create_table_with_add_actions(
                 files.path,
                 deltalake.Schema.from_json(metadata["schemaString"]),
                 [_add(one) for one in adds],
-                # With another mode, or with retries, its first version would go behind somebody else's.
+                # With another mode, or with retries, the commit would follow somebody else's first version.
                 "error",
                 list(metadata["partitionColumns"]),
                 configuration=dict(metadata.get("configuration") or {}),
@@ -175,20 +175,20 @@ class DeltaTables:
     def append(
         self, path: str, table: deltalake.DeltaTable, adds: Sequence[Mapping[str, Any]], marker: Marker
     ) -> int:
-        """Name files beside those of others, which may come meanwhile."""
+        """Add files; others may commit files meanwhile."""
         return self._write(path, table, [*map(_add, adds)], _properties(marker))
 
     def replace(
         self, path: str, table: deltalake.DeltaTable, adds: Sequence[Mapping[str, Any]], marker: Marker
     ) -> int:
-        """Name files in the place of all that are in their partitions."""
+        """Add files in place of all other files of their partitions."""
         wanted = {frozenset(one["partitionValues"].items()) for one in adds}
         removes = _removes(table, lambda values: frozenset(values.items()) in wanted)
-        # What others add meanwhile may be in the same partitions.
+        # Files that others add meanwhile may be in the same partitions.
         return self._write(path, table, [*removes, *map(_add, adds)], _properties(marker, _NO_RETRY))
 
     def _write(self, path: str, table: deltalake.DeltaTable, actions: list[Any], properties: Any) -> int:
-        with _translated(path):
+        with _translate_errors(path):
             table.create_write_transaction(
                 actions,
                 "append",
@@ -202,19 +202,21 @@ class DeltaTables:
     def merge(
         self, path: str, table: deltalake.DeltaTable, rows: pa.Table, mode: Upsert, marker: Marker
     ) -> None:
-        """Let rows, one of a key, replace those with their keys, or delete them, or come in."""
+        """Merge rows, one per key: update or delete the rows with their keys, or insert them."""
         info = info_of(table)
         control = {DELETED, *([mode.sequence_by] if mode.sequence_by else [])}
-        names = [n for n in rows.column_names if n in stored_fields(mode, rows.column_names) and n != DELETED]
-        same = " AND ".join(_same(rows.schema.field(key)) for key in mode.keys)
+        names = [
+            n for n in rows.column_names if n in list_stored_names(mode, rows.column_names) and n != DELETED
+        ]
+        same = " AND ".join(_match_key(rows.schema.field(key)) for key in mode.keys)
         newer = ""
         if mode.sequence_by in names and info.has_column(str(mode.sequence_by)):
-            at = _quoted(str(mode.sequence_by))
+            at = _quote(str(mode.sequence_by))
             newer = f" AND (t.{at} IS NULL OR s.{at} >= t.{at})"
-        values = {_quoted(name): f"s.{_quoted(name)}" for name in names}
+        values = {_quote(name): f"s.{_quote(name)}" for name in names}
         source = rows.select([*names, *sorted(control - set(names))])
-        deleted = f"s.{_quoted(DELETED)}"
-        with _translated(path):
+        deleted = f"s.{_quote(DELETED)}"
+        with _translate_errors(path):
             (
                 table.merge(
                     source,
@@ -230,9 +232,9 @@ class DeltaTables:
             )
 
     def make_durable(self, path: str, whose: str, version: int | None = None) -> None:
-        """Return when a commit outlives a power cut: that of an application's `version`, or with a note.
+        """Return when a commit survives a power cut: that of an application's `version`, or with a note.
 
-        Only on a disk there is something to do.
+        Does nothing for a table in a store.
         """
         root = self.files(path).root
         if root is None:
@@ -243,7 +245,7 @@ class DeltaTables:
             raise StoreError(
                 f"a commit to the Delta table {path} could not be made durable",
                 why=str(error),
-                what_to_do="see to the disk; the commit is looked at again when the job starts",
+                what_to_do="check the disk; the job makes the commit durable when it starts again",
             ) from error
 
     def folders(self, path: str, folder: str) -> list[str]:
@@ -253,21 +255,21 @@ class DeltaTables:
         self.files(path).delete(folder)
 
     def missing_at(self, path: str, version: int) -> list[str]:
-        """Return files of an older version that the newest no longer has and that are gone."""
+        """Return missing files of an older version that the newest version no longer has."""
         newest, older = self.open(path), self.open(path, version)
         if newest is None or older is None:
             return []
-        with _translated(path):
+        with _translate_errors(path):
             now, then = _files_of(newest), _files_of(older)
         return self.files(path).missing({name: size for name, size in then.items() if name not in now})
 
     def restore(self, path: str, table: deltalake.DeltaTable, version: int, note: str) -> None:
-        """Commit what `version` held behind the version that is open, with `note` in its history."""
-        with _translated(path):
+        """Commit the rows of `version` on top of the open version, with `note` in the table's history."""
+        with _translate_errors(path):
             table.restore(version, commit_properties=_properties(None, _NO_RETRY, note))
 
     def delete_rows(self, path: str, table: deltalake.DeltaTable, note: str) -> None:
-        """Commit a version without rows behind the version that is open."""
+        """Commit a version without rows on top of the open version."""
         self._write(path, table, _removes(table, lambda _: True), _properties(None, _NO_RETRY, note))
 
 
@@ -277,10 +279,10 @@ _ENTRY = re.compile(r"\d{20}\.json")
 
 
 def make_durable(root: Path, whose: str, version: int | None = None) -> None:
-    """Sync a commit and what readers find it by: that of an application's `version`, or else with a note.
+    """Sync a commit (of an application's `version`, or with a note) and the files that lead readers to it.
 
-    These are the files that it added, its entry in the log, newer entries, all that are not in a checkpoint
-    of the log yet, that checkpoint, and their folders.
+    These are the files that it added, its entry in the log, newer entries, all entries since the log's last
+    checkpoint, that checkpoint, and their folders.
     """
     log = root / LOG
     names = sorted((name for name in os.listdir(log) if _OF_VERSION.fullmatch(name)), reverse=True)
@@ -292,7 +294,7 @@ def make_durable(root: Path, whose: str, version: int | None = None) -> None:
             break
         needed.append(log / name)
         if own is None and _ENTRY.fullmatch(name):
-            found = _added(root, log / name, whose, version)
+            found = _find_added_files(root, log / name, whose, version)
             own, files = (None, []) if found is None else (at, found)
     # This order matters: a log never names files that are not there.
     for path in files:
@@ -304,7 +306,7 @@ def make_durable(root: Path, whose: str, version: int | None = None) -> None:
     sidecars = log / "_sidecars"
     if sidecars.is_dir():
         needed += [*sidecars.iterdir(), sidecars]
-    # Oldest first: no entry without those before it.
+    # Oldest first: no entry is durable without those before it.
     for path in reversed(needed):
         _sync(path)
     _sync(log / "_last_checkpoint")
@@ -312,13 +314,13 @@ def make_durable(root: Path, whose: str, version: int | None = None) -> None:
 
 
 def _sync(path: Path) -> None:
-    # What somebody has cleaned up meanwhile is not needed any more. Hadoop keeps checksums beside files.
+    # A file that was cleaned up meanwhile is not needed any more. Hadoop keeps checksums beside files.
     for one in (path, path.with_name(f".{path.name}.crc")):
         with suppress(FileNotFoundError):
             sync_directory(one)
 
 
-def _added(root: Path, entry: Path, whose: str, version: int | None) -> list[Path] | None:
+def _find_added_files(root: Path, entry: Path, whose: str, version: int | None) -> list[Path] | None:
     """Return the files that a commit added; None if it is another commit."""
     text = ""
     with suppress(FileNotFoundError):
@@ -346,7 +348,7 @@ def _files(root: Path, action: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _on_disk(root: Path, given: str) -> Iterator[Path]:
-    """Yield the file that a log names; none if it is in another store, where it is durable by itself."""
+    """Yield the file that a log names; nothing if it is in another store, where files are durable."""
     given = re.sub("^file:/+", "/", given)
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", given):
         yield root / unquote(given)
@@ -358,7 +360,7 @@ _UUID_LETTERS = 20
 
 
 def vector_name(given: str) -> str:
-    """Return the file of a deletion vector, below the table, by what a log says of it."""
+    """Return the file of a deletion vector, below the table, from its description in the log."""
     folder, letters = given[:-_UUID_LETTERS], given[-_UUID_LETTERS:]
     found = uuid.UUID(bytes=base64.b85decode(letters.translate(str.maketrans(_Z85, _B85))))
     return f"{folder}/deletion_vector_{found}.bin" if folder else f"deletion_vector_{found}.bin"
@@ -377,7 +379,7 @@ def metadata_of(table: deltalake.DeltaTable) -> dict[str, Any]:
     }
 
 
-#: What a protocol from before features were named asks of writers, by version.
+#: Features of writer versions from before protocols named features.
 _BY_VERSION = {
     2: ("appendOnly", "invariants"),
     3: ("checkConstraints",),
@@ -388,7 +390,7 @@ _BY_VERSION = {
 
 
 def features_of(table: deltalake.DeltaTable) -> frozenset[str]:
-    """Return what a table asks of its writers, by the protocol's names."""
+    """Return the features that writers of a table must support, by the protocol's names."""
     protocol = table.protocol()
     if protocol.min_writer_version >= 7:
         return frozenset([*(protocol.reader_features or ()), *(protocol.writer_features or ())])
@@ -396,7 +398,7 @@ def features_of(table: deltalake.DeltaTable) -> frozenset[str]:
     return frozenset(name for names in known for name in names)
 
 
-def seen_by(table: deltalake.DeltaTable, app_id: str) -> int:
+def find_last_version(table: deltalake.DeltaTable, app_id: str) -> int:
     found = table.transaction_version(app_id)
     return -1 if found is None else int(found)
 
@@ -405,7 +407,7 @@ def _add(action: Mapping[str, Any]) -> Any:
     from deltalake.transaction import AddAction
 
     return AddAction(
-        # Spark's Delta escapes it in what it has staged, and delta-rs when it is written.
+        # Spark's Delta has escaped it in staged actions, and delta-rs escapes it again when it commits.
         path=unquote(str(action["path"])),
         size=int(action["size"]),
         partition_values=dict(action["partitionValues"]),
@@ -415,7 +417,7 @@ def _add(action: Mapping[str, Any]) -> Any:
     )
 
 
-#: Names that are the same in a log, whoever escapes them.
+#: Names that no writer escapes in a log.
 _SAME_WHEN_ESCAPED = re.compile(r"[A-Za-z0-9._=/-]+")
 
 
@@ -425,7 +427,7 @@ def _files_of(table: deltalake.DeltaTable) -> dict[str, int]:
 
 
 def _removes(table: deltalake.DeltaTable, is_wanted: Callable[[dict[str, str | None]], bool]) -> list[Any]:
-    """Return the removal of each file whose partition's values, by their names in the log, are wanted."""
+    """Return remove actions for the files whose partition values, by their names in the log, are wanted."""
     from deltalake.transaction import RemoveAction
 
     found, info, now = pa.table(table.get_add_actions()), info_of(table), wall_ms()
@@ -440,8 +442,8 @@ def _removes(table: deltalake.DeltaTable, is_wanted: Callable[[dict[str, str | N
         if not is_wanted(partition):
             continue
         if not _SAME_WHEN_ESCAPED.fullmatch(path):
-            # delta-rs escapes it once more: the file would stay, without a word.
-            raise NotAsFiles(f"the file {path} is to be replaced, whose name delta-rs writes in another way")
+            # delta-rs escapes it once more: the file would silently stay.
+            raise NotAsFiles(f"the file {path} is to be removed, and delta-rs would escape its name twice")
         removes.append(RemoveAction(path, True, now, size, partition))
     return removes
 
@@ -456,48 +458,48 @@ def _properties(
     return deltalake.CommitProperties({"userMetadata": text}, retries, marks or None)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
 
-def _same(key: pa.Field) -> str:
-    name = _quoted(key.name)
-    # To SQL the two zeros of floating point numbers are one; NaN is equal to itself.
+def _match_key(key: pa.Field) -> str:
+    name = _quote(key.name)
+    # In SQL 0.0 and -0.0 are equal, and NaN is equal to itself.
     more = " + 0.0" if pa.types.is_floating(key.type) else ""
     return f"t.{name}{more} = s.{name}{more}"
 
 
 @contextmanager
-def _translated(path: str) -> Iterator[None]:
-    """Raise what delta-rs says as an error of ours."""
+def _translate_errors(path: str) -> Iterator[None]:
+    """Translate errors of delta-rs into ours."""
     from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
     try:
         yield
     except CommitFailedError as error:
         if "Unsupported table features" in str(error) or "append-only" in str(error):
-            raise DeltaRefused(str(error)) from error
+            raise DeltaTableError(str(error)) from error
         raise DeltaConflict(str(error)[:500]) from error
     except (DeltaProtocolError, SchemaMismatchError) as error:
-        raise DeltaRefused(str(error)[:2000]) from error
+        raise DeltaTableError(str(error)[:2000]) from error
     except (DeltaError, OSError) as error:
-        # Perhaps our own write, whose answer was lost.
+        # It may be our own write, whose answer was lost.
         if "already exists" in str(error):
             raise DeltaConflict("somebody made the table at the same moment") from error
-        raise _failed(path, error) from error
+        raise _make_store_error(path, error) from error
     except Exception:
         raise
     except BaseException as error:
-        # A panic of Rust's is no Exception.
+        # A panic in Rust is no Exception.
         if type(error).__name__ != "PanicException":
             raise
-        raise _failed(path, error) from error
+        raise _make_store_error(path, error) from error
 
 
-def _failed(path: str, error: BaseException) -> StoreError:
+def _make_store_error(path: str, error: BaseException) -> StoreError:
     return StoreError(
         f"the Delta table {path} could not be read or written",
         why=f"delta-rs says: {str(error)[:1000]}",
-        what_to_do="see to the store; what is decided is committed when it answers again",
+        what_to_do="check the store; decided checkpoints are committed when it answers again",
     )

@@ -1,4 +1,4 @@
-"""Tasks of a Delta sink: Parquet files with the statistics and partition values that a Delta log wants."""
+"""Tasks of a Delta sink: they write Parquet files, and make `add` actions with statistics and partitions."""
 
 from __future__ import annotations
 
@@ -22,30 +22,29 @@ from flinkish_spark.connectors.row_count import RowCount, begin_staging
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.transport.columns import SINK_CONTROL
 
-#: Beside the fields of rows that a commit reads again: the micro-batch, the place in it, and whether the row
-#: with that key is to go.
+#: Control columns of staged rows: micro-batch, position in it, and whether the record deletes its key.
 BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
-#: A file is closed behind so many bytes of Parquet, and rows are held back until they are so many in memory.
+#: Size of Parquet at which a file is closed, and size in memory at which a row group is written.
 _FILE_BYTES, _GROUP_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class FilesToWrite:
-    """How rows become files; travels to tasks."""
+    """Settings of the files that tasks write; sent to them."""
 
     files: TableFiles
-    #: Within the table, empty for its own folder: data files stay where they are written.
+    #: Folder within the table; empty for the table's own folder, in which data files stay.
     folder: str = ""
-    #: By the names that the log has, which under column mapping are not those that users see.
+    #: Names in the log, which under column mapping differ from those that users see.
     partition_by: tuple[str, ...] = ()
     compression: str = "snappy"
     max_rows: int = 0
     page_version: str = "1.0"
-    #: Leaf columns, dotted, that have statistics.
+    #: Paths of the leaf columns that get statistics.
     with_stats: tuple[str, ...] = ()
 
     def write(self, batches: Iterable[pa.RecordBatch], task: int) -> list[dict[str, Any]]:
-        """Write batches, which have the rows of a partition together; return the `add` of each file."""
+        """Write batches, in which the rows of a partition are together; return the `add` of each file."""
         out = _Files(self, task)
         for batch in batches:
             out.add(batch)
@@ -60,7 +59,7 @@ class StageFiles:
     """Callable for mapInArrow: writes the records of one task, yields its ack and its files as JSON."""
 
     target: FilesToWrite
-    #: The micro-batch, of rows that a commit reads again.
+    #: The micro-batch, if rows are staged; None for data files.
     batch: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -85,7 +84,7 @@ class StageFiles:
 
 
 class _Files:
-    """One file at a time is open, however many partitions there are."""
+    """Writes the files of a task; one at a time is open, however many partitions there are."""
 
     def __init__(self, target: FilesToWrite, task: int) -> None:
         self._target, self._task = target, task
@@ -95,7 +94,7 @@ class _Files:
 
     def add(self, batch: pa.RecordBatch) -> None:
         names, most = self._target.partition_by, self._target.max_rows
-        for values, rows in _by_partition(batch, names):
+        for values, rows in _split_by_partition(batch, names):
             if values != self._values:
                 self.close()
                 self._values = values
@@ -125,7 +124,7 @@ class _File:
         name = f"part-{task:05d}-{uuid.uuid4()}-c000.{target.compression}.parquet"
         self._path = f"{target.folder}/{name}" if target.folder else name
         self._sink = target.files.output(self._path)
-        # A struct that is null has nulls in it, whatever may be null there: no file says that it may not.
+        # A null struct has nulls in all fields, so files declare all nested fields as nullable.
         self._schema = pa.schema([pa.field(one.name, _nullable(one.type)) for one in schema])
         codec = {"uncompressed": "none"}.get(target.compression, target.compression)
         self._writer = pq.ParquetWriter(
@@ -135,7 +134,7 @@ class _File:
             store_schema=False,
             data_page_version=target.page_version,
         )
-        # Without it a reader may take dates before 1582 for those of another calendar.
+        # Without this entry, a reader may read dates before 1582 by the Julian calendar.
         self._writer.add_key_value_metadata({"org.apache.spark.version": spark_version})
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
@@ -182,10 +181,10 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
     return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
-def _by_partition(
+def _split_by_partition(
     batch: pa.RecordBatch, names: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yield the rows of each partition, as they come, without the columns that say which one it is."""
+    """Yield the rows of each partition in their order, without the partition columns."""
     if not names:
         yield (), batch
         return
@@ -196,16 +195,16 @@ def _by_partition(
     grouped = pa.table([*texts, place], names=[*keys, "place"]).group_by(keys, use_threads=False)
     found = grouped.aggregate([("place", "list")]).to_pydict()
     groups = zip(*(found[key] for key in keys), found["place_list"], strict=True)
-    # Arrow's own order has null behind others. The last one here may go on in the next batch.
+    # By first row, since Arrow sorts nulls last: the last partition may go on in the next batch.
     for *values, rows in sorted(groups, key=lambda group: int(group[-1][0])):
         yield tuple(values), rest.take(pa.array(rows, pa.int64()))
 
 
 def partition_texts(column: pa.Array) -> pa.Array:
-    """Return values as a Delta log has them, exactly."""
+    """Return partition values as texts in the form of a Delta log."""
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        # With its zone, it is one instant to every reader.
+        # With its zone, it is the same instant for every reader.
         plain = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us")).cast(pa.string())
         return pc.binary_join_element_wise(pc.replace_substring(plain, " ", "T"), pa.scalar("Z"), "")
     if pa.types.is_floating(kind):
@@ -224,7 +223,7 @@ def json_text(value: Any) -> str:
     return format(value, "f") if isinstance(value, Decimal) else json.dumps(value, allow_nan=False)
 
 
-#: Types, as Arrow writes them, of which there is a least value that a log can hold.
+#: Types, by Arrow's names, whose least and greatest values a log can hold.
 _ORDERED = re.compile("u?int|halffloat|float|double|decimal|date|timestamp|string")
 _MOST_OF_A_TEXT = 32
 _GREATEST = "\U0010ffff"
@@ -232,7 +231,7 @@ _GREATEST = "\U0010ffff"
 
 @dataclass
 class Statistics:
-    """Counts, least and greatest values of the rows of a file."""
+    """Row count, null counts, and least and greatest values of a file's columns."""
 
     #: Leaf columns, dotted by :data:`_DOT`, in the table's order.
     columns: tuple[str, ...]
@@ -240,7 +239,7 @@ class Statistics:
     _nulls: dict[str, int] = field(default_factory=dict)
     _least: dict[str, Any] = field(default_factory=dict)
     _greatest: dict[str, Any] = field(default_factory=dict)
-    #: Columns with a value that is neither less nor greater than others.
+    #: Columns with a value that has no order, such as NaN.
     _unordered: set[str] = field(default_factory=set)
 
     def add(self, table: pa.Table) -> None:
@@ -257,7 +256,7 @@ class Statistics:
                 continue
             ends = pc.min_max(column)
             for found, end, better in ((self._least, "min", min), (self._greatest, "max", max)):
-                value = _plain(ends[end])
+                value = _to_python(ends[end])
                 if value is None:
                     self._unordered.add(path)
                 else:
@@ -269,16 +268,16 @@ class Statistics:
         greatest = {path: _upper(self._greatest[path]) for path in ordered}
         found: dict[str, Any] = {"numRecords": self.rows}
         for name, values in (("minValues", least), ("maxValues", greatest), ("nullCount", self._nulls)):
-            found[name] = _nested({path: one for path, one in values.items() if one is not None})
+            found[name] = _nest({path: one for path, one in values.items() if one is not None})
         return json_text(found)
 
 
-#: Between the names of a path; no column is called so.
+#: Separates the names of a path; no column name has it.
 _DOT = "\0"
 
 
 def stats_columns(fields: Sequence[Mapping[str, Any]], properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the paths of the leaf columns that a table wants statistics of, by the names in its files."""
+    """Return the paths, by names in files, of the leaf columns for which a table wants statistics."""
     said = properties.get("delta.dataSkippingStatsColumns")
     found = list(_leaves(fields, (), ()))
     if said is not None:
@@ -316,8 +315,8 @@ def _leaf(table: pa.Table, path: Sequence[str]) -> Any:
     return column
 
 
-def _plain(value: pa.Scalar) -> Any:
-    """Return a value as Python has it; None for a time that Python has not."""
+def _to_python(value: pa.Scalar) -> Any:
+    """Return a scalar as a Python value; None for a time that Python cannot represent."""
     try:
         if pa.types.is_timestamp(value.type):
             return value.cast(pa.timestamp("us", value.type.tz and "UTC")).as_py()
@@ -329,22 +328,22 @@ def _plain(value: pa.Scalar) -> Any:
 def _lower(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isinf(value) else -0.0 if value == 0 else value
-    return value[:_MOST_OF_A_TEXT] if isinstance(value, str) else _of_time(value, 0)
+    return value[:_MOST_OF_A_TEXT] if isinstance(value, str) else _format_time(value, 0)
 
 
 def _upper(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isinf(value) else 0.0 if value == 0 else value
     if not isinstance(value, str):
-        return _of_time(value, 1)
+        return _format_time(value, 1)
     if len(value) <= _MOST_OF_A_TEXT:
         return value
-    # Greater than every text that begins so, unless that goes on with the greatest character.
+    # Greater than every text with this prefix, unless it goes on with the greatest character.
     return None if value[_MOST_OF_A_TEXT] == _GREATEST else value[:_MOST_OF_A_TEXT] + _GREATEST
 
 
-def _of_time(value: Any, more_ms: int) -> Any:
-    """Return a time as text in whole milliseconds, at or behind it if one more may be added."""
+def _format_time(value: Any, more_ms: int) -> Any:
+    """Return a time as text in whole milliseconds, rounded down, and up if `more_ms` is 1."""
     if isinstance(value, datetime):
         if value.microsecond % 1_000:
             try:
@@ -357,7 +356,7 @@ def _of_time(value: Any, more_ms: int) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path, value in values.items():
         *above, name = path.split(_DOT)

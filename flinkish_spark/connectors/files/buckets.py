@@ -1,4 +1,4 @@
-"""Bucket assigners: into which folder below the target a record goes.
+"""Bucket assigners: they choose the folder below the target for each record.
 
 Folders are Hive style, `name=value`, written by Spark's own `partitionBy` and so escaped as Spark and
 Hive do; null becomes ``__HIVE_DEFAULT_PARTITION__``, see `partition_values`.
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-#: Letters of a date/time pattern, and what Python calls them.
+#: Letters of a date/time pattern, and Python's directives for them.
 _LETTERS = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
-#: Where they are in the text of a timestamp: first character and length.
+#: Their positions in the text of a timestamp: first character and length.
 _PLACES = {"yyyy": (1, 4), "MM": (6, 2), "dd": (9, 2), "HH": (12, 2), "mm": (15, 2), "ss": (18, 2)}
 _LETTER_RUNS = re.compile(r"([A-Za-z])\1*")
 
 
 _EPOCH = datetime(1970, 1, 1)
-#: No wall clock is further from UTC than this, with what a change adds.
+#: No wall clock is further from UTC than this, also at a change of its offset.
 _FARTHEST = timedelta(hours=36)
 #: Zones change their offset more rarely than this.
 _STEP = timedelta(hours=6)
 
 
 def to_ms(local: datetime, zone: str) -> int:
-    """Return the milliseconds since 1970 of a wall clock in a zone; one with a zone of its own keeps it."""
-    # Of a time that is shown twice, the first one.
+    """Return the milliseconds since 1970 of a wall clock time, in its own zone if it has one."""
+    # If a clock shows the time twice, the first one.
     known = local if local.tzinfo is not None else local.replace(tzinfo=ZoneInfo(zone))
     return (known - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 def last_shown_ms(begin: datetime, end: datetime, zone: str) -> int | None:
-    """Return up to when a zone's wall clock shows a time from `begin` on and before `end`, the last time."""
+    """Return the last instant until which a zone's wall clock shows times from `begin` to before `end`."""
     latest = None
-    for first, behind, offset in _stretches(end - _FARTHEST, end + _FARTHEST, ZoneInfo(zone)):
-        shown_from, shown_to = max(first, begin - offset), min(behind, end - offset)
+    for first, after, offset in _stretches(end - _FARTHEST, end + _FARTHEST, ZoneInfo(zone)):
+        shown_from, shown_to = max(first, begin - offset), min(after, end - offset)
         if shown_from < shown_to:
             latest = shown_to
     return None if latest is None else (latest - _EPOCH) // timedelta(milliseconds=1)
@@ -62,7 +62,7 @@ def last_shown_ms(begin: datetime, end: datetime, zone: str) -> int | None:
 def _stretches(
     first: datetime, last: datetime, zone: ZoneInfo
 ) -> Iterator[tuple[datetime, datetime, timedelta]]:
-    """Yield times in UTC between which a zone has one offset, and that offset, in order."""
+    """Yield stretches of time in UTC in which a zone has one offset, with the offset, in order."""
     since, offset = first, _offset(first, zone)
     at = first
     while at < last:
@@ -75,9 +75,9 @@ def _stretches(
     yield since, at, offset
 
 
-def _change(before: datetime, behind: datetime, zone: ZoneInfo) -> datetime:
+def _change(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
     """Return the first time with another offset than `before`."""
-    offset, seconds = _offset(before, zone), (behind - before) // timedelta(seconds=1)
+    offset, seconds = _offset(before, zone), (after - before) // timedelta(seconds=1)
     # Offsets change at whole seconds.
     at = bisect_left(
         range(seconds), True, key=lambda second: _offset(before + timedelta(seconds=second), zone) != offset
@@ -92,10 +92,10 @@ def _offset(utc: datetime, zone: ZoneInfo) -> timedelta:
 
 
 class BucketAssigner(ABC):
-    """Gives records to buckets; several make folders in folders. One of your own needs these three.
+    """Assigns records to buckets; several assigners make folders in folders. Subclass all three methods.
 
-    Before a job starts its columns are made once, on an empty frame: what raises there, or is no value of a
-    folder, is refused.
+    Before a job starts, its columns are computed once on an empty frame: an assigner that raises there, or
+    returns a column that cannot name folders, is refused.
     """
 
     @property
@@ -105,11 +105,11 @@ class BucketAssigner(ABC):
 
     @abstractmethod
     def check(self, schema: T.StructType, uid: str) -> None:
-        """Refuse a stream that this assigner cannot work on; raise SchemaError."""
+        """Raise SchemaError for a stream that this assigner cannot work on."""
 
     @abstractmethod
     def columns(self, now_ms: int) -> Mapping[str, Column]:
-        """Return the columns to add to the stream, by name; those that it has already are not among them.
+        """Return the columns to add to the stream, by name, without those that it has already.
 
         Parameters
         ----------
@@ -149,29 +149,29 @@ class ColumnBuckets(BucketAssigner):
         return self.fields
 
     def check(self, schema: T.StructType, uid: str) -> None:
-        """Refuse fields that are not there, or whose values are no names."""
+        """Refuse missing fields, and fields whose values cannot name folders."""
         for field in self.fields:
             check_folder(field, schema, uid)
 
     def columns(self, now_ms: int) -> Mapping[str, Column]:
-        """Return nothing: the stream has them."""
+        """Return no columns: the stream has them."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class DateTimeBuckets(BucketAssigner):
-    """A folder per hour, day or what the pattern says, by a time column or by the time of staging.
+    """A folder per hour, day or other period of a pattern, by a time column or by the time of staging.
 
     Parameters
     ----------
     pattern
-        Of ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss`` and characters that are no letters.
+        Made of ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm``, ``ss`` and characters that are no letters.
     column
         A field with timestamps or dates; None for the wall-clock time at which a micro-batch is staged.
     name
-        The folder's name in front of the time.
+        The folder's name before the time.
     zone
-        Of the times in folders' names; dates and timestamps without zone are taken as they are.
+        Zone of the times in folders' names; dates and timestamps without zone are not converted.
 
     Raises
     ------
@@ -200,7 +200,7 @@ class DateTimeBuckets(BucketAssigner):
                 why=f"it has {twice[0]!r} in it twice" if twice else why,
                 what_to_do=f"put it together of {', '.join(_LETTERS)} and characters like '-' and '_'",
             )
-        _checked_folder(self.name)
+        _check_folder_name(self.name)
         try:
             ZoneInfo(self.zone)
         except (KeyError, ValueError, OSError, TypeError, AttributeError):
@@ -234,8 +234,8 @@ class DateTimeBuckets(BucketAssigner):
 
         if self.column is None:
             return {self.name: F.lit(self._format(now_ms))}
-        # Spark formats in the session's zone, where some wall clocks of other zones do not exist. So the
-        # wall clock is made of a timestamp without zone, whose text is put together by the pattern.
+        # Spark formats in the session's zone, in which some wall clock times of other zones do not exist. So
+        # the time is converted to a timestamp without zone, and the pattern is filled from its text.
         column = F.col(quote_name(self.column))
         seconds = (F.unix_micros(column.cast("timestamp")) / 1_000_000).cast("decimal(18, 6)")
         utc = F.lit("1970-01-01 00:00:00").cast("timestamp_ntz") + F.make_dt_interval(secs=seconds)
@@ -254,7 +254,7 @@ class DateTimeBuckets(BucketAssigner):
         Raises
         ------
         ValueError
-            It is no time of this pattern.
+            The value does not have this pattern.
         """
         return to_ms(datetime.strptime(value, self._strptime()), self.zone)
 
@@ -264,7 +264,7 @@ class DateTimeBuckets(BucketAssigner):
         Raises
         ------
         ValueError
-            It is no time of this pattern.
+            The value does not have this pattern.
         """
         pieces = [f"(?P<{p}>[0-9]{{{len(p)}}})" if p in _LETTERS else re.escape(p) for p in self._pieces()]
         found = re.fullmatch("".join(pieces), value)
@@ -286,7 +286,7 @@ class ExpressionBuckets(BucketAssigner):
     Parameters
     ----------
     name
-        The folder's name in front of the value.
+        The folder's name before the value.
     expression
         SQL over the stream's fields, or a function that returns a Column.
 
@@ -300,7 +300,7 @@ class ExpressionBuckets(BucketAssigner):
     expression: str | Callable[[], Column]
 
     def __post_init__(self) -> None:
-        _checked_folder(self.name)
+        _check_folder_name(self.name)
         if not isinstance(self.expression, str):
             check_function(self.expression, f"the expression of ExpressionBuckets({self.name!r})", 0)
 
@@ -310,7 +310,7 @@ class ExpressionBuckets(BucketAssigner):
         return (self.name,)
 
     def check(self, schema: T.StructType, uid: str) -> None:
-        """Refuse a name that is taken; whether Spark takes the expression is looked at for all assigners."""
+        """Refuse a name that is taken; the sink checks the expressions of all assigners together."""
         refuse_taken(self.names, schema, uid)
 
     def columns(self, now_ms: int) -> Mapping[str, Column]:
@@ -320,7 +320,7 @@ class ExpressionBuckets(BucketAssigner):
         return {self.name: F.expr(self.expression) if isinstance(self.expression, str) else self.expression()}
 
 
-def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
+def check_assigners(given: object) -> tuple[BucketAssigner, ...]:
     several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     if given is None:
         return ()
@@ -333,7 +333,7 @@ def checked_assigners(given: object) -> tuple[BucketAssigner, ...]:
             )
         check_methods(one, BucketAssigner, f"the {type(one).__name__} that is given as bucket_by")
         for name in one.names:
-            _checked_folder(name)
+            _check_folder_name(name)
     names = [name.lower() for one in several for name in one.names]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -351,7 +351,7 @@ def values_of(bucket: str) -> dict[str, str | None]:
 
 
 def times_of(assigners: Sequence[BucketAssigner]) -> tuple[DateTimeBuckets, ...]:
-    """Return the assigners that together say a partition's time: the first, and others of its column."""
+    """Return the assigners that together give a partition's time: the first, and others of its column."""
     times = [one for one in assigners if isinstance(one, DateTimeBuckets)]
     return tuple(one for one in times if (one.column, one.zone) == (times[0].column, times[0].zone))
 
@@ -361,7 +361,7 @@ def letters_of(times: Sequence[DateTimeBuckets]) -> set[str]:
 
 
 def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) -> tuple[datetime, datetime]:
-    """Return from when to when wall clocks show a time that goes into the folders with these values."""
+    """Return the begin and end of the times, by wall clock, that belong to the folders with these values."""
     given: dict[str, int] = {}
     for one in times:
         given = {**one.parts(values.get(one.name) or ""), **given}
@@ -374,7 +374,7 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
     return first, last + timedelta(seconds=1)
 
 
-def _checked_folder(name: object) -> None:
+def _check_folder_name(name: object) -> None:
     if not isinstance(name, str) or not name or name.startswith(("_", ".", PREFIX)):
         raise ConfigError(
             f"a bucket folder cannot be called {name!r}",
@@ -383,12 +383,12 @@ def _checked_folder(name: object) -> None:
         )
 
 
-#: Zones whose wall clock is an instant.
+#: Zones in which each wall clock time is one instant.
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 
 
 def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -> None:
-    """Refuse a folder that has no column, or one whose values cannot be in its name."""
+    """Refuse a folder without a column, or with a column whose values cannot be in a folder's name."""
     from pyspark.sql import types as T
 
     if name not in schema.names:

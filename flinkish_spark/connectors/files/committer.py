@@ -1,16 +1,16 @@
-"""The committing half of the file sink: files become visible, and are taken back.
+"""The committer of the file sink: makes files visible at a checkpoint, and deletes them at a rewind.
 
-The order of these steps is what makes it exact.
+The order of these steps makes it exact.
 
-1. COMMITTED: every file is there, and the record says which they are.
-2. PLAN: which files readers will see, under which names. Names come from the plan and not from the
-   moment, so whoever repeats a step finds its own work.
-3. Small files are merged under hidden names; nothing that a reader or a later try needs is touched.
+1. COMMITTED: every file exists, and the record names them all.
+2. PLAN: the files that readers will see, and their names. A repeated step takes the names from the plan, so
+   it finds the work of the first try.
+3. Small files are merged under hidden names; files that a reader or a later try needs are not touched.
 4. BUILT: from here on there are only renames.
 5. Renames, in the plan's order.
-6. MOVED: every file has been visible. From here on nobody looks for them again, because readers may
-   take them away.
-7. DONE, written by the committer; then what is not needed any more is removed.
+6. MOVED: every file has been visible. From here on the sink does not look for them again, because readers
+   may take them away.
+7. DONE, written by the committer; then files that are not needed any more are removed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
-from flinkish_spark.connectors.files.disk import HIDDEN, Disk, FilesUnfinished, PartName, SinkFiles
-from flinkish_spark.connectors.files.ledger import Committed, Entry, Ledger, OpenPartition, Part, Plan, State
+from flinkish_spark.connectors.files.disk import HIDDEN, Disk, FileCommitError, PartName, SinkFiles
+from flinkish_spark.connectors.files.ledger import (
+    CommittedChunks,
+    Entry,
+    Ledger,
+    OpenPartition,
+    Part,
+    Plan,
+    State,
+)
 from flinkish_spark.connectors.files.partitions import (
-    AtFinal,
+    FinalPartitionAction,
     PartitionCommit,
     PartitionTime,
     ProcessTime,
@@ -45,7 +53,7 @@ from flinkish_spark.connectors.files.rolling import (
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
 from flinkish_spark.core.errors import EnvironmentFault, InternalError
-from flinkish_spark.core.foreign_errors import is_gateway_gone, said
+from flinkish_spark.core.foreign_errors import describe_error, is_gateway_gone
 from flinkish_spark.core.store import LocalStore, SealedObjects
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, Lineage, OwnerEpoch
@@ -59,13 +67,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class FilesGone(Exception):
-    """Files of a decided checkpoint were deleted, as far as can be known before readers could see them."""
+class FilesMissingError(Exception):
+    """Pending files of a decided checkpoint were deleted, probably before readers could see them."""
 
 
 @dataclass(frozen=True)
 class Publisher:
-    """Carries plans out; any number of times, by any process."""
+    """Carries out plans; any process may repeat it."""
 
     files: SinkFiles
     ledger: Ledger
@@ -76,14 +84,14 @@ class Publisher:
         return self.merger.disk
 
     def publish(self, checkpoint: int, plan: Plan) -> bool:
-        """Make the parts of a recorded plan visible; False if they all have been before."""
+        """Make the parts of a recorded plan visible; return False if all of them were visible before."""
         if self.ledger.has(checkpoint, Entry.MOVED):
             return False
         if not self.ledger.has(checkpoint, Entry.BUILT):
             # Nothing of the plan has been renamed yet.
             for path in (self.path_of(chunk) for part in plan.parts for chunk in part.chunks):
                 if not self.disk.exists(path):
-                    raise FilesGone(f"the pending file {path} is gone")
+                    raise FilesMissingError(f"the pending file {path} is gone")
             self._build(checkpoint, plan)
             self.ledger.record(checkpoint, Entry.BUILT)
         self._move(plan)
@@ -91,7 +99,7 @@ class Publisher:
         return True
 
     def clear(self, checkpoint: int, plan: Plan) -> None:
-        """Remove what a plan has used up, behind DONE."""
+        """Remove the files that a plan has merged or moved, after DONE."""
         kept = {(chunk.root, chunk.staged) for chunk in plan.open}
         for part in plan.parts:
             if part.is_merged:
@@ -113,7 +121,7 @@ class Publisher:
         files = self._files(chunks[0].root)
         extension = chunks[0].extension
         name = PartName(min(chunk.checkpoint for chunk in chunks), checkpoint, index, extension)
-        target = files.root / chunks[0].bucket / files.finished_name(name)
+        target = files.root / chunks[0].bucket / files.make_finished_name(name)
         merged = files.merged / str(checkpoint) / f"{index}{extension}"
         source = merged if len(chunks) > 1 else self.path_of(chunks[0])
         return Part(str(target), str(source), tuple(chunks))
@@ -140,21 +148,23 @@ class Publisher:
             except FileNotFoundError:
                 if self.disk.exists(target):
                     continue
-                # The folder stays until MOVED, so its absence means that somebody removed it. If it is there
-                # and the file is neither here nor there, the rename was done before a crash, and whoever
-                # reads finished files has taken this one away.
+                # The folder stays until MOVED, so its absence means that somebody removed it. If it exists
+                # and the file has neither name, the rename was done before a crash, and a reader of finished
+                # files has taken this one away.
                 if not self.disk.exists(source.parent):
-                    raise FilesGone(f"the folder {source.parent} with pending files is gone") from None
+                    raise FilesMissingError(
+                        f"the folder {source.parent} with pending files is gone"
+                    ) from None
                 LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
         self.disk.sync_folders(sorted(path for path in touched if self.disk.exists(path)))
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    #: Those that hold data that was not announced yet, the complete ones among them, in order.
+    #: Partitions with data that is not committed yet, in order, and the complete ones among them.
     waiting: tuple[OpenPartition, ...]
     due: tuple[OpenPartition, ...]
-    #: The greatest partition time so far; None before there was any.
+    #: The greatest partition time so far; None before the first.
     seen_ms: int | None
 
 
@@ -165,10 +175,10 @@ def advance(
     setting: PartitionCommit | None,
     assigners: Sequence[BucketAssigner],
 ) -> PartitionProgress:
-    """Return the partitions at `completed`, from those before it and what it brought."""
+    """Return the partitions at `completed`, from those before it and the chunks that it brought."""
     now_ms = completed.decided_at_ms
     if setting is None:
-        # Those that wait are kept for a later start that commits partitions again.
+        # Waiting partitions are kept for a later start that commits partitions again.
         return PartitionProgress(state.partitions, (), state.seen_ms)
     known = {(partition.root, partition.bucket): partition for partition in state.partitions}
     for chunk in fresh:
@@ -184,31 +194,31 @@ def advance(
         times = {p: trigger.time_ms(p.bucket, assigners) for p in waiting}
         seen = [t for t in (state.seen_ms, *times.values()) if t is not None]
         seen_ms = max(seen) if seen else None
-        watermark = seen_ms if trigger.watermark is None else _asked(trigger.watermark, completed)
+        watermark = seen_ms if trigger.watermark is None else _ask_watermark(trigger.watermark, completed)
         ends = {p: trigger.due_ms(p.bucket, assigners) for p in waiting}
         due = tuple(
             p
             for p, due_ms in ends.items()
             if due_ms is not None and watermark is not None and watermark >= due_ms
         )
-    if completed.purpose.is_final and setting.at_final is AtFinal.COMMIT:
+    if completed.purpose.is_final and setting.at_final is FinalPartitionAction.COMMIT:
         due = waiting
     return PartitionProgress(waiting, due, seen_ms)
 
 
-def _asked(
+def _ask_watermark(
     watermark: Callable[[CompletedCheckpoint], int | None], completed: CompletedCheckpoint
 ) -> int | None:
     try:
         found = watermark(completed)
     except Exception as error:
-        raise FilesUnfinished(
-            f"the watermark of PartitionTime: {said(error)}",
+        raise FileCommitError(
+            f"the watermark of PartitionTime: {describe_error(error)}",
             what_to_do="correct the function; it is called again at the next checkpoint",
         ) from error
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         return found
-    raise FilesUnfinished(
+    raise FileCommitError(
         f"the watermark of PartitionTime is {found!r}", what_to_do="return milliseconds since 1970, or None"
     )
 
@@ -217,10 +227,10 @@ _FOLDER, _KIND = "timeline", "file-sink-mark"
 
 
 class FileMarks:
-    """Reads and leaves marks of checkpoints; nothing is remembered between calls."""
+    """Reads and writes marks of checkpoints in the target; has no state between calls."""
 
     # Beside the files and not in the job directory: a mark tells whether that directory is an older copy. One
-    # object per checkpoint, created if absent, so that of two processes which commit the same id one is told.
+    # object per checkpoint, created if absent: if two processes commit the same id, the second finds out.
 
     def __init__(self, files: SinkFiles, timeline: Timeline = NO_TIMELINE) -> None:
         self._uid, self._timeline, self._store = files.uid, timeline, LocalStore(files.hidden)
@@ -231,7 +241,7 @@ class FileMarks:
         return None if newest is None else self._read(newest)
 
     def leave(self, checkpoint: int) -> None:
-        """Leave the mark of a checkpoint before the first of its files can be seen. May be repeated."""
+        """Write the mark of a checkpoint before the first of its files is visible. May be repeated."""
         ours = self._timeline.mark_of(CheckpointId(checkpoint))
         found = self.newest()
         if found is None or found.checkpoint < ours.checkpoint:
@@ -239,7 +249,7 @@ class FileMarks:
                 self._require_ours(found, ours)
             value = {"checkpoint": checkpoint, "token": ours.token or ""}
             self._store.create_if_absent(f"{_FOLDER}/{checkpoint}.json", seal(_KIND, value))
-            # Whoever was first stands, and may be somebody else.
+            # The first mark stands, and may be another process's.
             found = self._read(checkpoint)
             if found is None:
                 raise InternalError(f"the mark of checkpoint {checkpoint} of sink '{self._uid}' is gone")
@@ -268,10 +278,6 @@ class CommitSettings:
     assigners: tuple[BucketAssigner, ...] = ()
 
 
-class _Retry(Exception):
-    """The system cannot do it now."""
-
-
 class FileCommitter(Committer):
     """Commits files; see the module for the order of the steps."""
 
@@ -298,8 +304,7 @@ class FileCommitter(Committer):
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
         """Take the checkpoint's files over, all or none; make them visible unless parts stay open."""
-        # One file that is gone makes all of them lost, as long as none has been visible: what was staged is
-        # then staged anew as a whole.
+        # One missing file makes all of them lost, as long as none has been visible: all are then staged anew.
         if not committables:
             return ()
         answer = _answer_of(lambda: self._commit(int(checkpoint), committables))
@@ -309,11 +314,11 @@ class FileCommitter(Committer):
         if self._ledger.newest_done() >= checkpoint:
             plan = self._ledger.plan(checkpoint)
             return CommitAnswer(Outcome.ALREADY_COMMITTED, facts={} if plan is None else plan.facts)
-        # This order matters: what follows makes files visible.
+        # This order matters: the steps after it make files visible.
         self._marks.leave(checkpoint)
         self._catch_up(checkpoint)
         chunks = [chunk for c in committables for chunk in chunks_of(c, checkpoint)]
-        recorded = self._ledger.committed(checkpoint)
+        recorded = self._ledger.find_committed(checkpoint)
         if recorded is not None and {c.staged for c in recorded} != {c.staged for c in chunks}:
             detail = f"checkpoint {checkpoint} was committed with other files by somebody else"
             return CommitAnswer(Outcome.FENCED, detail)
@@ -324,7 +329,7 @@ class FileCommitter(Committer):
                 self._ledger.forget(checkpoint)
                 detail = f"{len(missing)} pending files are gone, first {missing[0]}"
                 return CommitAnswer(Outcome.LOST, detail, is_proven_aborted=True)
-        self._ledger.record(checkpoint, Entry.COMMITTED, Committed(tuple(chunks)))
+        self._ledger.record(checkpoint, Entry.COMMITTED, CommittedChunks(tuple(chunks)))
         is_new = recorded is None
         if not isinstance(self._settings.rolling, RollOnCheckpoint):
             return CommitAnswer(Outcome.COMMITTED if is_new else Outcome.ALREADY_COMMITTED)
@@ -370,14 +375,14 @@ class FileCommitter(Committer):
         return self._finish(checkpoint, Outcome.COMMITTED)
 
     def _catch_up(self, checkpoint: int) -> None:
-        """Finish what older checkpoints left that were committed here and never completed."""
-        # A rewind leaves a checkpoint behind that another sink has lost. Its records stay, unless the rewind
-        # takes them back.
+        """Finish older checkpoints that were committed here and never completed."""
+        # After a rewind because another sink lost a checkpoint, its records here stay, unless the rewind
+        # deletes them.
         for older in self._ledger.checkpoints():
             if not self._ledger.newest_done() < older < checkpoint:
                 continue
             before, plan = self._ledger.state_before(older), self._ledger.plan(older)
-            chunks = self._ledger.committed(older) or ()
+            chunks = self._ledger.find_committed(older) or ()
             is_open = (*before.open, *chunks)
             if plan is not None:
                 self._publisher.publish(older, plan)
@@ -415,12 +420,13 @@ class FileCommitter(Committer):
             except Exception as error:
                 if is_gateway_gone(error):
                     raise
-                raise _Retry(
-                    f"{type(policy).__name__} of partition {partition.bucket}: {said(error)}"
+                raise FileCommitError(
+                    f"{type(policy).__name__} of partition {partition.bucket}: {describe_error(error)}",
+                    what_to_do="correct the policy; it is called again",
                 ) from error
 
     def _finish(self, checkpoint: int, outcome: Outcome) -> CommitAnswer:
-        """Remove what is used up; the records of the newest checkpoint stay for repetitions."""
+        """Remove used files; the records of the newest checkpoint stay for repetitions."""
         plan = self._ledger.plan(checkpoint)
         if plan is not None:
             self._publisher.clear(checkpoint, plan)
@@ -435,7 +441,7 @@ class FileCommitter(Committer):
         return [_answer_of(partial(self._abort, *place)) for place in places]
 
     def _abort(self, root: str, staged: str) -> CommitAnswer:
-        if staged in self._ledger.staged_in_use():
+        if staged in self._ledger.find_staged_in_use():
             return CommitAnswer(Outcome.FENCED, f"the files of {staged} were committed by somebody else")
         folder = replace(self._files, root=Path(root)).pending / staged
         if not self._disk.exists(folder):
@@ -460,9 +466,9 @@ class FileCommitter(Committer):
                 for folder in (files.in_progress, files.pending)
                 for name in self._disk.folders(folder)
             ]
-        # This order matters: a block that is leased after the listing has nothing in it.
+        # This order matters: a block that is leased after the listing has no folder in it.
         running = running_blocks()
-        in_use = {str(c.payload.get("staged", "")) for c in kept} | self._ledger.staged_in_use()
+        in_use = {str(c.payload.get("staged", "")) for c in kept} | self._ledger.find_staged_in_use()
         removed = 0
         for folder in listed:
             staged = StagedId.parse(folder.name)
@@ -472,7 +478,7 @@ class FileCommitter(Committer):
             try:
                 self._disk.remove_tree(folder)
             except OSError as error:
-                # A task that was given up may still write into it.
+                # An abandoned task may still write into it.
                 LOG.warning("%s is removed later: %s", folder, error)
                 continue
             removed += 1
@@ -486,14 +492,14 @@ class FileCommitter(Committer):
         return _answer_of(lambda: self._supersede(int(target)))
 
     def _supersede(self, target: int) -> CommitAnswer:
-        """Delete the finished files of superseded checkpoints, known by their names; of others none."""
+        """Delete the finished files of superseded checkpoints, which are known by their names."""
         if why := self._why_not(target):
             return CommitAnswer(Outcome.LOST, why)
-        finished = list(self._finished())
+        finished = list(self._list_finished())
         doomed = [path for path, part in finished if part.first > target]
         touched = sorted({path.parent for path in doomed})
-        # This order matters: with the records gone first, a crash in between leaves files whose names say
-        # that they have to go, and no record that would finish others.
+        # This order matters: the records go first. A crash in between then leaves files whose names say that
+        # they must be deleted, and no record that would finish others.
         self._set_back(target, touched, [path for path, part in finished if part.last <= target])
         setting = self._settings.partition_commit
         policies = () if setting is None else setting.policies
@@ -504,8 +510,8 @@ class FileCommitter(Committer):
         return CommitAnswer(Outcome.COMMITTED if doomed else Outcome.ALREADY_COMMITTED)
 
     def _why_not(self, target: int) -> str:
-        """Return why the target's files cannot be brought back; empty if they can."""
-        for path, part in self._finished():
+        """Return why the files cannot be set back to the target; empty if they can."""
+        for path, part in self._list_finished():
             if part.first <= target < part.last:
                 return (
                     f"the file {path} of sink '{self._files.uid}' holds records from before and after "
@@ -514,13 +520,13 @@ class FileCommitter(Committer):
         return ""
 
     def _set_back(self, target: int, touched: list[Path], left: list[Path]) -> None:
-        """Write the state as of the target under the newest number, then drop all later records."""
+        """Write the state at the target under the newest checkpoint's number, then delete other records."""
         checkpoints, root = self._ledger.checkpoints(), self._files.root
         if not checkpoints:
             return
         newest = checkpoints[-1]
         state = self._ledger.state_before(newest + 1)
-        # A checkpoint that was not completed has committed chunks that no state contains.
+        # If a checkpoint was not completed, its committed chunks are in no state.
         unseen = tuple(c for c in self._ledger.unseen(newest) if c not in state.open)
         kept = tuple(chunk for chunk in (*state.open, *unseen) if chunk.checkpoint <= target)
         waiting = {(p.root, p.bucket): p for p in state.partitions}
@@ -535,7 +541,7 @@ class FileCommitter(Committer):
         for checkpoint in checkpoints:
             self._ledger.forget(checkpoint, keeps_state=checkpoint == newest)
 
-    def _finished(self) -> Iterator[tuple[Path, PartName]]:
+    def _list_finished(self) -> Iterator[tuple[Path, PartName]]:
         for path in self._disk.files_below(self._files.root):
             part = self._files.parse_finished(path.name)
             if part is not None and HIDDEN not in path.relative_to(self._files.root).parts:
@@ -559,26 +565,27 @@ def _unavailable(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what_to_do = "see to the disk; the job asks again"
-        raise FilesUnfinished.of_system(error, f"{what} failed", what_to_do=what_to_do) from error
+        what_to_do = "check the disk; the job tries again"
+        raise FileCommitError.from_os_error(error, f"{what} failed", what_to_do=what_to_do) from error
 
 
 def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
-    """Return the answer of a call; RETRY for what may pass: a full disk, a Spark job that failed."""
+    """Return the answer of a call; RETRY for an error that may pass: a full disk, a failed Spark job."""
     from pyspark.errors import PySparkException
 
     try:
         return act()
-    except FilesGone as gone:
+    except FilesMissingError as gone:
         return CommitAnswer(Outcome.LOST, str(gone))
-    except _Retry as retry:
-        return CommitAnswer(Outcome.RETRY, str(retry))
+
     except FileNotFoundError as error:
         return CommitAnswer(Outcome.RETRY, f"a folder changed meanwhile: {error}")
     except (OSError, PySparkException) as error:
         if is_gateway_gone(error):
             raise
-        return CommitAnswer(Outcome.RETRY, str(error) if isinstance(error, OSError) else said(error))
+        return CommitAnswer(
+            Outcome.RETRY, str(error) if isinstance(error, OSError) else describe_error(error)
+        )
     except EnvironmentFault as fault:
         if not (fault.restartable or isinstance(fault.__cause__, OSError)):
             raise

@@ -1,4 +1,4 @@
-"""What the file sink does to a file system, durably, and the names that it gives."""
+"""Durable operations of the file sink on a file system, and the names of its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Disk:
             return ()
 
     def files_below(self, path: Path) -> Iterator[Path]:
-        """Yield every file below a folder, in order; nothing if there is none."""
+        """Yield every file below a folder, in order; nothing if the folder does not exist."""
 
         def fail(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):
@@ -68,8 +68,8 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a folder with everything in it; one that is gone is no error."""
-        # A task that is still writing may put something into it meanwhile: that is left to the next sweep.
+        """Remove a folder with everything in it; a missing folder is no error."""
+        # A task that still writes may create a file in it meanwhile: the next sweep removes that.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
@@ -78,7 +78,7 @@ class Disk:
             sync_directory(path)
 
     def concatenate(self, sources: Sequence[tuple[Path, int]], target: Path) -> None:
-        """Write the files one behind the other, durably, replacing what half a try left."""
+        """Write the contents of files into one, durably, replacing the result of an interrupted try."""
         with open(target, "wb") as output:
             for source, skipped in sources:
                 with open(source, "rb") as piece:
@@ -88,13 +88,13 @@ class Disk:
             os.fsync(output.fileno())
 
 
-#: Holds what readers must not see of all sinks of a target; Spark and Hive skip names that begin with "_".
+#: Folder of the hidden files of all sinks of a target; Spark and Hive skip names that begin with "_".
 #: On the same file system as the target, so that finishing a file is a rename.
 HIDDEN = "_flinkish"
 
 
-class FilesUnfinished(EnvironmentFault):
-    """Files, or their partitions, cannot be finished now; it is tried again, and nothing is concluded."""
+class FileCommitError(EnvironmentFault):
+    """Files, or their partitions, cannot be committed now; the sink tries again."""
 
     restartable = True
 
@@ -103,10 +103,10 @@ class FilesUnfinished(EnvironmentFault):
 class PartName:
     """Name of a finished file."""
 
-    #: Checkpoints whose records it holds; it was finished at the last.
+    #: First and last checkpoint whose records it holds; it was finished at the last.
     first: int
     last: int
-    #: Counts the files that were finished together.
+    #: Number among the files that were finished together.
     index: int
     #: With its dot; Spark's own, such as ``.snappy.parquet``.
     extension: str
@@ -122,7 +122,7 @@ class SinkFiles:
 
     @property
     def tag(self) -> str:
-        # Tells sinks apart that have the same uid in different jobs, or a uid that begins like another.
+        # Distinguishes sinks with the same uid in different jobs, or with a uid that begins like another.
         return hashlib.sha256(f"{self.job}/{self.uid}".encode()).hexdigest()[:16]
 
     @property
@@ -131,20 +131,20 @@ class SinkFiles:
 
     @property
     def in_progress(self) -> Path:
-        """Holds a folder for each micro-batch whose tasks are writing, or failed."""
+        """Folder with one folder for each micro-batch whose tasks are writing, or failed."""
         return self.hidden / "in-progress"
 
     @property
     def pending(self) -> Path:
-        """Holds a folder for each micro-batch that is durable: to be decided, or to be rolled."""
+        """Folder with one folder for each durable micro-batch whose files wait for a decision or a roll."""
         return self.hidden / "pending"
 
     @property
     def merged(self) -> Path:
-        """Holds a folder for each checkpoint whose small files are being merged."""
+        """Folder with one folder for each checkpoint whose small files are being merged."""
         return self.hidden / "merged"
 
-    def finished_name(self, part: PartName) -> str:
+    def make_finished_name(self, part: PartName) -> str:
         return f"part-{self.uid}-{self.tag}-{part.first}-{part.last}-{part.index}{part.extension}"
 
     def parse_finished(self, name: str) -> PartName | None:

@@ -1,4 +1,4 @@
-"""What is in the files that a file source reads, looked at before Arrow sees it; the parts of large files."""
+"""Formats of a file source: checks that Arrow does not make, and the division of large files into parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import instance_of, raise_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.limits import check_choice
 from flinkish_spark.types.arrow_columns import find_beyond_years
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 
-#: How large a part is at least.
+#: Least size of a part.
 _LEAST_PART_BYTES = 64 << 20
 
 
@@ -39,14 +39,14 @@ _LEAST_PART_BYTES = 64 << 20
 class FilePart:
     """A part of a file, or all of it."""
 
-    #: From where and up to where: row groups, or bytes. None for the end of the file, whatever it has.
+    #: Range of row groups, or of bytes. None for the end of the file.
     begin: int = 0
     end: int | None = None
-    #: How many records it has; None if that is not known.
+    #: Number of records; None if that is not known.
     rows: int | None = None
-    #: About how many bytes it has on disk, if it is a part.
+    #: Approximate size on disk, if it is not the whole file.
     bytes: int = 0
-    #: How many records are in front of it in the file, where that is known.
+    #: Number of records before it in the file, where that is known.
     first: int = 0
 
 
@@ -56,10 +56,10 @@ def is_large(size_bytes: int) -> bool:
 
 
 def parts_of_parquet(file: pq.ParquetFile, size_bytes: int) -> Sequence[FilePart]:
-    """Return ranges of row groups."""
+    """Return parts that are ranges of row groups."""
     footer, found = file.metadata, list[FilePart]()
     groups = [footer.row_group(at) for at in range(footer.num_row_groups if is_large(size_bytes) else 0)]
-    # As they were written they are that much larger than on disk.
+    # Factor from the groups' uncompressed sizes to their sizes on disk.
     ratio = size_bytes / (sum(one.total_byte_size for one in groups) or 1)
     begin, first, rows, held, left = 0, 0, 0, 0.0, float(size_bytes)
     for at, one in enumerate(groups, 1):
@@ -72,7 +72,7 @@ def parts_of_parquet(file: pq.ParquetFile, size_bytes: int) -> Sequence[FilePart
 
 
 def parts_of_lines(path: str) -> Sequence[FilePart]:
-    """Return ranges of bytes, each of which ends behind a line."""
+    """Return parts that are ranges of bytes, each of which ends after a line."""
     size, borders = os.path.getsize(path), [0]
     if not is_large(size):
         return [FilePart()]
@@ -89,16 +89,16 @@ def parts_of_lines(path: str) -> Sequence[FilePart]:
 
 
 def lines_in(file: io.BufferedIOBase, end: int) -> int:
-    """Return how many lines end in front of a place; a file is read from its beginning."""
+    """Return the number of lines that end before a byte position; the file is read from its beginning."""
     count = 0
     while end > 0 and (some := file.read(min(end, 1 << 20))):
         count, end = count + some.count(b"\n"), end - len(some)
     return count
 
 
-#: About what is parsed at once; a longer line is parsed alone, whatever its length.
+#: Approximate size of a block that is parsed at once; a longer line is a block of its own.
 _BLOCK_BYTES = 1 << 20
-#: Byte order marks, the longer ones in front of those that they begin with.
+#: Byte order marks, a longer one before its own prefix.
 _MARKS = {
     codecs.BOM_UTF8: "UTF-8",
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -109,20 +109,20 @@ _MARKS = {
 _BLANKS = b" \t\r\n"
 
 
-#: What files are compressed with, by the end of their names.
+#: Codecs of compressed files, by file extension.
 _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
-def opened(path: str) -> pa.NativeFile:
-    """Open a file, maybe compressed; its name is bytes, which need be no UTF-8."""
+def open_file(path: str) -> pa.NativeFile:
+    """Open a file, which may be compressed; the bytes of its name need not be UTF-8."""
     import pyarrow as pa
 
     file, codec = pa.OSFile(os.fsencode(path)), _PACKED.get(os.path.splitext(path)[1])
     return file if codec is None else pa.CompressedInputStream(file, codec)
 
 
-def shown(path: str) -> str:
-    """Return a name as a text that can be written."""
+def to_printable(path: str) -> str:
+    """Return a file name as printable text."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -133,7 +133,7 @@ class BadLine(ValueError):
 
 
 def begin_of_text(data: bytes) -> int:
-    """Return where the text of a file begins: a byte order mark in front is no part of it."""
+    """Return the position where the text of a file begins, after a byte order mark."""
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b"")
     if mark and mark != codecs.BOM_UTF8:
         raise BadLine(1, f"begins with the byte order mark of {_MARKS[mark]}: write the file in UTF-8")
@@ -142,9 +142,9 @@ def begin_of_text(data: bytes) -> int:
 
 @contextmanager
 def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.BufferedIOBase]:
-    """Open some lines of a file; a bad one has its number in the file."""
+    """Open a range of lines of a file; a BadLine that is raised gets its line number in the file."""
     if end is None:
-        with io.BufferedReader(opened(path)) as whole:
+        with io.BufferedReader(open_file(path)) as whole:
             yield whole
         return
     with open(path, "rb") as file:
@@ -157,7 +157,7 @@ def lines_between(path: str, begin: int, end: int | None) -> Iterator[io.Buffere
 
 
 def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> Iterator[pa.RecordBatch]:
-    """Yield the objects of some lines, a part at a time; those of a file begin with a mark, maybe."""
+    """Yield the objects of JSON lines in batches; `is_first` if they may begin with a byte order mark."""
     import pyarrow as pa
 
     reader = JsonReader(T.StructType([T.StructField(one.name, spark_type(one.type)) for one in schema]))
@@ -177,36 +177,36 @@ def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> It
 
 
 _ROWS_AT_ONCE = 10_000
-#: Spark's TIME has microseconds, Arrow's that stands for it nanoseconds.
+#: Spark's TIME has microseconds, and the Arrow type for it nanoseconds.
 _NANOS_PER_MICRO = 1_000
 _NO_DELIMITERS = '\r\n"\0'
-_WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, and a sign in front of them"
-#: What Arrow parses at once; a row must fit in. Larger if one does not, up to what Arrow's texts can hold.
+_WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, maybe after a sign"
+#: Size of a block that Arrow parses at once; grows if a row does not fit, up to the limit of Arrow's texts.
 _CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
 
 
 class InputFormat(ABC):
-    """One of the classes below."""
+    """Base of the formats that a file source reads."""
 
     @abstractmethod
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one file; the same every time. Called in a task."""
+        """Yield the records of one file, the same each time. Called in a task."""
 
     def parts(self, path: str) -> Sequence[FilePart]:
-        """Return the parts in which a file is read, in their order. Called when the file is found."""
+        """Return the parts of a file in order. Called when the file is found."""
         return [FilePart()]
 
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a part; the same every time. Called in a task."""
+        """Yield the records of a part, the same each time. Called in a task."""
         return self.batches(path, schema)
 
     def check(self, schema: pa.Schema) -> None:
         """Raise ConfigError if such files cannot hold these fields."""
 
 
-class InParts(InputFormat):
+class SplittableFormat(InputFormat):
     """A format whose large files are read in parts."""
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -214,51 +214,51 @@ class InParts(InputFormat):
         return self.batches_between(path, schema, 0, None)
 
 
-class InLines(InParts):
-    """One whose parts are ranges of lines; a file that is compressed is one part."""
+class LineFormat(SplittableFormat):
+    """A format whose parts are ranges of lines; a compressed file is one part."""
 
     def parts(self, path: str) -> Sequence[FilePart]:
-        """Return where they begin and end."""
+        """Return the ranges of lines."""
         return [FilePart()] if os.path.splitext(path)[1] in _PACKED else parts_of_lines(path)
 
 
 @dataclass(frozen=True)
-class ParquetFiles(InParts):
-    """Parquet. A field that a file does not have fails the job; columns that are no fields are not read.
+class ParquetFiles(SplittableFormat):
+    """Parquet. A field that a file lacks fails the job; columns that are no fields are not read.
 
-    So does a date before 1582-10-15, or a time before 1900, if the footer says that it is of the calendar
-    that was in use before.
+    A date before 1582-10-15, or a time before 1900, also fails the job if the footer says that the file uses
+    the Julian calendar.
     """
 
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the fields' columns of some row groups."""
-        with opened(path) as data, open_parquet(data) as file:
+        with open_file(path) as data, open_parquet(data) as file:
             missing = sorted(set(schema.names) - set(file.schema_arrow.names))
             if missing:
-                raise ValueError(f"{shown(path)} has no column '{missing[0]}'")
+                raise ValueError(f"{to_printable(path)} has no column '{missing[0]}'")
             yield from read_batches(file, schema.names, _ROWS_AT_ONCE, begin, end)
 
     def parts(self, path: str) -> Sequence[FilePart]:
-        """Return what the file says of itself."""
-        with opened(path) as data, open_parquet(data) as file:
+        """Return ranges of row groups from the file's footer."""
+        with open_file(path) as data, open_parquet(data) as file:
             return parts_of_parquet(file, os.path.getsize(path))
 
 
 @dataclass(frozen=True)
-class JsonLines(InLines):
+class JsonLines(LineFormat):
     """One JSON object a line, maybe compressed (``.gz``). Other fields are ignored, missing ones are null.
 
-    A line that is anything else, or no UTF-8, fails the job with file and line; blank ones are left out.
+    A line that is anything else, or not UTF-8, fails the job with file and line; blank lines are skipped.
     A DATE is ``"2026-01-31"``, a TIMESTAMP ``"2026-01-31T12:00:00Z"``, a BINARY base64; objects are STRUCTs.
-    A number with more digits than its type holds, or too large for it, is no value of it.
+    A number that has more digits than its type, or is too large for it, fails the job, too.
     """
 
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the objects of some lines, which are read at once."""
+        """Yield the objects of a range of lines, which is read at once."""
         with lines_between(path, begin, end) as file:
             yield from json_batches(file.read(), schema, is_first=not begin)
 
@@ -274,9 +274,9 @@ class JsonLines(InLines):
 
 
 class CsvHeader(Choice):
-    """What the first line of a CSV file is."""
+    """Meaning of the first line of a CSV file."""
 
-    #: The names of the columns, in whatever order; a field that is not among them fails the job.
+    #: The names of the columns, in any order; a field that is not among them fails the job.
     NAMES = "NAMES"
     #: A record: the columns are the fields, in their order.
     NONE = "NONE"
@@ -284,23 +284,23 @@ class CsvHeader(Choice):
 
 @dataclass(frozen=True)
 class CsvFiles(InputFormat):
-    """CSV, maybe compressed (``.gz``). An empty value is null, but for texts and binary.
+    """CSV, maybe compressed (``.gz``). An empty value is null, except for texts and binary.
 
-    Those are what is there, without quotes; a quote within quotes is there twice.
+    Texts and binary are read as they are, without quotes; a quote within quotes is written twice.
 
     Parameters
     ----------
     header
-        What the first line is.
+        Meaning of the first line.
     delimiter
-        Between values, one ASCII character.
+        One ASCII character between values.
     """
 
     header: CsvHeader = CsvHeader.NAMES
     delimiter: str = ","
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
+        with raise_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
             check_choice("header", self.header, CsvHeader)
         what_to_do = "give one ASCII character, which is no quote and no end of a line"
         text = instance_of("delimiter", self.delimiter, str, what_to_do=what_to_do)
@@ -315,12 +315,12 @@ class CsvFiles(InputFormat):
         given, block_bytes = 0, _CSV_BLOCK_BYTES
         while True:
             try:
-                for batch in _behind(given, self._batches(path, schema, block_bytes)):
+                for batch in _skip_rows(given, self._batches(path, schema, block_bytes)):
                     yield batch
                     given += batch.num_rows
                 return
             except pa.ArrowInvalid as error:
-                # How long the longest row is shows only there.
+                # Only here it shows that a row is longer than a block.
                 if "straddl" not in str(error) or block_bytes >= _MOST_CSV_BLOCK_BYTES:
                     raise
                 block_bytes *= 16
@@ -332,28 +332,28 @@ class CsvFiles(InputFormat):
         names = list(schema.names)
         columns = None if self.header is CsvHeader.NAMES else names
         types = {field.name: pa.string() if _is_number(field.type) else field.type for field in schema}
-        with opened(path) as file:
+        with open_file(path) as file:
             begin = file.read(_CSV_BLOCK_BYTES)
         if len(begin) == begin_of_text(begin):
             return
         if columns is None:
             check_names(begin, self.delimiter, names)
         record = 1 if columns is None else 0
-        # In a line without an end Arrow finds no names.
+        # Arrow finds no names in a line without a line end.
         is_bare = len(begin) < _CSV_BLOCK_BYTES and not set(b"\r\n") & set(begin)
-        with opened(path) as file:
+        with open_file(path) as file:
             batches = csv.open_csv(
                 pa.BufferReader(begin + b"\n") if is_bare else file,
                 read_options=csv.ReadOptions(column_names=columns, block_size=block_bytes),
                 parse_options=csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                # By itself Arrow makes nulls of "NaN", "n/a" and such.
+                # By default Arrow reads "NaN", "n/a" and others as null.
                 convert_options=csv.ConvertOptions(
                     column_types=types, include_columns=names, null_values=[""]
                 ),
             )
             for batch in batches:
                 try:
-                    numbers = _with_numbers(batch, schema)
+                    numbers = _parse_numbers(batch, schema)
                 except _BadValue as error:
                     raise BadLine(line_of(path, self.delimiter, record + error.row), str(error)) from None
                 record += batch.num_rows
@@ -385,7 +385,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-def _with_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _parse_numbers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch with numbers in the places of texts, and all values within their types."""
     import pyarrow as pa
 
@@ -425,7 +425,7 @@ def _numbers(texts: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_integer(field.type):
         given = pc.if_else(pc.equal(texts, ""), nothing, trimmed)
         _refuse(texts, field, _is_true(pc.invert(pc.match_substring_regex(given, _WHOLE))), _NO_WHOLE)
-        # Arrow knows no sign but the other one.
+        # Arrow does not know the sign +.
         return _cast(pc.utf8_ltrim(given, "+"), field)
     given = pc.if_else(pc.equal(trimmed, ""), nothing, trimmed)
     numbers = _cast(given, field)
@@ -442,7 +442,7 @@ def _is_true(found: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
-    """Return texts as numbers; Arrow does not say which one is none, so halves are tried."""
+    """Cast texts to numbers; find the first bad one by bisection, since Arrow does not name it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -460,7 +460,7 @@ def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
         raise _BadValue(good, field, f"has {texts[good].as_py()!r:.200}: {error}") from None
 
 
-def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _skip_rows(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         left = batch.slice(given)
         given -= batch.num_rows - left.num_rows
@@ -469,16 +469,16 @@ def _behind(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 @dataclass(frozen=True)
-class TextLines(InLines):
-    """A record a line, in one field of texts; maybe compressed (``.gz``).
+class TextLines(LineFormat):
+    """One record per line, in one field of type STRING; maybe compressed (``.gz``).
 
-    A line that is no UTF-8 fails the job with file and line.
+    A line that is not UTF-8 fails the job with file and line.
     """
 
     def batches_between(
         self, path: str, schema: pa.Schema, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield some lines without their ends."""
+        """Yield a range of lines without their ends."""
         import pyarrow as pa
 
         line = 1
@@ -493,7 +493,7 @@ class TextLines(InLines):
                 yield pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], schema=schema)
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse anything but one text."""
+        """Refuse any schema but one STRING field."""
         import pyarrow as pa
 
         if [field.type for field in schema] != [pa.string()]:
@@ -510,8 +510,8 @@ def _texts_of(lines: Sequence[bytes], first: int) -> list[str]:
 
 
 def check_quotes(path: str, delimiter: str) -> None:
-    """See to it that each quoted value of a file ends, and that no text is behind it."""
-    # Arrow takes all that follows an open quote for one value, and puts text behind a closing quote to the
+    """Check that each quoted value of a file is closed, and that no text follows its closing quote."""
+    # Arrow takes everything after an open quote for one value, and adds text after a closing quote to the
     # value. A quote within a value that does not begin with one is text.
     if _are_in_pairs(path, delimiter):
         return
@@ -523,7 +523,7 @@ def check_quotes(path: str, delimiter: str) -> None:
                 line = records.line_num + 1
         except csv.Error as error:
             why = (
-                f"begins a record of a quoted value with text behind its closing quote, in line "
+                f"begins a record of a quoted value with text after its closing quote, in line "
                 f"{records.line_num}: the delimiter or the end of the line must be there"
             )
             if "end of data" in str(error):
@@ -532,14 +532,14 @@ def check_quotes(path: str, delimiter: str) -> None:
 
 
 def _are_in_pairs(path: str, delimiter: str) -> bool:
-    """Look whether each quote that opens stands at the begin of a value, and each that closes at its end."""
-    # Or next to another one, which is one as text. Mostly it is so, and this is seen fast.
+    """Return whether each opening quote begins a value, and each closing quote ends one."""
+    # Or is next to another quote, which escapes it. This is a fast check, which most files pass.
     import numpy as np
 
     is_border = np.zeros(256, np.bool_)
     is_border[[*b'\r\n"', ord(delimiter)]] = True
     held = b"\n"
-    with opened(path) as file:
+    with open_file(path) as file:
         while len(held) < _MOST_HELD_BYTES:
             some = file.read(_PART_BYTES)
             held += some or b"\n"
@@ -555,11 +555,11 @@ def _are_in_pairs(path: str, delimiter: str) -> bool:
 
 
 def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
-    """Refuse a header that has the name of a field twice; `begin` is what the file begins with."""
+    """Refuse a header that has the name of a field twice; `begin` has the first bytes of the file."""
     text = begin[begin_of_text(begin) :].decode("utf-8", "replace")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     line, names = 1, list[str]()
-    # Arrow passes over empty lines, too.
+    # Arrow skips empty lines, too.
     for names in reader:
         if names:
             break
@@ -571,11 +571,11 @@ def check_names(begin: bytes, delimiter: str, fields: list[str]) -> None:
 
 
 def line_of(path: str, delimiter: str, record: int) -> int:
-    """Return the number of the line in which a record begins; records are counted from 0, names are one."""
+    """Return the number of the line in which a record begins; counted from 0, a header is a record."""
     with _text_of(path) as file:
         records, line = csv.reader(file, delimiter=delimiter), 1
         for one in records:
-            # Arrow passes over empty lines, too.
+            # Arrow skips empty lines, too.
             record -= bool(one)
             if record < 0:
                 break
@@ -583,17 +583,17 @@ def line_of(path: str, delimiter: str, record: int) -> int:
         return line
 
 
-#: What is looked at together; and at most, where a value goes on and on.
+#: Size of a block that is checked at once, and the most that is kept if a quoted value does not end.
 _PART_BYTES, _MOST_HELD_BYTES = 1 << 20, 1 << 26
-#: Python's module of CSV has a limit for a value, which is the process's.
+#: Python's csv module has a limit for a value, which applies to the whole process.
 _NO_LIMIT = 2**31 - 1
 
 
 @contextmanager
 def _text_of(path: str) -> Iterator[io.TextIOWrapper]:
-    """Open a file, maybe compressed, without the mark (BOM) in front; each byte is a letter."""
+    """Open a file, which may be compressed, as text after its byte order mark; each byte is one letter."""
     csv.field_size_limit(_NO_LIMIT)
-    with io.BufferedReader(opened(path)) as data:
+    with io.BufferedReader(open_file(path)) as data:
         data.read(begin_of_text(data.peek(len(codecs.BOM_UTF32_LE))))
         with io.TextIOWrapper(data, "latin-1", newline="") as text:
             yield text

@@ -1,7 +1,7 @@
-"""What the sink has done about each checkpoint, in its folder of the job directory.
+"""Records of the file sink about each checkpoint, in its folder of the job directory.
 
-There and not beside the files, so that nobody who cleans the target up takes the evidence away. Every
-record is written once; the newest DONE is the sink's state.
+They are not beside the files, so a clean-up of the target does not delete them. Every record is written
+once; the newest DONE is the sink's state.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ T = TypeVar("T")
 class Entry(enum.Enum):
     """The records of one checkpoint, in the order in which they are written."""
 
-    #: Which files it contains. From here they are the sink's, and cannot be lost any more but by deletion.
+    #: The files that it contains. From here on they are the sink's, and only a deletion can lose them.
     COMMITTED = "committed"
-    #: Which parts it finishes, under which names.
+    #: The parts that it finishes, and their names.
     PLAN = "plan"
     #: Merged files are whole; from here on files are only renamed.
     BUILT = "built"
     #: Every part of the plan has been visible.
     MOVED = "moved"
-    #: The state behind the checkpoint.
+    #: The state after the checkpoint.
     DONE = "done"
 
 
@@ -39,7 +39,7 @@ class Part(StoredObject):
     """One file that a plan makes visible."""
 
     target: str
-    #: Absolute path that is renamed: the only chunk, or what the chunks are merged into.
+    #: Absolute path that is renamed: the only chunk, or the file into which the chunks are merged.
     source: str
     chunks: tuple[Chunk, ...]
 
@@ -50,14 +50,14 @@ class Part(StoredObject):
 
 @dataclass(frozen=True, slots=True)
 class Plan(StoredObject):
-    """Files that one checkpoint makes visible, and chunks that stay open behind it."""
+    """Files that one checkpoint makes visible, and chunks that stay open after it."""
 
     parts: tuple[Part, ...]
     open: tuple[Chunk, ...]
 
     @property
     def facts(self) -> dict[str, int]:
-        """Return how much becomes visible: sizes as staged; rows only if all are known."""
+        """Number, size and rows of the files that become visible; rows only if all are known."""
         chunks = [chunk for part in self.parts for chunk in part.chunks]
         known = [chunk.rows for chunk in chunks if chunk.rows is not None]
         facts = {"files": len(self.parts), "bytes": sum(chunk.bytes for chunk in chunks)}
@@ -65,7 +65,7 @@ class Plan(StoredObject):
 
 
 @dataclass(frozen=True, slots=True)
-class Committed(StoredObject):
+class CommittedChunks(StoredObject):
     chunks: tuple[Chunk, ...]
 
 
@@ -75,13 +75,13 @@ class OpenPartition(StoredRow):
 
     root: str
     bucket: str
-    #: Decision of the checkpoint with which it began to wait.
+    #: Time of the decision of the checkpoint with which it began to wait.
     since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class State(StoredObject):
-    """State of the sink behind a checkpoint."""
+    """State of the sink after a checkpoint."""
 
     #: 0 before the first.
     checkpoint: int = 0
@@ -94,7 +94,7 @@ class State(StoredObject):
 
 @dataclass
 class Ledger:
-    """Reads and writes the records; nothing is remembered between calls."""
+    """Reads and writes the records; has no state between calls."""
 
     store: Store
 
@@ -105,8 +105,8 @@ class Ledger:
     def has(self, checkpoint: int, entry: Entry) -> bool:
         return _key(checkpoint, entry) in self.store.list(f"checkpoints/{checkpoint}")
 
-    def committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
-        found = self._read(checkpoint, Entry.COMMITTED, Committed.from_json)
+    def find_committed(self, checkpoint: int) -> tuple[Chunk, ...] | None:
+        found = self._read(checkpoint, Entry.COMMITTED, CommittedChunks.from_json)
         return None if found is None else found.chunks
 
     def plan(self, checkpoint: int) -> Plan | None:
@@ -125,13 +125,13 @@ class Ledger:
         return next((one for one in reversed(self.checkpoints()) if self.has(one, Entry.DONE)), 0)
 
     def unseen(self, checkpoint: int) -> tuple[Chunk, ...]:
-        """Return what was committed behind the state before a checkpoint, up to it and in order."""
+        """Return the chunks committed since the last state before a checkpoint, up to it, in order."""
         since = self.state_before(checkpoint).checkpoint
-        found = (self.committed(c) or () for c in self.checkpoints() if since < c <= checkpoint)
+        found = (self.find_committed(c) or () for c in self.checkpoints() if since < c <= checkpoint)
         return tuple(chunk for chunks in found for chunk in chunks)
 
     def record_plan(self, checkpoint: int, plan: Plan) -> Plan:
-        """Record a plan; return the one that stands, which another process may have written."""
+        """Record a plan; return the recorded one, which another process may have written."""
         self.record(checkpoint, Entry.PLAN, plan)
         return self.plan(checkpoint) or plan
 
@@ -143,16 +143,16 @@ class Ledger:
         self.store.put(_key(state.checkpoint, Entry.DONE), seal(_kind(Entry.DONE), state.to_json()))
 
     def forget(self, checkpoint: int, *, keeps_state: bool = False) -> None:
-        # This order matters: each record stands on those before.
+        # This order matters: each record depends on those before it.
         for entry in reversed(Entry):
             if not (keeps_state and entry is Entry.DONE) and self.has(checkpoint, entry):
                 self.store.delete(_key(checkpoint, entry))
 
-    def staged_in_use(self) -> frozenset[str]:
-        """Return the folders below `pending` that hold chunks which records name."""
+    def find_staged_in_use(self) -> frozenset[str]:
+        """Return the folders below `pending` with chunks that records name."""
         named: set[str] = set()
         for checkpoint in self.checkpoints():
-            chunks = self.committed(checkpoint) or ()
+            chunks = self.find_committed(checkpoint) or ()
             plan, state = self.plan(checkpoint), self.state(checkpoint)
             if plan is not None:
                 chunks += tuple(c for part in plan.parts for c in part.chunks) + plan.open

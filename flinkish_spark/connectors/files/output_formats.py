@@ -1,4 +1,4 @@
-"""The formats: what Spark calls them, which columns and options they take, how two files become one."""
+"""Formats of the file sink: their columns and options, and the merge of two files into one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.connectors.formats.csv import BYTE_ORDER_MARK, CsvForm
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.validation import refused_as_config_errors
+from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import unfit_for_json
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-#: Options that would change where files go or how many there are behind the sink's back.
+#: Options that would change places or numbers of files without the sink's knowledge.
 _RESERVED = {
     "path": "the sink's path is its first argument",
     "maxrecordsperfile": "give the rolling policy a part_bytes",
     "mapreduce.fileoutputcommitter.algorithm.version": "the sink commits files itself",
     "partitionoverwritemode": "the sink only appends",
 }
-#: Codecs whose files can be put one behind the other and are read as one.
+#: Codecs whose files can be concatenated and are read as one.
 _STACKABLE = {"none": "", "uncompressed": "", "gzip": ".gz", "bzip2": ".bz2"}
 
 
 class FileFormat(Choice):
-    """What the files hold; the value is Spark's name of the format."""
+    """Format of the sink's files; the value is Spark's name of it."""
 
     PARQUET = "parquet"
     #: One JSON object per line.
@@ -43,7 +43,7 @@ class FileFormat(Choice):
 
     @property
     def is_lines(self) -> bool:
-        """Whether files can be put one behind the other."""
+        """True if files can be concatenated."""
         return self in (FileFormat.JSON, FileFormat.CSV, FileFormat.TEXT)
 
 
@@ -53,7 +53,7 @@ def _size_of(text: str) -> int:
     return int(text)
 
 
-#: Options of Parquet's writer in Hadoop, what pyarrow calls them, and how a value is read.
+#: Options of Hadoop's Parquet writer, pyarrow's names for them, and the parsers of their values.
 _PAGE_VERSIONS = {"v1": "1.0", "PARQUET_1_0": "1.0", "v2": "2.0", "PARQUET_2_0": "2.0"}
 OF_PARQUET: Mapping[str, tuple[str, Any]] = {
     "parquet.block.size": ("", _size_of),
@@ -67,7 +67,7 @@ OF_PARQUET: Mapping[str, tuple[str, Any]] = {
 }
 _OF_LINES = {"compression", "encoding", "charset", "linesep"}
 _FLAGS = frozenset({"header", "quoteall", "ignorenullfields"})
-#: Which options a format's writer has. Spark passes over others without a word, or they are not known here.
+#: Options of each format. Spark ignores others silently, or this package does not support them.
 _KNOWN = {
     FileFormat.PARQUET: {"compression", "parquet.compression", *OF_PARQUET},
     FileFormat.JSON: {*_OF_LINES, "ignorenullfields"},
@@ -75,11 +75,11 @@ _KNOWN = {
     FileFormat.TEXT: {"compression", "linesep"},
     FileFormat.AVRO: {"compression", "recordname", "recordnamespace"},
 }
-#: In others there are texts that become a question mark.
+#: Encodings of all texts; in others some characters become a question mark.
 _FOR_ALL_TEXTS = re.compile(r"UTF-?(8|(16|32)(LE|BE)?)")
 
 
-#: Names of codecs and what their files' names end with; lines may name Hadoop's class as well.
+#: File extensions of codecs, by name; line formats may also name Hadoop's class.
 CODECS = {
     FileFormat.PARQUET: {
         "none": "", "uncompressed": "", "snappy": ".snappy", "gzip": ".gz", "zstd": ".zstd", "brotli": ".br",
@@ -98,19 +98,19 @@ _HADOOPS = re.compile(r"org\.apache\.hadoop\.io\.compress\.(\w+)codec")
 
 
 def codec_of(kind: FileFormat, options: Mapping[str, str]) -> str | None:
-    """Return the codec that options name, None if they name none."""
+    """Return the codec that options name; None if they name none."""
     names = ("compression", "codec") if kind.is_lines else ("compression", "parquet.compression")
     named = next((options[name].lower() for name in names if name in options), None)
     hadoops = _HADOOPS.fullmatch(named or "")
     return named if hadoops is None else hadoops[1].replace("default", "deflate")
 
 
-def lowered(options: Mapping[str, str]) -> dict[str, str]:
+def lower_names(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
-    """Refuse options that the sink sets itself, and what is no option."""
+    """Refuse options that the sink sets itself, and unknown ones."""
     for name, value in options.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(
@@ -124,7 +124,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         if name.lower() not in _KNOWN[kind]:
             raise ConfigError(
                 f"the option '{name}' is none of a file sink with {kind.value}",
-                why="it would be passed over without a word, or give a value another text than it has here",
+                why="Spark would silently ignore it, or it would change the text of values",
                 what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
             )
         if name.lower() in _FLAGS and value.lower() not in ("true", "false"):
@@ -138,15 +138,15 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
                 what_to_do='leave the encoding out, or use "UTF-8", "UTF-16" or "UTF-32"',
             )
         if name.lower() in OF_PARQUET:
-            with refused_as_config_errors(f"correct the option '{name}', or leave it out"):
-                checked_option(name, value)
-    check_codec(kind, codec_of(kind, lowered(options)), "an option")
+            with raise_config_errors(f"correct the option '{name}', or leave it out"):
+                parse_option(name, value)
+    check_codec(kind, codec_of(kind, lower_names(options)), "an option")
     if kind.is_lines:
         _check_separators(kind, options)
 
 
 def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
-    """Refuse what ends a line, or a value in it, where it would not end there for a reader."""
+    """Refuse separators of lines and values that readers would misread."""
     line_end = line_separator(options).decode()
     may_be_in_text = kind is FileFormat.JSON and all(letter >= " " for letter in line_end)
     if not line_end or may_be_in_text or line_end.startswith(BYTE_ORDER_MARK):
@@ -191,8 +191,8 @@ def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
         )
 
 
-def checked_option(name: str, value: str) -> Any:
-    """Return a value of an option of Parquet's writer; raise ValueError if it is none."""
+def parse_option(name: str, value: str) -> Any:
+    """Parse a value of a Parquet option; raise ValueError if it cannot be parsed."""
     try:
         return OF_PARQUET[name.lower()][1](value)
     except (ValueError, KeyError):
@@ -200,17 +200,17 @@ def checked_option(name: str, value: str) -> Any:
 
 
 def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
-    """Refuse options under which two files of a line format cannot become one."""
+    """Refuse options under which files of a line format cannot be merged."""
     if not kind.is_lines:
         return
-    found = lowered(options)
+    found = lower_names(options)
     codec = codec_of(kind, found) or "none"
     encoding = encoding_of(options).upper()
     why = ""
     if codec not in _STACKABLE:
-        why = f"files with the codec '{codec}' cannot be put one behind the other"
+        why = f"files with the codec '{codec}' cannot be concatenated"
     elif has_header(kind, options) and _STACKABLE[codec]:
-        why = "the header line of a compressed CSV file cannot be taken out"
+        why = "the header line of a compressed CSV file cannot be removed"
     elif has_header(kind, options) and any(
         end in name for name in columns for end in ("\n", "\r", line_separator(options).decode())
     ):
@@ -226,21 +226,21 @@ def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Seque
 
 
 def has_header(kind: FileFormat, options: Mapping[str, str]) -> bool:
-    found = lowered(options)
+    found = lower_names(options)
     return kind is FileFormat.CSV and found.get("header", "false").lower() == "true"
 
 
 def encoding_of(options: Mapping[str, str]) -> str:
-    found = lowered(options)
+    found = lower_names(options)
     return found.get("encoding", found.get("charset", "UTF-8"))
 
 
 def line_separator(options: Mapping[str, str]) -> bytes:
-    return lowered(options).get("linesep", "\n").encode()
+    return lower_names(options).get("linesep", "\n").encode()
 
 
 def csv_form(options: Mapping[str, str]) -> CsvForm:
-    found = lowered(options)
+    found = lower_names(options)
     return CsvForm(
         found.get("sep", found.get("delimiter", ",")),
         found.get("quote", '"'),
@@ -252,20 +252,20 @@ def csv_form(options: Mapping[str, str]) -> CsvForm:
 
 
 def line_condition(name: str, options: Mapping[str, str]) -> tuple[str, Column]:
-    """Return what must be true of a text that becomes a line, and how errors say it."""
+    """Return the text for errors, and the condition, of a text that can be one line."""
     from pyspark.sql import functions as F
 
-    separator, column = lowered(options).get("linesep"), F.col(quote_name(name))
+    separator, column = lower_names(options).get("linesep"), F.col(quote_name(name))
     if separator is None:
-        # Readers that are told nothing take each of these for an end.
+        # Readers without options take each of these for a line end.
         is_line = ~(column.contains("\n") | column.contains("\r"))
     else:
-        # The first one behind the text is its end, also if the text ends with a part of one.
+        # The first separator must be the one after the text, even if the text ends with a part of one.
         is_line = F.locate(separator, F.concat(column, F.lit(separator))) == F.length(column) + 1
         if separator == "\n":
-            # Readers of lines that may end with both would take it for a part of the end.
+            # Readers that accept "\r\n" would take the "\r" for a part of the line end.
             is_line &= ~column.endswith("\r")
-    # The first one of a file would lose it.
+    # The first line of a file would lose it.
     is_line &= ~column.startswith(BYTE_ORDER_MARK)
     what = f"the text {name} being one line, without U+FEFF in front"
     what += " (else write FileFormat.JSON, or lines with another lineSep)"
@@ -310,7 +310,7 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
         return f"a CSV column cannot hold {data_type.simpleString()}"
     if kind is FileFormat.CSV and isinstance(data_type, T.BinaryType):
         return "a CSV column holds text, and bytes may be none"
-    # What Spark's writers refuse, they refuse when the first records come.
+    # Spark's writers would refuse other types only when the first records come.
     known: tuple[type[T.DataType], ...] = (
         *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType),
         *(T.DecimalType, T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.DateType, T.TimestampType),
@@ -332,28 +332,28 @@ def _why_unfit(kind: FileFormat, data_type: T.DataType) -> str:
 
 
 def read_schema(kind: FileFormat, schema: T.StructType) -> T.StructType:
-    """Return the types with which Spark reads such files again: Avro has no integers below INT."""
+    """Return the types with which Spark reads the files again: Avro has no integers below INT."""
     from pyspark.sql import types as T
 
     if kind is not FileFormat.AVRO:
         return schema
-    found = _widened(schema)
+    found = _widen(schema)
     assert isinstance(found, T.StructType)
     return found
 
 
-def _widened(data_type: T.DataType) -> T.DataType:
+def _widen(data_type: T.DataType) -> T.DataType:
     from pyspark.sql import types as T
 
     match data_type:
         case T.ByteType() | T.ShortType():
             return T.IntegerType()
         case T.ArrayType():
-            return T.ArrayType(_widened(data_type.elementType), data_type.containsNull)
+            return T.ArrayType(_widen(data_type.elementType), data_type.containsNull)
         case T.MapType():
-            return T.MapType(data_type.keyType, _widened(data_type.valueType), data_type.valueContainsNull)
+            return T.MapType(data_type.keyType, _widen(data_type.valueType), data_type.valueContainsNull)
         case T.StructType():
             return T.StructType(
-                [T.StructField(f.name, _widened(f.dataType), f.nullable) for f in data_type.fields]
+                [T.StructField(f.name, _widen(f.dataType), f.nullable) for f in data_type.fields]
             )
     return data_type

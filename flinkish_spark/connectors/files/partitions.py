@@ -1,7 +1,7 @@
-"""Partition commit: telling others that a partition is complete. Settings, triggers and policies.
+"""Partition commit: settings, triggers and policies that announce a complete partition.
 
 Policies run after the partition's files are visible, again after a crash in between, and again when
-late data came to a partition that was committed before: they must bear repetition.
+late data came to a partition that was committed before: they must be idempotent.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_function,
     hold_plain_values,
-    refused_as_config_errors,
-    with_methods_of,
+    raise_config_errors,
+    require_methods,
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _LEAVE_OUT = "leave it out for the default"
-#: What raises where a partition's values are no time, or one that no clock shows.
+#: Errors of partition values that are no time, or a time that no clock shows.
 _NO_TIME = (ValueError, KeyError, IndexError, OverflowError)
 
 
@@ -67,16 +67,16 @@ class ReadyPartition:
 
 
 class PartitionPolicy(ABC):
-    """What is done about a partition that is complete. One of your own needs :meth:`commit` only."""
+    """Commit action for a complete partition. Your own subclass needs :meth:`commit` only."""
 
     @abstractmethod
     def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
-        """Commit a partition; called in the coordinator's process, and must bear repetition.
+        """Commit a partition; called in the coordinator's process, and must be idempotent.
 
         Raises
         ------
         Exception
-            It is called again, after a pause, until it succeeds or the job stops; no further checkpoint
+            The sink calls it again, after a pause, until it succeeds or the job stops; no further checkpoint
             completes until then.
         """
 
@@ -107,7 +107,7 @@ class SuccessFile(PartitionPolicy):
         """Make the file."""
         disk = Disk()
         disk.make_folder(partition.path)
-        # What somebody else has written into it stays.
+        # A file that another program has written stays as it is.
         if not disk.exists(partition.path / self.name):
             disk.concatenate((), partition.path / self.name)
         disk.sync_folders([partition.path])
@@ -143,11 +143,11 @@ class MetastorePartition(PartitionPolicy):
 
     @property
     def quoted(self) -> str:
-        """The table's name, as SQL wants it."""
+        """The table's name, quoted for SQL."""
         return ".".join(quote_name(part) for part in self.table.split("."))
 
     def check(self, spark: SparkSession, names: Sequence[str], uid: str) -> None:
-        """Refuse a table that is not there or is not partitioned by these columns; raise ConfigError."""
+        """Raise ConfigError if the table does not exist or is not partitioned by these columns."""
         why, wanted = "there is no such table", ", ".join(names)
         if spark.catalog.tableExists(self.table):
             found = ", ".join(c.name for c in spark.catalog.listColumns(self.table) if c.isPartition)
@@ -172,14 +172,14 @@ class ProcessTime:
     Parameters
     ----------
     delay_ms
-        How long after; 0 for every checkpoint that brings it data.
+        Time after that decision; 0 commits it at every checkpoint with data for it.
     """
 
     delay_ms: Milliseconds = 0
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
 
 
@@ -190,19 +190,19 @@ class PartitionTime:
     Parameters
     ----------
     pattern
-        Makes a time of the folders' values: ``"{dt} {hour}:00:00"``, in a form that
+        Template that makes a time from the folders' values: ``"{dt} {hour}:00:00"``, in a form that
         ``datetime.fromisoformat`` reads. None with :class:`DateTimeBuckets`, which knows its times; several
-        of one column and zone say the time together.
+        of one column and zone give the time together.
     delay_ms
-        How long after the begin of the partition's time: 3,600,000 for partitions of an hour, 86,400,000 for
-        those of a day, and what late data may take. Where the zone's clock is put forward or back it is
-        counted so that it reaches as far behind the partition's *end* as on other days.
+        Time after the begin of the partition: 3,600,000 for hourly partitions, 86,400,000 for daily ones,
+        plus the time that late data may take. On days when the zone's clock changes, the delay is adjusted,
+        so that it ends as long after the partition's *end* as on other days.
     zone
-        Of the pattern's times.
+        Zone of the pattern's times.
     watermark
-        Returns the watermark in milliseconds since 1970, or None if there is none yet. Left out, the greatest
-        partition time in decided data stands in for it. While it raises, or returns anything else, it is
-        asked again, and no checkpoint completes.
+        Returns the watermark in milliseconds since 1970, or None if there is none yet. By default the
+        greatest partition time in decided data. While it raises, or returns another type, it is called again,
+        and no checkpoint completes.
 
     Examples
     --------
@@ -218,7 +218,7 @@ class PartitionTime:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
         if self.watermark is not None:
             check_function(self.watermark, "the watermark of PartitionTime", 1)
@@ -242,22 +242,22 @@ class PartitionTime:
             return None
 
     def due_ms(self, bucket: str, assigners: Sequence[BucketAssigner]) -> int | None:
-        """Return which watermark completes a partition; None if its values are no time.
+        """Return the watermark that completes a partition; None if its values are no time.
 
-        That is `delay_ms` behind its begin where the zone's clock runs evenly. An hour that comes twice is
-        over when the second one is, and a day may have 23 or 25 hours: how much of the delay is left behind
-        the partition's time does not depend on it.
+        That is `delay_ms` after its begin while the zone's clock does not change. An hour that comes twice
+        ends when the second one does, and a day may have 23 or 25 hours: the part of the delay after the
+        partition's end stays the same.
         """
         try:
             begin, end, zone = self._span(bucket, assigners)
             delay, from_begin = timedelta(milliseconds=self.delay_ms), to_ms(begin, zone) + self.delay_ms
-            # How long the time of a pattern is, is not known: at most the delay, or the delay is too short.
+            # The length of a pattern's partitions is not known: at most the delay, if that is long enough.
             length = max(delay, timedelta(seconds=1)) if end is None else end - begin
             shown = None if begin.tzinfo is not None else last_shown_ms(begin, begin + length, zone)
             if shown is None:
                 return from_begin
             from_end = shown + (delay - length) // timedelta(milliseconds=1)
-            # A day of 23 hours is over sooner, if the delay says that a day is waited for.
+            # A day of 23 hours ends sooner, if the delay covers the whole partition.
             return from_end if end is not None and delay >= length else max(from_begin, from_end)
         except _NO_TIME:
             return None
@@ -274,7 +274,7 @@ class PartitionTime:
         return *span_of(values, times), times[0].zone
 
     def check(self, assigners: Sequence[BucketAssigner], uid: str) -> None:
-        """Refuse a pattern that names other folders; raise ConfigError."""
+        """Raise ConfigError if the pattern names other folders."""
         names, why = [name for one in assigners for name in one.names], ""
         if self.pattern is not None:
             used = [field for _, field, _, _ in Formatter().parse(self.pattern) if field is not None]
@@ -295,28 +295,28 @@ class PartitionTime:
             )
 
 
-class AtFinal(Choice):
-    """What becomes of waiting partitions at the last checkpoint of a job."""
+class FinalPartitionAction(Choice):
+    """Treatment of waiting partitions at the last checkpoint of a job."""
 
-    #: They wait for the next start; for a job that is stopped and goes on.
+    #: They wait for the next start; for a job that is stopped and resumed.
     WAIT = "WAIT"
-    #: All are committed; for a job whose input has come to its end.
+    #: All are committed; for a job whose input has ended.
     COMMIT = "COMMIT"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionCommit:
-    """When partitions are complete, and what is done about it.
+    """When partitions are complete, and how they are committed.
 
     Parameters
     ----------
     trigger
         :class:`PartitionTime` or :class:`ProcessTime`.
     policies
-        Carried out in this order for every partition: :class:`SuccessFile`, :class:`MetastorePartition`, and
-        of your own.
+        Called in this order for every partition: :class:`SuccessFile`, :class:`MetastorePartition`, or your
+        own.
     at_final
-        Whether the last checkpoint commits all that wait.
+        Whether the last checkpoint commits all waiting partitions.
 
     Raises
     ------
@@ -326,12 +326,12 @@ class PartitionCommit:
     Examples
     --------
     >>> PartitionCommit(ProcessTime(60_000), policies=(SuccessFile(),)).at_final
-    <AtFinal.WAIT: 'WAIT'>
+    <FinalPartitionAction.WAIT: 'WAIT'>
     """
 
     trigger: PartitionTime | ProcessTime = ProcessTime()
     policies: tuple[PartitionPolicy, ...] = (SuccessFile(),)
-    at_final: AtFinal = AtFinal.WAIT
+    at_final: FinalPartitionAction = FinalPartitionAction.WAIT
 
     def __post_init__(self) -> None:
         if not isinstance(self.trigger, PartitionTime | ProcessTime):
@@ -345,12 +345,12 @@ class PartitionCommit:
                 what_to_do="give a tuple of policies, such as (SuccessFile(),)",
             )
         for policy in self.policies:
-            with_methods_of("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
-        with refused_as_config_errors(_LEAVE_OUT):
-            check_choice("at_final", self.at_final, AtFinal)
+            require_methods("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
+        with raise_config_errors(_LEAVE_OUT):
+            check_choice("at_final", self.at_final, FinalPartitionAction)
 
     def check(self, assigners: Sequence[BucketAssigner], spark: SparkSession, uid: str) -> None:
-        """Refuse what does not fit the sink's buckets; raise ConfigError."""
+        """Raise ConfigError if a setting does not fit the sink's buckets."""
         if not assigners:
             raise ConfigError(
                 f"sink '{uid}' commits partitions and has none",

@@ -1,4 +1,4 @@
-"""When files are finished, which of them become one, and how."""
+"""Rolling of the file sink: when files are finished, and how small ones are merged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from flinkish_spark.connectors.files import output_formats as formats
-from flinkish_spark.connectors.files.disk import Disk, FilesUnfinished, bucket_of
+from flinkish_spark.connectors.files.disk import Disk, FileCommitError, bucket_of
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.writer import FrameFiles
-from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
 from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, check_limit, check_whole
@@ -53,7 +53,7 @@ class RollOnCheckpoint:
     part_bytes: Limit = UNLIMITED
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             check_limit("part_bytes", self.part_bytes, least=1)
 
 
@@ -61,18 +61,17 @@ class RollOnCheckpoint:
 class RollingPolicy:
     """Files stay in progress over checkpoints until one of three limits; the last checkpoint finishes all.
 
-    What a decided checkpoint holds is safe at once and visible when its part is finished. Limits are looked
-    at when a checkpoint completes, by the time of its decision.
+    Records of a decided checkpoint are safe at once, and visible when their part is finished. Limits are
+    checked when a checkpoint completes, by the time of its decision.
 
     Parameters
     ----------
     part_bytes
-        Size of a finished file, up to half as much more. A part is finished when what comes next would not
-        fit.
+        Size of a finished file, up to half as much more. A part is finished when the next file would not fit.
     rollover_ms
-        How long after its first record's checkpoint a part is finished at the latest.
+        Longest time from the checkpoint of a part's first record until it is finished.
     inactivity_ms
-        How long after its last record's checkpoint.
+        Longest time from the checkpoint of a part's last record until it is finished.
 
     Raises
     ------
@@ -91,7 +90,7 @@ class RollingPolicy:
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             check_whole("part_bytes", self.part_bytes, least=1)
             check_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)
             check_whole("inactivity_ms", self.inactivity_ms, least=0, most=MOST_MS)
@@ -102,12 +101,12 @@ Rolling = RollOnCheckpoint | RollingPolicy
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Small files of a checkpoint are merged, per bucket, before they become visible.
+    """Merge the small files of a checkpoint, per bucket, before they become visible.
 
     Parameters
     ----------
     part_bytes
-        Up to which size. A file that is larger stays as it is.
+        Greatest size of a merged file. Larger files stay as they are.
 
     Examples
     --------
@@ -118,7 +117,7 @@ class Compaction:
     part_bytes: int = 128 * _MIB
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             check_whole("part_bytes", self.part_bytes, least=1)
 
 
@@ -151,7 +150,7 @@ class Chunk(StoredObject):
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
+class RollResult:
     parts: tuple[tuple[Chunk, ...], ...]
     open: tuple[Chunk, ...]
 
@@ -164,8 +163,8 @@ def roll(
     due_buckets: frozenset[tuple[str, str]] = frozenset(),
     *,
     rolls_all: bool = False,
-) -> Rolled:
-    """Return which chunks become a part; all of them behind a last checkpoint and at savepoints."""
+) -> RollResult:
+    """Return which chunks become a part; with `rolls_all` (last checkpoint, savepoint) all of them."""
     # Pure; `now_ms` is the time of a decision, so that every repetition finds the same.
     parts: list[tuple[Chunk, ...]] = []
     still_open: list[Chunk] = []
@@ -173,17 +172,19 @@ def roll(
     for (root, bucket, _), group in groupby(by_bucket, key=lambda c: (c.root, c.bucket, c.extension)):
         found = list(group)
         if isinstance(policy, RollOnCheckpoint):
-            parts += [(c,) for c in found] if compaction is None else _packed(found, compaction.part_bytes)
+            parts += (
+                [(c,) for c in found] if compaction is None else _pack_parts(found, compaction.part_bytes)
+            )
             continue
-        packed = _packed(found, policy.part_bytes)
+        packed = _pack_parts(found, policy.part_bytes)
         last = packed[-1]
         whole = rolls_all or (root, bucket) in due_buckets or _is_over(last, policy, now_ms)
         parts += packed if whole else packed[:-1]
         still_open += () if whole else last
-    return Rolled(tuple(parts), tuple(still_open))
+    return RollResult(tuple(parts), tuple(still_open))
 
 
-def _packed(chunks: Sequence[Chunk], part_bytes: int) -> list[tuple[Chunk, ...]]:
+def _pack_parts(chunks: Sequence[Chunk], part_bytes: int) -> list[tuple[Chunk, ...]]:
     """Fill parts in order; a chunk that does not fit begins the next."""
     packed: list[tuple[Chunk, ...]] = []
     filling: list[Chunk] = []
@@ -207,15 +208,15 @@ def _is_over(part: Sequence[Chunk], policy: RollingPolicy, now_ms: int) -> bool:
     )
 
 
-#: The column that keeps parts apart while Spark merges them; no field may begin like it.
+#: The column that keeps parts apart while Spark merges them; no field may begin with it.
 _PART = "_fs_part"
-#: A path is no pattern, whatever is in its names; and no setting of the session may leave out a file.
+#: Paths are no glob patterns, and no setting of the session may skip a file.
 _READ = {"__globPaths__": "false", "ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 
 
 @dataclass(frozen=True)
 class LineMerger:
-    """Puts files one behind the other; every record in them ends with its separator."""
+    """Merges files by concatenation; every record in them ends with its separator."""
 
     disk: Disk
     #: A header is left out of all files but the first.
@@ -223,8 +224,8 @@ class LineMerger:
     options: Mapping[str, str]
 
     def merge(self, merges: Mapping[Path, Sequence[Path]], scratch: Path) -> None:
-        """Make the targets that are not there yet, of their sources; each is durable and whole once it is."""
-        # What half a try left is replaced by the next.
+        """Build the missing targets from their sources; a target is durable and whole once it exists."""
+        # The next try replaces files of an interrupted one.
         self.disk.make_folder(scratch)
         for target, sources in merges.items():
             if self.disk.exists(target):
@@ -252,17 +253,17 @@ class LineMerger:
 
 @dataclass(frozen=True)
 class SparkMerger:
-    """Lets Spark read once more, and tasks write as a micro-batch is written: all parts in one Spark job."""
+    """Merges files by Spark, which reads them and writes all parts in one job, as in a micro-batch."""
 
     disk: Disk
     spark: SparkSession
-    #: A column that the files do not have is null.
+    #: A column that the files lack is null.
     schema: T.StructType
     kind: FileFormat
     options: Mapping[str, str]
 
     def merge(self, merges: Mapping[Path, Sequence[Path]], scratch: Path) -> None:
-        """Do as the other one does."""
+        """Build the missing targets, as :meth:`LineMerger.merge`."""
         missing = [target for target in merges if not self.disk.exists(target)]
         if not missing:
             return
@@ -273,11 +274,11 @@ class SparkMerger:
             self.disk.make_folder(folder)
             for count, source in enumerate(merges[target]):
                 self.disk.link(source, folder / f"{count}-{source.name}")
-        made = self._written(attempt, len(missing))
+        made = self._write_parts(attempt, len(missing))
         for index, target in enumerate(missing):
             found = [name for name in made if name.startswith(f"{_PART}={index}/")]
             if len(found) != 1:
-                raise FilesUnfinished(
+                raise FileCommitError(
                     f"merging small files gave {len(found)} files in {attempt}",
                     why="one is expected",
                     what_to_do="see to the disk; the job tries again",
@@ -285,7 +286,7 @@ class SparkMerger:
             self.disk.rename(attempt / "out" / found[0], target)
         self.disk.sync_folders({target.parent for target in missing})
 
-    def _written(self, attempt: Path, parts: int) -> list[str]:
+    def _write_parts(self, attempt: Path, parts: int) -> list[str]:
         """Write each part into a file, and return their names."""
         from pyspark.sql import functions as F
         from pyspark.sql import types as T
@@ -299,7 +300,7 @@ class SparkMerger:
             .options(**_READ)
             .load(f"file://{attempt / 'in'}")
         )
-        # As a sink gets them: all are records.
+        # Control columns as a sink gets them: all rows are records.
         control = [F.lit(0).alias(name) for name in C.SINK_CONTROL[:-1]]
         hashes = F.lit(0).cast("long").alias(C.HASH)
         named = [F.col(quote_name(name)) for name in schema.names]

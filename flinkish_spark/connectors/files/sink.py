@@ -1,4 +1,4 @@
-"""The file sink: what a user writes, and everything that can be refused before a job starts."""
+"""The file sink: its settings, and its checks before the job starts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flinkish_spark.bridge.session import has_avro
 from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import (
     BucketAssigner,
+    check_assigners,
     check_folder,
-    checked_assigners,
     refuse_taken,
 )
 from flinkish_spark.connectors.files.committer import CommitSettings, FileCommitter
@@ -42,7 +42,7 @@ from flinkish_spark.core.errors import (
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.core.validation import hold_plain_values, instance_of, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, instance_of, raise_config_errors
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.limits import check_choice
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 def check_folders(
     assigners: Sequence[BucketAssigner], schema: T.StructType, spark: SparkSession, uid: str
 ) -> None:
-    """Make the folders' columns on an empty frame; refuse what cannot be a folder's name."""
+    """Compute the folders' columns on an empty frame; refuse columns that cannot name a folder."""
     if not assigners:
         return
     added: dict[str, Column] = {}
@@ -83,7 +83,7 @@ def _fields_with(
 
     empty = spark.createDataFrame([], schema)
     try:
-        # Beside all fields of the stream: an aggregate alone would be taken.
+        # Together with all fields of the stream, so that an aggregate is refused.
         return empty.select("*", *(column.alias(name) for name, column in added.items())).schema
     except (PySparkException, TypeError, AttributeError) as error:
         raise SchemaError(
@@ -104,13 +104,13 @@ class FileSink(Sink):
     Parameters
     ----------
     path
-        Absolute path, or ``file:`` URI, of a folder that this process and the executors mount. It is made
-        with the first records.
+        Absolute path, or ``file:`` URI, of a folder that this process and the executors mount. The first
+        records create it.
     format
         Of the files; Avro needs the JAR of spark-avro.
     options
-        By the names of Spark's writer, such as ``{"compression": "gzip"}``. Those that would give a value
-        another text are refused: times are in UTC with microseconds, and texts have their blanks.
+        Options by the names of Spark's writer, such as ``{"compression": "gzip"}``. Options that would change
+        the text of values are refused: times are in UTC with microseconds, and texts keep their blanks.
     bucket_by
         One :class:`BucketAssigner`, or several for folders in folders; None for one folder.
     rolling
@@ -119,7 +119,7 @@ class FileSink(Sink):
         Merges small files of a checkpoint before they are seen; with :class:`RollingPolicy` parts are merged
         anyway.
     partition_commit
-        What is done about complete partitions; None for nothing.
+        How complete partitions are committed; None for not at all.
 
     Raises
     ------
@@ -144,7 +144,7 @@ class FileSink(Sink):
     def __post_init__(self) -> None:
         hold_plain_values(self)
         local_path(self.path)
-        with refused_as_config_errors(_LEAVE_OUT):
+        with raise_config_errors(_LEAVE_OUT):
             check_choice("format", self.format, FileFormat)
         if not isinstance(self.rolling, RollOnCheckpoint | RollingPolicy):
             raise ConfigError(
@@ -156,10 +156,10 @@ class FileSink(Sink):
         if self.compaction is not None and isinstance(self.rolling, RollingPolicy):
             raise ConfigError(
                 "a file sink has both a RollingPolicy and a Compaction",
-                why="a RollingPolicy merges what it rolls into one part, by a size of its own",
+                why="a RollingPolicy merges files itself, up to a size of its own",
                 what_to_do="leave compaction out",
             )
-        checked_assigners(self.bucket_by)
+        check_assigners(self.bucket_by)
         formats.check_options(self.format, self.options)
         self._check_mergeable(())
 
@@ -169,7 +169,7 @@ class FileSink(Sink):
 
     @property
     def _assigners(self) -> tuple[BucketAssigner, ...]:
-        return checked_assigners(self.bucket_by)
+        return check_assigners(self.bucket_by)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the folder."""
@@ -192,7 +192,7 @@ class FileSink(Sink):
             )
         if self.format is FileFormat.AVRO:
             check_calendar(spark, context.schema, f"sink '{context.uid}'")
-        if formats.codec_of(self.format, formats.lowered(self.options)) is None:
+        if formats.codec_of(self.format, formats.lower_names(self.options)) is None:
             formats.check_codec(self.format, session_codec(spark, self.format), "the session's setting")
         _check_writable(local_path(self.path), context.uid)
 
@@ -201,7 +201,7 @@ class FileSink(Sink):
         limit = self.rolling.part_bytes
         part_bytes = limit if isinstance(limit, int) else None
         folders = tuple(name for one in self._assigners for name in one.names)
-        written = self.format, self.options, self._in_files(context.schema), folders, part_bytes
+        written = self.format, self.options, self._select_file_fields(context.schema), folders, part_bytes
         frames = FrameFiles.of(spark, *written)
         return FileWriter(self._files(context), frames, self._assigners, context, Disk(), spark)
 
@@ -211,14 +211,16 @@ class FileSink(Sink):
         disk = Disk()
         merger: Merger = LineMerger(disk, self.format, self.options)
         if not self.format.is_lines:
-            merger = SparkMerger(disk, spark, self._in_files(context.schema), self.format, self.options)
+            merger = SparkMerger(
+                disk, spark, self._select_file_fields(context.schema), self.format, self.options
+            )
         files, ledger = self._files(context), Ledger(context.place.open())
         return FileCommitter(settings, files, context.owner_epoch, ledger, merger, spark, context.timeline)
 
     def _files(self, context: SinkContext) -> SinkFiles:
         return SinkFiles(local_path(self.path), context.job, context.uid)
 
-    def _in_files(self, schema: T.StructType) -> T.StructType:
+    def _select_file_fields(self, schema: T.StructType) -> T.StructType:
         from pyspark.sql import types as T
 
         folders = {name.lower() for one in self._assigners for name in one.names}
@@ -248,7 +250,7 @@ def local_path(path: str) -> Path:
 
 
 def _check_writable(root: Path, uid: str) -> None:
-    """Look for the nearest folder that is there; nothing is made before the job starts."""
+    """Raise EnvironmentFault unless the nearest existing folder of a path is writable."""
     there = next(path for path in (root, *root.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise EnvironmentFault(

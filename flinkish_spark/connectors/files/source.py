@@ -1,4 +1,4 @@
-"""The file source: files of a folder, those that are there or those that come as well."""
+"""The file source: reads the files of a folder, once or continuously."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, shown
+from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, to_printable
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, cast_to_field
 from flinkish_spark.contracts.dataset import Dataset
@@ -26,7 +26,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import (
     check_methods,
     instance_of,
-    refused_as_config_errors,
+    raise_config_errors,
     to_ms,
     to_path,
 )
@@ -55,24 +55,24 @@ if TYPE_CHECKING:
 
 
 _PARTS, _PAGES, _FOLDS, _KIND = "files", "pages", "folds", "files"
-#: So many parts become a page; pages are folded when they have a fourth of what the fold would hold, too. So
-#: each file is written a few times, and few objects are read at a start, however long the list becomes.
+#: Number of parts in a page; pages are folded when they hold a fourth of the files of the fold. So each file
+#: is written a few times, and few objects are read at a start, however long the list becomes.
 _PARTS_PER_FOLD = 1_000
-#: In one look: how many files that were found before are compared, and how many entries there are in folders
-#: that seem to be as they were and are listed all the same. All of them in turns.
+#: In one look, how many known files are compared, and how many entries are listed in folders that seem
+#: unchanged. Files and folders take turns.
 _COMPARED, _LISTED = 1_000, 10_000
 _LONG_LOOK_S = 0.5
-#: What changed so lately may change again under the same time.
+#: A folder that changed within this time may change again without a new modification time.
 _SETTLED_MS = 60_000
 
 
-#: Beside the values of a file's partition: which part of it is meant. No field has such a name.
+#: Entry beside a file's partition values that names the part of the file. No field has such a name.
 _PART = "flinkish:part"
 
 
 def _text_of(path: str) -> str:
-    """Return a name as JSON has it: one that is no UTF-8 by its bytes, behind a letter that no name has."""
-    return path if shown(path) == path else "\0" + os.fsencode(path).hex()
+    """Return a file name for JSON: one that is not UTF-8 as hex, after a character that no name has."""
+    return path if to_printable(path) == path else "\0" + os.fsencode(path).hex()
 
 
 def _path_of(text: str) -> str:
@@ -87,9 +87,9 @@ class FoundFile(StoredRow):
     path: Annotated[str, Form(_text_of, _path_of)]
     size: int
     modified_ns: int
-    #: How many records it has; None if that is not known.
+    #: Number of records; None if that is not known.
     rows: int | None
-    #: Values of its records that are not in it, as texts, by field.
+    #: Partition values, which the file does not contain, as texts by field.
     partition: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
@@ -106,7 +106,7 @@ class FoundFile(StoredRow):
 
     @property
     def part(self) -> FilePart:
-        """Return which part of the file it is."""
+        """The part of the file that this entry stands for."""
         if (text := self.partition.get(_PART)) is None:
             return FilePart(rows=self.rows, bytes=self.size)
         begin, end, size, first = map(int, text.split())
@@ -116,25 +116,25 @@ class FoundFile(StoredRow):
 class FileList:
     """The files that a source has found, in the order of finding; durable before any is read."""
 
-    # A position of the source is a number of files in this list, so a file has its place for ever. A large
-    # one is several there, one behind the other: it is found once, so its parts are those for ever. The list
-    # is stored in parts, each created once: whoever else looks at the same folder finds the part taken, and
-    # goes on from there. So many parts behind the page before become a page, or a fold: one object, without
-    # the files that no checkpoint needs. Where pages and folds end depends on nothing but the parts, so all
-    # who look end them at the same places, and each finds what is behind a page of somebody else's.
+    # A position of the source is a number of files in this list, so a file keeps its place for ever. A large
+    # file has several consecutive entries: it is found once, so its parts never change. The list is stored in
+    # parts, each created once: another process that lists the same folder finds the part taken, and goes on
+    # from there. After `_PARTS_PER_FOLD` parts they become a page, or with older pages a fold: one object,
+    # without the files that no checkpoint needs. The ends of pages and folds depend on the parts only, so all
+    # processes end them at the same places, and each finds the parts after another one's page.
 
     def __init__(self, place: StoreSpec) -> None:
         self._place = place.url
         self._store = place.open()
         self._objects = SealedObjects(self._store, place.url)
         self._files: list[FoundFile] = []
-        #: How many files were dropped from the front.
+        #: Number of files that were dropped from the front.
         self._dropped = 0
-        #: Size and time of each that must not be found again, by its path; dropped ones as well.
+        #: Size and time of each known file, also of dropped ones, by its path.
         self._known: dict[str, tuple[int, int]] = {}
-        #: Where parts end that were read since the page or fold; None before the first look at the store.
+        #: Ends of the parts that were read since the last page or fold; None before the store was read.
         self._ends: list[int] | None = None
-        #: Where the newest page, and the newest fold, ends.
+        #: End of the newest page, and of the newest fold.
         self._paged = self._folded = 0
         self._folders = Folders()
         #: Files that are still to be compared in this turn.
@@ -154,14 +154,14 @@ class FileList:
         if self._ends is None:
             self._read_anew()
         elif self._read_parts() and max(self._starts(), default=0) > began:
-            # This order matters: the part is there, and then it is asked whether others are ahead. The part
-            # of theirs may have been deleted, and this one be in its place, where they do not read it.
+            # This order matters: the part is stored, and then pages and folds are listed. Others may be
+            # ahead and may have deleted their part: then this one is in its place, where they never read it.
             self._read_anew()
         return self
 
     def _read_anew(self) -> None:
         starts = None
-        # Again, if somebody has put parts together and deleted them meanwhile.
+        # Again, if another process has folded parts and deleted them meanwhile.
         while starts != (there := self._starts()):
             starts = there
             self._take({"dropped": 0, "files": [], "read": {}, "is_closed": False})
@@ -178,13 +178,13 @@ class FileList:
                     break
         if max(there, default=0) > len(self):
             raise InputLostError(
-                f"the list of found files in {self._place} has a gap behind {len(self)} files",
-                why="somebody has deleted a part of it, so it is not known which files were read",
+                f"the list of found files in {self._place} has a gap after {len(self)} files",
+                why="a part of it was deleted, so it is not known which files were read",
                 what_to_do="go back to a savepoint, or start a new job with a new job_dir",
             )
 
     def _starts(self) -> tuple[int, ...]:
-        """Return where pages begin, and what is behind folds."""
+        """Return the numbers of files at which pages begin, and at which folds end."""
         return tuple(sorted(_number(key) for kind in (_PAGES, _FOLDS) for key in self._store.list(kind)))
 
     def _read_parts(self) -> bool:
@@ -205,20 +205,20 @@ class FileList:
         return True
 
     def add(self, found: Sequence[FoundFile], is_last: bool) -> None:
-        """Store a part, unless somebody else has stored it; either way, take it in."""
+        """Store a part, unless another process has stored it, and read the stored one."""
         if found or is_last:
             body = {"files": [one.to_json() for one in found], "is_last": is_last}
             self._store.create_if_absent(_key(_PARTS, len(self)), seal(_KIND, body))
         self.read()
-        # This order matters: a folder counts as seen when what is in it is in the list.
+        # This order matters: a folder counts as seen when its files are in the list.
         if all(one.path in self._known for one in found):
             self._folders.keep()
 
     def fold(self, needed: Callable[[], int], may_come_again: Callable[[str], bool]) -> None:
-        """Put many parts into one object, and many of these without the files that no checkpoint needs."""
+        """Merge many parts into a page, and many pages into a fold without files that no checkpoint needs."""
         while len(self._ends or ()) >= _PARTS_PER_FOLD and not self.is_closed:
             assert self._ends is not None
-            # Not where this list ends: it may have come on while somebody else's ended there.
+            # Not at the end of this list: it may have grown while another process's list ended there.
             end = self._ends[_PARTS_PER_FOLD - 1]
             if end - self._folded < len(self._known) // 4:
                 files = self._files[self._paged - self._dropped : end - self._dropped]
@@ -231,15 +231,15 @@ class FileList:
             self._paged, self._ends = end, self._ends[_PARTS_PER_FOLD:]
 
     def _add_fold(self, end: int, needed: int, may_come_again: Callable[[str], bool]) -> None:
-        # The last file stays: sources go on behind it.
+        # The last file stays: sources go on after it.
         count = max(0, min(needed, end - 1) - self._dropped)
         self._files, self._dropped = self._files[count:], self._dropped + count
         kept = {one.path for one in self._files}
         self._known = {path: one for path, one in self._known.items() if path in kept or may_come_again(path)}
         older = sorted(self._store.list(_FOLDS))
-        # This order matters: parts go when a fold has what they say. Those since the fold before stay for
-        # another scan of this job, whose list may end among them.
-        self._store.create_if_absent(_key(_FOLDS, end), seal(_KIND, self._up_to(end)))
+        # This order matters: parts are deleted when a fold has their files. Parts since the fold before stay
+        # for another scan of this job, whose list may end among them.
+        self._store.create_if_absent(_key(_FOLDS, end), seal(_KIND, self._store_up_to(end)))
         self._folded = end
         if older:
             newest = _number(older[-1])
@@ -252,9 +252,9 @@ class FileList:
                 self._store.delete(key)
 
     def to_json(self) -> dict[str, Any]:
-        return self._up_to(len(self))
+        return self._store_up_to(len(self))
 
-    def _up_to(self, end: int) -> dict[str, Any]:
+    def _store_up_to(self, end: int) -> dict[str, Any]:
         files = [one.to_json() for one in self._files[: end - self._dropped]]
         kept = {one.path for one in self._files}
         read = {_text_of(path): list(one) for path, one in self._known.items() if path not in kept}
@@ -287,20 +287,20 @@ class FileList:
         return sorted(found, key=lambda one: (one.modified_ns, one.path))
 
     def _compare(self, prefix: str) -> None:
-        """Refuse a file that has changed: without it what is added to one would be lost unseen."""
+        """Refuse a file that has changed: records that were added to it would be lost silently."""
         names = [*islice(self._turn, _COMPARED)]
         if len(names) < _COMPARED:
             self._turn = iter(tuple(self._known))
             names += islice(self._turn, _COMPARED - len(names))
         for name in names:
             known = self._known.get(name)
-            # One that is gone may have been deleted when it was read.
+            # A missing file may have been deleted after it was read.
             with suppress(FileNotFoundError):
                 stat = os.stat(prefix + name)
                 if known is not None and known != (stat.st_size, stat.st_mtime_ns):
                     raise InputLostError(
-                        f"the file {shown(prefix + name)} has changed since it was found",
-                        why="a file is read once, so what was added to it, or replaced it, would not be read",
+                        f"the file {to_printable(prefix + name)} has changed since it was found",
+                        why="a file is read once, so new or replaced records in it would not be read",
                         what_to_do="put it back as it was, with its time, or delete it if it has been read; "
                         "write new records to another file. Or start a new job with a new job_dir",
                     )
@@ -315,33 +315,33 @@ def _number(key: str) -> int:
 
 
 @dataclass(slots=True)
-class _Listed:
+class _FolderListing:
     """A folder as it was when it was listed."""
 
-    #: What tells it from one that has changed, or has taken its place.
+    #: Time and inode, which differ if the folder has changed or was replaced.
     mark: tuple[int, int]
     entries: int
     folders: list[str]
-    #: Counts the looks.
+    #: Number of the look in which it was listed.
     at: int
 
 
 class Folders:
-    """Lists a folder and those in it again and again: most of them have not changed since the last time."""
+    """Lists a folder and its subfolders repeatedly; skips most that have not changed since the last time."""
 
-    # A folder's time tells when a name was added. Of file systems that do not keep it, and of clocks that
-    # differ, nothing is assumed: each folder is listed again in its turn.
+    # A folder's time tells when a name was added. Since some file systems do not keep it, and clocks differ,
+    # each folder is listed again in its turn.
     def __init__(self) -> None:
-        self._known: dict[str, _Listed] = {}
-        self._fresh: dict[str, _Listed] = {}
+        self._known: dict[str, _FolderListing] = {}
+        self._fresh: dict[str, _FolderListing] = {}
         self._looks = 0
 
     def keep(self) -> None:
-        """Take note that all that the newest look has yielded is known."""
+        """Remember the folders of the newest look, since all its files are in the list."""
         self._known |= self._fresh
 
     def entries(self, root: str, pattern: str) -> Iterator[os.DirEntry[str]]:
-        """Yield the files, of folders that are as they were none; links to folders are not followed."""
+        """Yield the files of new and changed folders; links to folders are not followed."""
         self._looks, self._fresh = self._looks + 1, {}
         due, folders, before = self._due(), [root], (wall_ms() - _SETTLED_MS) * 1_000_000
         while folders:
@@ -357,13 +357,13 @@ class Folders:
                 with os.scandir(folder) as found:
                     entries = [one for one in found if one.name[0] not in "._"]
             except FileNotFoundError:
-                # Any other error passes: to go on without the folder would be to take it for an empty one.
+                # Any other error is raised: without the folder, it would count as an empty one.
                 if folder == root:
                     raise
                 self._known.pop(folder, None)
                 continue  # Gone before it was ours.
             within = [one.path for one in entries if one.is_dir() and not one.is_symlink()]
-            self._fresh[folder] = _Listed(mark, len(entries), within, self._looks)
+            self._fresh[folder] = _FolderListing(mark, len(entries), within, self._looks)
             folders += within
             yield from (one for one in entries if not one.is_dir() and fnmatch(one.name, pattern))
 
@@ -381,7 +381,7 @@ class Folders:
 class Discovery(Choice):
     """Which files a source reads."""
 
-    #: Those that are there when the job starts for the first time; the job ends behind them.
+    #: Files that exist when the job starts for the first time; the job ends after them.
     ONCE = "ONCE"
     #: Those, and all that appear while the job exists.
     CONTINUOUS = "CONTINUOUS"
@@ -391,14 +391,14 @@ class FileSource(SplitSource):
     """Reads the files of a folder and of folders in it, each once and whole.
 
     A file must appear at once, by a rename, and never change: one that has changed since it was found fails
-    the job. Files whose names, or the names of whose folders, begin with ``_`` or ``.`` are not read. Files
-    are read in the order of finding; those found together, the oldest first. A large file of Parquet, JSON
-    lines or text is several, one behind the other: ranges of row groups or of lines, from 64 MiB on.
+    the job. Files are not read if their names, or those of their folders, begin with ``_`` or ``.``. Files
+    are read in the order of finding; files found together, the oldest first. A large file of Parquet, JSON
+    lines or text is read as several parts in order: ranges of row groups or of lines, of at least 64 MiB.
 
     Parameters
     ----------
     path
-        Absolute path of the folder, which driver and executors share. It must be there.
+        Absolute path of the folder, which driver and executors share. It must exist.
     format
         ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines().
     schema
@@ -406,17 +406,17 @@ class FileSource(SplitSource):
     discovery
         Whether files that come later are read.
     pattern
-        Which names, like ``"*.parquet"``.
+        Pattern of file names, like ``"*.parquet"``.
     splits
-        In how many parts they may be read at the same time; files are dealt to them in turns.
+        Number of splits that are read at the same time; files are dealt to them in turns.
     discover_every_ms
         How often the folder is listed.
     max_files_per_batch, max_bytes_per_batch
-        Most files of each split in one micro-batch, and most bytes as they are on disk; at least one file, or
-        one part of a large one.
+        Most files of each split in one micro-batch, and most bytes on disk; at least one file, or one part of
+        a large one.
     rate
-        Most records; a micro-batch takes whole files or parts, so at least one. How many records a file has
-        is known of Parquet only; others count as much as the limit allows.
+        Most records; a micro-batch takes whole files or parts, so at least one. The number of records is
+        known of Parquet files only; any other file counts as the whole limit.
 
     Raises
     ------
@@ -447,7 +447,7 @@ class FileSource(SplitSource):
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        self.path = self._checked_path(path)
+        self.path = self._check_path(path)
         what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
         self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
         check_methods(format, InputFormat, f"the {type(format).__name__} that is given as format")
@@ -456,7 +456,7 @@ class FileSource(SplitSource):
         if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
             raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
         discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with refused_as_config_errors("see the documentation of FileSource"):
+        with raise_config_errors("see the documentation of FileSource"):
             check_choice("discovery", discovery, Discovery)
             check_whole("splits", splits, least=1, most=10_000)
             check_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
@@ -471,7 +471,7 @@ class FileSource(SplitSource):
         self._list: FileList | None = None
         self._look_at = float("-inf")
 
-    def _checked_path(self, path: str | os.PathLike[str]) -> str:
+    def _check_path(self, path: str | os.PathLike[str]) -> str:
         text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
         folder = text.removeprefix("file://")
         if not os.path.isabs(folder) or "\0" in text:
@@ -479,7 +479,7 @@ class FileSource(SplitSource):
         return folder
 
     def _place(self, name: str = "") -> Any:
-        """Return the folder, or a file in it, as a `Path` has it."""
+        """Return the folder, or a file in it, with the methods of `Path`."""
         return Path(self.path, name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -487,23 +487,23 @@ class FileSource(SplitSource):
 
     @property
     def is_bounded(self) -> bool:  # type: ignore[override]
-        """Whether files that come later are left alone."""
+        """True if files that appear later are not read."""
         return self._discovery is Discovery.ONCE
 
     # Between micro-batches:
     def splits(self) -> Sequence[str]:
-        """Return the numbers of the parts."""
+        """Return the numbers of the splits."""
         return [str(number) for number in range(self._parts)]
 
     def latest(self, split: str, start: int, limit: int | None) -> int:
-        """Return up to which file a part can be read."""
+        """Return the file up to which a split can be read."""
         found = self._files()
         most = min(self._count(len(found), split), start + self._most_files)
         end, records, size_bytes = start, 0, 0
         while end < most and (limit is None or records < limit):
             file = found[self._index(split, end)]
             size_bytes += file.part.bytes
-            # Whole files, or parts of a large one: one that is too big is a micro-batch of its own.
+            # Whole files, or parts of a large one: a file that is too big is a micro-batch of its own.
             if end > start and not isinstance(self._most_bytes, NoLimit) and size_bytes > self._most_bytes:
                 break
             if limit is not None:
@@ -516,25 +516,27 @@ class FileSource(SplitSource):
         return self._count(len(self._files()), split)
 
     def end(self, split: str) -> int | None:
-        """Return how many files a part has; None while more may come."""
+        """Return the number of files of a split; None while more may come."""
         found = self._files()
         return self._count(len(found), split) if found.is_closed else None
 
     def records_between(self, split: str, start: int, end: int) -> int | None:
-        """Return how many records some files have, if that is known of all."""
+        """Return the number of records of some files; None if it is not known of all."""
         found = self._files()
         rows = [found[self._index(split, at)].rows for at in range(start, end)]
         return sum(count for count in rows if count is not None) if None not in rows else None
 
     def piece_facts(self, split: str, start: int, end: int) -> list[Any]:
-        """Return the files of a piece: a task that read the list would read all that was ever found."""
+        """Return the files of a piece, so that its task need not read the whole list."""
         if self._list is None:
             self._list = FileList(self.job_store)
         found = self._list.read()
-        return [self._for_task(found[self._index(split, place)]).to_json() for place in range(start, end)]
+        return [
+            self._prepare_for_task(found[self._index(split, place)]).to_json() for place in range(start, end)
+        ]
 
-    def _for_task(self, file: FoundFile) -> FoundFile:
-        """Return what a task is told of a file."""
+    def _prepare_for_task(self, file: FoundFile) -> FoundFile:
+        """Return a file with the facts that its task needs."""
         return file
 
     def _files(self) -> FileList:
@@ -545,7 +547,7 @@ class FileSource(SplitSource):
             self._list.add(*self._look(self._list.read()))
             self._list.fold(self._first_needed, self._may_come_again)
             took = time.monotonic() - began
-            # Of a large folder at most a fifth of the time goes into looking.
+            # Listing a large folder takes at most a fifth of the time.
             self._look_at = began + max(self._every_s, 5 * took if took > _LONG_LOOK_S else 0)
         return self._list
 
@@ -554,11 +556,11 @@ class FileSource(SplitSource):
         return min(self._index(split, needed.get(split, 0)) for split in self.splits())
 
     def _may_come_again(self, path: str) -> bool:
-        """Return whether a file is there, or may be: an empty folder may be one that is not mounted."""
+        """Return whether a file exists, or may: an empty folder may be one that is not mounted."""
         there = Path(self.path, path)
         if there.exists():
             return True
-        # One entry of it suffices: a whole listing for each file that is gone would take minutes.
+        # Read one entry only: a whole listing for each missing file would take minutes.
         with os.scandir(next(one for one in there.parents if one.exists())) as entries:
             return next(entries, None) is None
 
@@ -567,7 +569,7 @@ class FileSource(SplitSource):
         try:
             return known.look(Path(self.path), self._pattern, self.format), self.is_bounded
         except FileNotFoundError as error:
-            # It was there at the start. What it is on may be away, and that is waited for.
+            # It existed at the start. Its file system may be away for a time, so the job waits.
             raise SourceUnavailable(
                 f"the folder {self.path} of source '{self._fs_uid}' cannot be listed",
                 why=f"{type(error).__name__}: {error}",
@@ -587,19 +589,19 @@ class FileSource(SplitSource):
         schema = arrow_schema(self.record_type)
         found = self._fs_piece_facts or self.piece_facts(split, start, end)
         for file in map(FoundFile.from_json, found):
-            path = self._unchanged(file)
+            path = self._check_unchanged(file)
             with naming(path):
                 for batch in elements_of(self._records(file, path, schema)):
-                    # Here, where the file has a name.
+                    # In this block, so that an error names the file.
                     columns = [cast_to_field(batch.column(field.name), field) for field in schema]
                     yield pa.RecordBatch.from_arrays(columns, names=schema.names)
             # It may have been replaced while it was read.
-            self._unchanged(file)
+            self._check_unchanged(file)
 
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         return self.format.batches_between(path, schema, file.part.begin, file.part.end)
 
-    def _unchanged(self, file: FoundFile) -> str:
+    def _check_unchanged(self, file: FoundFile) -> str:
         path = os.path.join(self.path, file.path)
         try:
             stat = self._place(file.path).stat()
@@ -609,14 +611,15 @@ class FileSource(SplitSource):
         if now == (file.size, file.modified_ns):
             return path
         raise InputLostError(
-            f"the file {shown(path)} " + ("is gone" if now is None else "has changed since it was found"),
+            f"the file {to_printable(path)} "
+            + ("is gone" if now is None else "has changed since it was found"),
             why="a checkpoint that has not come yet, or may be gone back to, needs it as it was",
             what_to_do="restore the file, with its time; or start a new job with a new job_dir",
         )
 
     # On the driver:
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse a folder that is not there."""
+        """Refuse a folder that does not exist."""
         super().preflight(spark, job_dir, uid)
         if not self._place().is_dir():
             problem, what_to_do = "is not there", "create it, or correct it"
@@ -626,9 +629,9 @@ class FileSource(SplitSource):
             raise ConfigError(f"the path {self.path} of source '{uid}' {problem}", what_to_do=what_to_do)
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Begin with the list of the savepoint, if the job was restored from one."""
+        """Restore the list of files from the savepoint, if the job was restored from one."""
         super().check_input(job_dir, uid, position)
-        restored = job_dir.recorded(_fact(uid))
+        restored = job_dir.find_fact(_fact(uid))
         if restored is not None and not len(FileList(self.job_store).read()):
             FileList(self.job_store).restore(restored)
 
@@ -642,14 +645,14 @@ class FileSource(SplitSource):
         return (Dataset.of_path(self.path),)
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Return what the list depends on."""
+        """Return the settings that the list of files depends on."""
         return {"path": self.path, "pattern": self._pattern, "splits": self._parts, "end": self.is_bounded}
 
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Let what cannot be read say in which file it is."""
-    name = shown(path)
+    """Add the file's name to errors in the block."""
+    name = to_printable(path)
     try:
         yield
     except FlinkishError:
@@ -658,13 +661,13 @@ def naming(path: str) -> Iterator[None]:
         if error.errno is None:
             if isinstance(error, ConnectionError | TimeoutError):
                 raise
-            # Arrow's, of content: no system call has failed, so the next try finds the same.
-            said = str(error).removesuffix(".")
+            # Arrow's error about content: no system call has failed, so a retry fails, too.
+            text = str(error).removesuffix(".")
             raise ValueError(
-                f"the file {name} cannot be read: {said}. It is cut off or damaged: restore it"
+                f"the file {name} cannot be read: {text}. It is cut off or damaged: restore it"
             ) from error
         if error.filename is None and path not in str(error):
-            # With a number Python makes the fitting class of it.
+            # With an errno Python chooses the fitting subclass.
             raise OSError(error.errno, error.strerror or str(error), path) from error
         raise
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Files that one task writes: Parquet by pyarrow, lines of texts, Avro of the bytes that Spark has made.
+"""Files that one task writes: Parquet by pyarrow, lines of text, Avro from bytes that Spark has encoded.
 
-A file has a name of its own, which no other attempt has. It is durable when it is reported, and no name is
-reported but by the attempt that Spark takes: what others leave beside it nobody reads.
+Each attempt gives its files unique names. A file is durable when it is reported, and only the report of the
+attempt that Spark takes counts: files of other attempts are never read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flinkish_spark.connectors.files.output_formats import (
     encoding_of,
     has_header,
     line_separator,
-    lowered,
+    lower_names,
 )
 from flinkish_spark.connectors.formats.csv import ReadAsNull, lines_of_files
 from flinkish_spark.connectors.partition_values import folder_of
@@ -48,28 +48,28 @@ from flinkish_spark.types.exact_text import JsonWriter
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.schemas import PREFIX
 
-#: The column with the text or the bytes of a record, in formats that are not of columns.
+#: The column with the text or the bytes of a record, in row formats.
 RECORD = f"{PREFIX}record"
-#: Columns with the texts of folders' values, outermost first; one that is empty is null's.
+#: Columns with the texts of folders' values, outermost first; empty for null.
 FOLDER = f"{PREFIX}folder_"
-#: A file is full at the wanted size; it is come near to in steps of this part of it.
+#: A file grows to its size limit in steps of one part of this many.
 _STEPS = 8
-#: Of a row group, as Arrow has it, if no option says another; and Avro's blocks, as Spark has them.
+#: Default size of a row group in Arrow's memory, and size of Avro's blocks, as in Spark.
 _GROUP_BYTES, _BLOCK_BYTES = 64 << 20, 64_000
-#: Of columns whose texts are made together.
+#: Size of columns that are converted to texts at once.
 _TEXTS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class LineTexts:
-    """Makes lines of columns, which are in the order of the fields. It is pickled into tasks."""
+    """Converts columns, in the order of the fields, to lines. It is pickled into tasks."""
 
     kind: FileFormat
     options: Mapping[str, str]
     fields: T.StructType
 
     def of(self, rows: pa.RecordBatch) -> pa.Array:
-        """Return each record's text, without the end of a line; raise BadRecordError if it has none."""
+        """Return each record's text, without a line end; raise BadRecordError if it cannot be a line."""
         rows = as_schema(rows, self._given)
         match self.kind:
             case FileFormat.JSON:
@@ -93,12 +93,12 @@ class LineTexts:
             ) from None
 
     def header(self) -> bytes:
-        """Return the line with the names of the columns; nothing if files have none."""
+        """Return the header line; empty if files have none."""
         if not has_header(self.kind, self.options):
             return b""
         names = [pa.array([name], pa.string()) for name in self.fields.names]
         texts = T.StructType([T.StructField(name, T.StringType()) for name in self.fields.names])
-        # A name is no value: it may be the text of a null.
+        # A column's name may be the text that stands for null.
         line: str = lines_of_files(texts, names, replace(csv_form(self.options), null=""))[0].as_py()
         return line.encode()
 
@@ -108,26 +108,26 @@ class LineTexts:
 
     @cached_property
     def _json(self) -> JsonWriter:
-        ignores_nulls = lowered(self.options).get("ignorenullfields", "true").lower() == "true"
+        ignores_nulls = lower_names(self.options).get("ignorenullfields", "true").lower() == "true"
         return JsonWriter(self.fields, null_fields=not ignores_nulls)
 
 
 @dataclass(frozen=True)
 class FileSettings:
-    """Settings that travel to the tasks."""
+    """Settings that are sent to the tasks."""
 
     kind: FileFormat
     codec: str
     extension: str
     #: Names of the folders, outermost first.
     folders: tuple[str, ...] = ()
-    #: Above which another file begins; None for no limit.
+    #: Size at which another file begins; None for no limit.
     part_bytes: int | None = None
-    #: What makes lines.
+    #: Converts records to lines; None for other formats.
     texts: LineTexts | None = None
-    #: What a footer or a header says besides; of Avro with the schema among it.
+    #: Metadata in the footer or header; of Avro with the schema.
     says: Mapping[str, str] = field(default_factory=dict)
-    #: Of `pyarrow.parquet.ParquetWriter`, and how many bytes a row group has.
+    #: Arguments of `pyarrow.parquet.ParquetWriter`, and the size of a row group.
     parquet: Mapping[str, Any] = field(default_factory=dict)
     group_bytes: int = _GROUP_BYTES
 
@@ -155,7 +155,7 @@ class WriteFiles:
 
 
 class TaskFiles:
-    """Writes records, which come folder by folder, into one file at a time."""
+    """Writes records, which are sorted by folder, into one file at a time."""
 
     def __init__(self, settings: FileSettings, folder: str, task: int) -> None:
         self._settings, self._folder, self._task = settings, folder, task
@@ -185,7 +185,7 @@ class TaskFiles:
     def _put(self, rows: pa.RecordBatch) -> None:
         limit = self._settings.part_bytes
         while rows.num_rows:
-            file = self._file = self._file or self._opened()
+            file = self._file = self._file or self._open()
             count = rows.num_rows
             if limit is not None:
                 count = min(count, max(1, file.fitting(rows, max(limit - file.size(), limit // _STEPS))))
@@ -195,13 +195,13 @@ class TaskFiles:
             if limit is not None and file.size() >= limit:
                 self._close()
 
-    def _opened(self) -> _File:
+    def _open(self) -> _File:
         name = f"part-{self._task:05d}-{uuid.uuid4()}-c{len(self._names):03d}{self._settings.extension}"
         name = f"{self._place}/{name}" if self._place else name
         path = os.path.join(self._folder, name)
         if self._place:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        # Else the folder is there, or was renamed since: then nobody waits for this attempt any more.
+        # Otherwise the folder exists, or it was renamed since, and this attempt does not count any more.
         self._names.append(name)
         return self._begin(open(path, "wb"), self._settings)
 
@@ -219,7 +219,7 @@ class TaskFiles:
         return self._found
 
     def abandon(self) -> None:
-        """Remove what there is: nobody will read it, and the disk may be full of it."""
+        """Delete the files of this attempt: they do not count, and the disk may be full."""
         if self._file is not None:
             self._file.raw.close()
         for name in self._names:
@@ -228,14 +228,14 @@ class TaskFiles:
 
 
 def _texts(texts: LineTexts, rows: pa.RecordBatch) -> pa.Array:
-    # Arrow's columns of texts are as large as Spark's batches of rows may become: each slice has its own.
+    # By slices, since an Arrow column of texts has a limit that a batch of rows may exceed.
     count = max(1, rows.num_rows * _TEXTS_BYTES // max(1, rows.nbytes))
     slices = (rows.slice(at, count) for at in range(0, rows.num_rows, count))
     return pa.concat_arrays([texts.of(one).cast(pa.large_binary()) for one in slices])
 
 
 def _runs(rows: int, folders: list[pa.Array]) -> Iterator[tuple[int, int]]:
-    """Yield where rows of one folder begin and end."""
+    """Yield the ranges of rows that belong to one folder."""
     changes = np.zeros(rows - 1, np.bool_)
     for one in folders:
         changes |= pc.not_equal(one.slice(1), one.slice(0, rows - 1)).to_numpy(zero_copy_only=False)
@@ -254,11 +254,11 @@ class _File(ABC):
     def close(self) -> None: ...
 
     def size(self) -> int:
-        """Return how large it will be at least, about."""
+        """Return its approximate least size."""
         return self.raw.tell()
 
     def fitting(self, rows: pa.RecordBatch, size_bytes: int) -> int:
-        """Return how many of some rows come to a size, about."""
+        """Return about how many of the rows fit into a size."""
         ends = _ends(rows.column(RECORD))
         return int(np.searchsorted(ends, size_bytes, side="right"))
 
@@ -280,16 +280,16 @@ class _LineFile(_File):
         if mark := _MARKS.get(encoding):
             self._stream.write(mark)
         if header := settings.texts.header():
-            self._stream.write(self._encoded(header + self._separator))
+            self._stream.write(self._encode(header + self._separator))
 
     def write(self, rows: pa.RecordBatch) -> None:
-        # A text that is null is an empty line.
+        # A null text becomes an empty line.
         lines = pc.fill_null(rows.column(RECORD), b"")
         for at in range(0, len(lines), _LINES):
             text = self._separator.join([*lines.slice(at, _LINES).to_pylist(), b""])
-            self._stream.write(self._encoded(text))
+            self._stream.write(self._encode(text))
 
-    def _encoded(self, text: bytes) -> bytes:
+    def _encode(self, text: bytes) -> bytes:
         return text if self._encoding == "utf-8" else text.decode("utf-8", "replace").encode(self._encoding)
 
     def close(self) -> None:
@@ -298,14 +298,14 @@ class _LineFile(_File):
         self.raw.close()
 
 
-#: What goes through the memory as one text.
+#: Number of lines that are encoded at once.
 _LINES = 1_000
-#: By Java's rule, where a name says no order of bytes.
+#: Java's rules for encodings whose names have no byte order.
 _MARKS, _ORDERS = {"utf-16": b"\xfe\xff"}, {"utf-16": "utf-16-be", "utf-32": "utf-32-be"}
 
 
-class _Blocks:
-    """A stream as Hadoop has it of codecs without one: of each block both sizes, and the block."""
+class _BlockStream:
+    """Hadoop's block stream for codecs without a stream format: both sizes of each block, and the block."""
 
     def __init__(self, raw: IO[bytes], codec: str) -> None:
         self._raw, self._codec = raw, pa.Codec(codec)
@@ -320,7 +320,7 @@ class _Blocks:
         """Nothing is held back."""
 
 
-class _Deflated:
+class _DeflateStream:
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw, self._packer = raw, zlib.compressobj()
 
@@ -335,9 +335,9 @@ _STREAMS: Mapping[str, Callable[[IO[bytes]], Any]] = {
     "": lambda raw: raw,
     "gzip": lambda raw: gzip.GzipFile("", "wb", 6, raw, 0),
     "bzip2": lambda raw: bz2.BZ2File(raw, "wb"),
-    "deflate": _Deflated,
-    "snappy": lambda raw: _Blocks(raw, "snappy"),
-    "lz4": lambda raw: _Blocks(raw, "lz4_raw"),
+    "deflate": _DeflateStream,
+    "snappy": lambda raw: _BlockStream(raw, "snappy"),
+    "lz4": lambda raw: _BlockStream(raw, "lz4_raw"),
 }
 
 
@@ -352,7 +352,7 @@ class _ParquetFile(_File):
         return self.raw.tell() + int(self._held_bytes * self._ratio())
 
     def _ratio(self) -> float:
-        """Return what becomes of a byte, by what has been written of this file."""
+        """Return the compression ratio of the rows that this file has so far."""
         return self.raw.tell() / self._given_bytes if self._given_bytes else 1.0
 
     def fitting(self, rows: pa.RecordBatch, size_bytes: int) -> int:
@@ -360,7 +360,7 @@ class _ParquetFile(_File):
         return int(size_bytes / each)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._held.append(stored_columns(rows))
+        self._held.append(to_stored_columns(rows))
         self._held_bytes += rows.nbytes
         limit = self._settings.part_bytes
         if self._held_bytes >= self._settings.group_bytes or (limit is not None and self.size() >= limit):
@@ -372,7 +372,7 @@ class _ParquetFile(_File):
             return
         table = pa.Table.from_batches(held)
         if self._writer is None:
-            # The footer says it all; Arrow's own form of the schema beside it is for nobody.
+            # The footer has the schema; Arrow's own copy of it is not needed.
             says = {"store_schema": False, **self._settings.parquet}
             self._writer = pq.ParquetWriter(self.raw, table.schema, compression=self._settings.codec, **says)
             self._writer.add_key_value_metadata(dict(self._settings.says))
@@ -386,9 +386,9 @@ class _ParquetFile(_File):
         self.raw.close()
 
 
-def stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return columns with the types that Parquet has: Spark's intervals are numbers in it."""
-    fields = [pa.field(one.name, stored_type(one.type)) for one in rows.schema]
+def to_stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return columns with Parquet's types: Spark's intervals are stored as numbers."""
+    fields = [pa.field(one.name, to_stored_type(one.type)) for one in rows.schema]
     columns = [
         column if column.type == one.type else column.cast(one.type)
         for one, column in zip(fields, rows.columns, strict=True)
@@ -396,21 +396,23 @@ def stored_columns(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def stored_type(kind: pa.DataType) -> pa.DataType:
+def to_stored_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_duration(kind):
         return pa.int64()
     if pa.types.is_struct(kind):
-        # Of a struct that is null, no field has a value.
-        return pa.struct([pa.field(one.name, stored_type(one.type)) for one in kind])
+        # In a null struct, no field has a value.
+        return pa.struct([pa.field(one.name, to_stored_type(one.type)) for one in kind])
     if pa.types.is_map(kind):
-        return pa.map_(stored_type(kind.key_type), kind.item_field.with_type(stored_type(kind.item_type)))
+        return pa.map_(
+            to_stored_type(kind.key_type), kind.item_field.with_type(to_stored_type(kind.item_type))
+        )
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(stored_type(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(to_stored_type(kind.value_type)))
     return kind
 
 
 class _AvroFile(_File):
-    """A container: a header, and blocks of records with a mark behind each."""
+    """An Avro container file: a header, and blocks of records, each followed by a sync marker."""
 
     def __init__(self, raw: IO[bytes], settings: FileSettings) -> None:
         super().__init__(raw, settings)
@@ -444,20 +446,20 @@ def _avro_long(value: int) -> bytes:
     return bytes([*said, left])
 
 
-def _deflated(data: bytes) -> bytes:
+def _deflate(data: bytes) -> bytes:
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     return packer.compress(data) + packer.flush()
 
 
-def _snapped(data: bytes) -> bytes:
+def _compress_snappy(data: bytes) -> bytes:
     packed: bytes = pa.Codec("snappy").compress(data, asbytes=True)
     return packed + zlib.crc32(data).to_bytes(4, "big")
 
 
 _AVRO_CODECS: Mapping[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
-    "deflate": _deflated,
-    "snappy": _snapped,
+    "deflate": _deflate,
+    "snappy": _compress_snappy,
     "bzip2": bz2.compress,
     "xz": lzma.compress,
     "zstandard": lambda data: pa.Codec("zstd").compress(data, asbytes=True),

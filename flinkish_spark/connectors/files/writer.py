@@ -1,8 +1,8 @@
-"""The staging half: tasks write a frame below a hidden folder and report the files; only these count.
+"""The writer of the file sink: tasks write files below a hidden folder and report them; only these count.
 
-Spark takes the report of one attempt per task. Behind the last one the folder is renamed: whatever a task
-that was given up still writes goes to the old name, which nobody reads and the next sweep removes, or into
-a file that no report names.
+Spark takes the report of one attempt per task. After the last one the folder is renamed: an abandoned task
+that still writes does so under the old name, which no reader uses and the next sweep removes, or to a file
+that no report names.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from flinkish_spark.connectors.files.output_formats import (
     CODECS_OF_LINES,
     OF_PARQUET,
     FileFormat,
-    checked_option,
     codec_of,
     line_condition,
-    lowered,
+    lower_names,
+    parse_option,
 )
 from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
 from flinkish_spark.connectors.partition_values import (
@@ -49,10 +49,10 @@ AVRO_SCHEMA = "avro.schema"
 
 @dataclass(frozen=True)
 class FrameFiles:
-    """Lets tasks write a frame, each record into the folder that columns of it say."""
+    """Writes a frame by tasks, each record to the folder that its folder columns name."""
 
     settings: FileSettings
-    #: Of the files: columns that are folders are in no file, and neither are those left out.
+    #: Fields of the files: without folder columns, and without columns that are left out.
     fields: T.StructType
 
     @classmethod
@@ -65,11 +65,11 @@ class FrameFiles:
         folders: tuple[str, ...],
         part_bytes: int | None = None,
     ) -> FrameFiles:
-        """Return what writes such fields; the session says what no option does.
+        """Return the writer of such fields; missing options are taken from the session.
 
         `folders` are columns, outermost first.
         """
-        found, says = lowered(options), {"org.apache.spark.version": spark.version}
+        found, says = lower_names(options), {"org.apache.spark.version": spark.version}
         codec, texts, more = codec_of(kind, found), None, dict[str, Any]()
         if kind.is_lines:
             texts = LineTexts(kind, options, fields)
@@ -84,7 +84,7 @@ class FrameFiles:
         elif kind is FileFormat.PARQUET:
             says["org.apache.spark.sql.parquet.row.metadata"] = fields.json()
             given = {
-                to: checked_option(name, found[name]) for name, (to, _) in OF_PARQUET.items() if name in found
+                to: parse_option(name, found[name]) for name, (to, _) in OF_PARQUET.items() if name in found
             }
             more = {"group_bytes": given.pop("")} if "" in given else {}
             more["parquet"] = {**given, "store_decimal_as_integer": True}
@@ -94,18 +94,18 @@ class FrameFiles:
         return cls(settings, fields)
 
     def write(self, rows: DataFrame, folder: Path) -> Sequence[dict[str, Any]]:
-        """Return each task's report; `rows` have a sink's control columns in front."""
+        """Write rows, which begin with a sink's control columns; return each task's report."""
         is_record, folders = F.col(C.KIND) == int(C.Kind.RECORD), self.settings.folders
         records = {one.name: F.col(quote_name(one.name)) for one in self.fields}
         if self.settings.kind is FileFormat.AVRO:
             struct = F.struct(*(column.alias(name) for name, column in records.items()))
             records = {RECORD: F.call_function("to_avro", struct, F.lit(self.settings.says[AVRO_SCHEMA]))}
         else:
-            # PySpark has no Arrow type for an interval of months, and a number is what Parquet has.
+            # PySpark has no Arrow type for an interval of months, and Parquet stores it as a number.
             records = {one.name: replace_intervals(records[one.name], one.dataType) for one in self.fields}
-        # Of a control row nothing is made: it has no values, and a format may have no nulls.
+        # A control row is not converted: it has no values, and a format may have no nulls.
         made = [F.when(is_record, column).alias(name) for name, column in records.items()]
-        # An empty text is null's folder, too.
+        # An empty text has the folder of null.
         texts = [F.coalesce(F.col(quote_name(name)).cast("string"), F.lit("")) for name in folders]
         places = [text.alias(f"{FOLDER}{at}") for at, text in enumerate(texts)]
         frame = rows.select(*(F.col(name) for name in C.SINK_CONTROL), *made, *places)
@@ -116,7 +116,7 @@ class FrameFiles:
 
 
 def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
-    """Return what the session says of a format's codec; of lines it says nothing."""
+    """Return the session's codec of a format; None for line formats."""
     found = None if kind.is_lines else spark.conf.get(f"spark.sql.{kind.value}.compression.codec", None)
     return None if found is None else found.lower()
 
@@ -133,7 +133,7 @@ class FileWriter(SinkWriter):
     ) -> None:
         self._files, self._frames, self._assigners = files, frames, assigners
         self._context, self._disk = context, disk
-        added = self._added(0)
+        added = self._make_folder_columns(0)
         nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in context.schema]
         self._calls_python = bool(added) and calls_python(
             spark.range(1).select(*nothing).select(*added.values())
@@ -143,7 +143,7 @@ class FileWriter(SinkWriter):
     def stage(self, request: StageRequest) -> StageResult:
         folder = self._files.in_progress / str(StagedId.new(self._context.owner_epoch, request.block))
         self._disk.make_folder(folder)
-        found = self._frames.write(self._placed(request.rows), folder)
+        found = self._frames.write(self._add_folder_columns(request.rows), folder)
         acks = tuple(TaskAck.from_json(report) for report in found)
         files = [file for report in found for file in report["files"]]
         if not files:
@@ -175,29 +175,29 @@ class FileWriter(SinkWriter):
         }
         return StageResult(acks, (payload,), bytes=size)
 
-    def _placed(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the columns of all folders; it fails at a record that has none."""
-        added = self._added(self._context.clock.wall_ms())
+    def _add_folder_columns(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the columns of all bucket folders; a record without a value fails the task."""
+        added = self._make_folder_columns(self._context.clock.wall_ms())
         is_record = F.col(C.KIND) == int(C.Kind.RECORD)
         fields = [F.col(quote_name(name)) for name in rows.columns]
-        # An expression of the user's sees records only.
+        # A user's expression gets records only, no control rows.
         columns = [F.when(is_record, column).alias(name) for name, column in added.items()]
         if self._calls_python:
-            # Spark calls Python before it looks at any condition but a filter's.
+            # Spark calls Python before it evaluates any condition but a filter.
             placed = rows.where(is_record).select(*fields, *columns)
             placed = placed.unionByName(rows.where(~is_record), allowMissingColumns=True)
         else:
             placed = rows.select(*fields, *columns)
         return self._refusing(placed, added)
 
-    def _added(self, now_ms: int) -> dict[str, Column]:
+    def _make_folder_columns(self, now_ms: int) -> dict[str, Column]:
         added: dict[str, Column] = {}
         for one in self._assigners:
             added.update(one.columns(now_ms))
         return added
 
     def _refusing(self, rows: DataFrame, added: Mapping[str, Column]) -> DataFrame:
-        # Fields that are folders are in no file; what an assigner makes is beside the fields that it is of.
+        # A field that is a folder is in no file; a column that an assigner adds is beside its field.
         only_in_names = [name for name in self._frames.settings.folders if name not in added]
         marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
         shown = rows.columns[CONTROL_WIDTH:]

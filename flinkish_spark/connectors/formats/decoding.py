@@ -133,10 +133,10 @@ def part_of(form: Format, name: str, uid: str, place: JobPlace, topics: Sequence
         return stated
     job_dir = None if place.job_dir is None else JobDir(place.job_dir.open(), place.job_dir)
     fact, evolves = f"schema-{uid}-{name}", form.on_schema_change is OnSchemaChange.EVOLVE
-    stored = None if job_dir is None or evolves else job_dir.recorded(fact)
+    stored = None if job_dir is None or evolves else job_dir.find_fact(fact)
     schema = _newest(form.registry, name, topics) if stored is None else RegistrySchema.from_json(stored)
     if job_dir is not None and stored is None:
-        first = job_dir.recorded_once(fact, schema.to_json())
+        first = job_dir.record_fact(fact, schema.to_json())
         if evolves:
             _note_schema(job_dir, fact, schema)
         else:
@@ -177,14 +177,14 @@ def schema_facts(uid: str) -> tuple[str, ...]:
 
 def _note_schema(job_dir: JobDir, fact: str, schema: RegistrySchema) -> None:
     """Record from which checkpoint on a schema is used, unless it was in use before."""
-    at = 1 + max((one.value for one in job_dir.decided_ids()), default=0)
+    at = 1 + max((one.value for one in job_dir.list_checkpoint_ids()), default=0)
     numbered = re.compile(rf"facts/{re.escape(fact)}-([0-9]+)-([0-9]+)\.json")
     found = map(numbered.fullmatch, job_dir.store.list("facts"))
     past = [(int(one[1]), int(one[2])) for one in found if one is not None]
     # After a rewind there are facts about later checkpoints, whose ids come again.
     before = max((one for one in past if one[0] <= at), default=None)
     if before is None or before[1] != schema.schema_id:
-        job_dir.recorded_once(f"{fact}-{at}-{schema.schema_id}", schema.to_json())
+        job_dir.record_fact(f"{fact}-{at}-{schema.schema_id}", schema.to_json())
 
 
 def read_part(part: RecordPart, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:

@@ -11,7 +11,7 @@ from flinkish_spark.connectors.buffer import BufferedFileError
 from flinkish_spark.connectors.jdbc.dialect import LostTransaction, Session, Trouble
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
 from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
-from flinkish_spark.core.forks import Connected, never_finalized
+from flinkish_spark.core.forks import ProcessConnection, keep_forever
 
 #: Checks of a silent server within the timeout; it ends at most one check later.
 _LOOKS = 4
@@ -23,7 +23,7 @@ class DatabaseUnavailable(EnvironmentFault):
     restartable = True
 
 
-class Database(Connected):
+class Database(ProcessConnection):
     """One connection at a time, reopened when it is lost; errors are translated and contain no secrets."""
 
     def __init__(self, settings: JdbcSettings, uid: str, connect: Callable[[], Any] | None = None) -> None:
@@ -37,7 +37,7 @@ class Database(Connected):
     def leave_to_parent(self) -> None:
         # Closing it in a child process would end the parent's session, or roll it back.
         if self._session is not None:
-            never_finalized(self._session.connection)
+            keep_forever(self._session.connection)
             self._session = None
 
     @contextlib.contextmanager

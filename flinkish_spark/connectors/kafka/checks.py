@@ -30,7 +30,7 @@ def find_replaced_topic(
             why = "the job has not read all of it, or cannot know that it has"
         else:
             now = {"topic_id": found[topic].topic_id or ""}
-            if job_dir.recorded_once(f"topic-{uid}-{topic}", now) == now:
+            if job_dir.record_fact(f"topic-{uid}-{topic}", now) == now:
                 continue
             how, to_do = "deleted and created again", "restore the old topic"
             why = "its id changed, so the offsets of the checkpoint mean other records"

@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
 from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable
+from flinkish_spark.core.validation import instance_of, raise_config_errors, unusable
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Form, StoredObject, store_as
 from flinkish_spark.protocol.ids import Place
@@ -111,7 +111,7 @@ def _check_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tu
     for topic, numbers in partitions.items():
         if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
             raise unusable(f"partitions[{topic!r}]", numbers, wanted="a list of numbers", what_to_do=to_do)
-        with refused_as_config_errors(to_do):
+        with raise_config_errors(to_do):
             found[topic] = tuple(sorted({check_whole("a partition", one, least=0) for one in numbers}))
     return found
 
@@ -141,7 +141,7 @@ class _TimestampBoundary:
     timestamp_ms: int
 
     def __post_init__(self) -> None:
-        with refused_as_config_errors("give milliseconds since 1970"):
+        with raise_config_errors("give milliseconds since 1970"):
             check_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
@@ -184,7 +184,7 @@ class StartAtOffsets(KafkaStart):
     def __post_init__(self) -> None:
         to_do = 'give numbers by topic and partition: {"orders": {0: 1_000, 1: 1_200}}'
         _check_offsets("start", self.starts, to_do)
-        with refused_as_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
+        with raise_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
             check_choice("otherwise", self.otherwise, StartingOffsets)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
@@ -216,7 +216,7 @@ class StartAtCommittedOffsets(KafkaStart):
 
     def __post_init__(self) -> None:
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
-        with refused_as_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
+        with raise_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
             check_choice("otherwise", self.otherwise, StartingOffsets)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
@@ -234,7 +234,7 @@ def _check_offsets(which: str, given: object, to_do: str) -> None:
     for topic, offsets in given.items():
         if not isinstance(offsets, Mapping):
             raise unusable(f"{which}s[{topic!r}]", offsets, wanted="offsets by partition", what_to_do=to_do)
-        with refused_as_config_errors(to_do):
+        with raise_config_errors(to_do):
             for partition, offset in offsets.items():
                 check_whole("a partition", partition, least=0)
                 check_whole(f"the {which} of {topic}-{partition}", offset, least=0)

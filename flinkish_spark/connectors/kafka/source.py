@@ -66,7 +66,7 @@ from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Format, OnT
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, values_by_name
+from flinkish_spark.core.validation import instance_of, raise_config_errors, values_by_name
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.ids import JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentMode
@@ -220,7 +220,7 @@ class KafkaInput(Source):
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the topic ids and schemas that the job recorded at its first start."""
         names = [*(f"topic-{uid}-{topic}" for topic in self.topics_now()), *schema_facts(uid)]
-        facts = {name: job_dir.recorded(name) for name in names}
+        facts = {name: job_dir.find_fact(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     @cached_property
@@ -442,7 +442,7 @@ class KafkaSource(KafkaInput):
         wanted = TopicSelection.of(self.topics, self.pattern, self.partitions)
         check_told_apart(wanted.topics)
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
-        with refused_as_config_errors("give a number of records, or 0 for no limit"):
+        with raise_config_errors("give a number of records, or 0 for no limit"):
             check_whole("max_offsets_per_trigger", self.max_offsets_per_trigger, least=0)
         options = values_by_name("options", self.options, what_to_do=_OPTIONS_TO_DO)
         reader_options = values_by_name("reader_options", self.reader_options, what_to_do=_OPTIONS_TO_DO)
@@ -568,12 +568,12 @@ class KafkaSource(KafkaInput):
             known = self._ask_offsets()
         else:
             job_dir, name = JobDir(place.job_dir.open()), self.make_fact_name("start")
-            if job_dir.known_uuid() is None:
+            if job_dir.find_uuid() is None:
                 # A plan that is only explained, before the first start.
                 return StartingOffsets.EARLIEST.value
-            recorded = job_dir.recorded(name)
+            recorded = job_dir.find_fact(name)
             if recorded is None:
-                recorded = job_dir.recorded_once(name, {"offsets": self._ask_offsets()})
+                recorded = job_dir.record_fact(name, {"offsets": self._ask_offsets()})
             known = recorded["offsets"]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
             places = self.places(admin)
@@ -632,10 +632,10 @@ class KafkaSource(KafkaInput):
         if self.ending is None or self._ends is not None:
             return
         wanted, name = self.ending.to_json(), self.make_fact_name("end")
-        recorded = job_dir.recorded(name)
+        recorded = job_dir.find_fact(name)
         if recorded is None:
             offsets = to_json(self.ending.offsets(admin, self.places(admin)))
-            recorded = job_dir.recorded_once(name, {"ending": wanted, "offsets": offsets})
+            recorded = job_dir.record_fact(name, {"ending": wanted, "offsets": offsets})
         if recorded["ending"] != wanted:
             read = ", ".join(self.topics) or self.pattern
             raise JobDirError(
@@ -649,7 +649,7 @@ class KafkaSource(KafkaInput):
         """Return the recorded ending offsets; None if the source has none, and before the first start."""
         if self.ending is None or self._ends is not None or place.job_dir is None:
             return self._ends
-        recorded = JobDir(place.job_dir.open()).recorded(self.make_fact_name("end"))
+        recorded = JobDir(place.job_dir.open()).find_fact(self.make_fact_name("end"))
         return None if recorded is None else from_json(recorded["offsets"])
 
     def clip_to_ends(self, offsets: Mapping[Place, int]) -> dict[Place, int]:

@@ -49,7 +49,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import Format, OnTombstone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.validation import instance_of, refused_as_config_errors, unusable, values_by_name
+from flinkish_spark.core.validation import instance_of, raise_config_errors, unusable, values_by_name
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.protocol.plan_layout import Position
@@ -155,7 +155,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
-        with refused_as_config_errors("give milliseconds since 1970"):
+        with raise_config_errors("give milliseconds since 1970"):
             check_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
         self.connection = KafkaConnection(
             bootstrap_servers,

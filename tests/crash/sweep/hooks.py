@@ -121,12 +121,12 @@ class SparkSteps:
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
 
-    def before(self, step: Step, subject: str) -> None:
+    def on_step_start(self, step: Step, subject: str) -> None:
         """Stop here if this is the point: foreachBatch is about to return."""
         if step is Step.SPARK_COMMIT:
             self._switch.passing(Call("spark.write commits/*", Layer.SPARK, Effect.WRITE))
 
-    def after(self, step: Step, subject: str) -> None:
+    def on_step_end(self, step: Step, subject: str) -> None:
         """Stop here if this is the point: commits/N was read."""
         if step is Step.SPARK_COMMIT:
             self._switch.passing(Call("spark.wrote commits/*", Layer.SPARK, Effect.WRITE))

@@ -101,7 +101,7 @@ class StoredTableLooker:
     """Reads a table in a bucket, or on HDFS; a file's rows are read once."""
 
     def __init__(self, table: StoreSpec) -> None:
-        self._place = {"table_uri": table.url, "storage_options": table.resolved()}
+        self._place = {"table_uri": table.url, "storage_options": table.resolve()}
         self._files: dict[str, Counter[Total]] = {}
 
     def look(self) -> Counter[Total]:

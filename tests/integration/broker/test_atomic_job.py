@@ -52,7 +52,7 @@ def job(spark, broker, job_dir, source, topic):
 
 def decisions(job_dir):
     directory = JobDir(LocalStore(job_dir))
-    found = (directory.decision(checkpoint) for checkpoint in directory.decided_ids())
+    found = (directory.decision(checkpoint) for checkpoint in directory.list_checkpoint_ids())
     return [one for one in found if one is not None and one.verdict is Verdict.COMMIT]
 
 

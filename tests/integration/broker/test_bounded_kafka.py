@@ -78,7 +78,7 @@ def test_what_comes_behind_the_end_is_not_read(spark, broker, topic, job_dir, tm
         committed = admin.committed_offsets(group)
     assert sum(committed.values()) == len(sink.rows())
     with TransactionClient(KafkaConnection(servers, {})) as client:
-        assert list(still_open(client, JobDir(LocalStore(job_dir)).known_uuid())) == []
+        assert list(still_open(client, JobDir(LocalStore(job_dir)).find_uuid())) == []
 
 
 def test_an_end_in_the_future_is_waited_for(spark, broker, topic, job_dir, tmp_path) -> None:

@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
-from flinkish_spark.core.upstream_cut import flat, upstream_cut
+from flinkish_spark.core.upstream_cut import flatten, upstream_cut
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.input_gate import AlignmentMode
@@ -96,7 +96,7 @@ def assert_all_is_there(chain: Chain, orders: Orders) -> None:
     assert (len(out), set(out.values())) == (orders.sent, {1})
     with TransactionClient(KafkaConnection(chain.servers)) as client:
         for job_dir in (chain.upstream_dir, chain.chained_dir):
-            job = JobDir(LocalStore(job_dir)).known_uuid()
+            job = JobDir(LocalStore(job_dir)).find_uuid()
             assert job is not None
             assert not still_open(client, job)
 
@@ -191,7 +191,7 @@ def logged(chain: Chain) -> dict[int, tuple[dict[int, int], dict[int, list[int |
     for folder in sorted((chain.chained_dir / "spark").glob("*/offsets")):
         for entry in folder.glob("[0-9]*"):
             offset = json.loads(entry.read_text().split("\n")[2])
-            left = flat(offset.get("flinkish:channel-state", {}))
+            left = flatten(offset.get("flinkish:channel-state", {}))
             positions = {int(p): o for p, o in offset.get(chain.middle, {}).items()}
             found[int(entry.name)] = (positions, {p: value for (_, p), value in left.items()})
     return found

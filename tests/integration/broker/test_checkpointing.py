@@ -185,7 +185,7 @@ def test_several_checkpoints_in_flight_stay_exact(spark, broker, topic, job_dir)
         assert client.wait(240_000)
     assert totals_in(broker.bootstrap_servers, sink) == expected_totals({"a": list(range(60))})
     folder = JobDir(LocalStore(job_dir))
-    commits = [d for d in map(folder.decision, folder.decided_ids()) if d.verdict is Verdict.COMMIT]
+    commits = [d for d in map(folder.decision, folder.list_checkpoint_ids()) if d.verdict is Verdict.COMMIT]
     batches = [d.batch for d in commits]
     assert batches == sorted(batches)
 
@@ -247,7 +247,7 @@ def test_a_cancelled_job_may_delete_its_checkpoints(spark, broker, topic, job_di
         assert client.wait(240_000)
     folder = JobDir(LocalStore(job_dir))
     assert folder.newest_commit() is None
-    assert len(folder.decided_ids()) == 1, "ids are counted from it"
+    assert len(folder.list_checkpoint_ids()) == 1, "ids are counted from it"
 
 
 def test_more_failures_than_tolerated_fail_the_job(spark, broker, topic, job_dir):

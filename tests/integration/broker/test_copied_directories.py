@@ -143,7 +143,7 @@ class Original(SilentObserver):
         #: It is cancelled right behind the copy, if it is given.
         self.client: JobClient | None = None
 
-    def after(self, step: Any, subject: str) -> None:
+    def on_step_end(self, step: Any, subject: str) -> None:
         if step is Step.TRIGGER and self.open is None:
             self._triggered = CheckpointId(int(subject))
         if step is Step.RECEIPT and self.open is not None and subject == str(self.open):
@@ -154,7 +154,7 @@ class Original(SilentObserver):
 
     def _copy(self, checkpoint: CheckpointId) -> None:
         folder = JobDir(LocalStore(self._place.here))
-        known = folder.staged_batches(folder.lineage()).values()
+        known = folder.list_staged(folder.lineage()).values()
         staged = [one for one in known if _has_rows_up_to(one, checkpoint)]
         if not staged or folder.decision(checkpoint) is not None:
             return
@@ -162,13 +162,13 @@ class Original(SilentObserver):
         if not self._is_staged_known:
             # As a copy of a moment before has it.
             for one in staged:
-                (self._place.elsewhere / folder.staged_key(one)).unlink()
+                (self._place.elsewhere / folder.make_staged_key(one)).unlink()
         self.open = checkpoint
         self.copied.set()
         if self.client is not None:
             self.client.cancel()
 
-    def before(self, step: Any, subject: str) -> None:
+    def on_step_start(self, step: Any, subject: str) -> None:
         if step is Step.DECISION and self.open is not None and subject == str(self.open):
             assert self.may_decide.wait(PATIENCE_S)
 

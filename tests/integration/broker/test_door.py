@@ -272,7 +272,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
         pass
 
     class DieBehindTheDecision(SilentObserver):
-        def after(self, step, subject):
+        def on_step_end(self, step, subject):
             if step.value == "decision":
                 raise Dies
 

@@ -64,7 +64,7 @@ def test_a_job_that_starts_again_leaves_no_transaction_open(spark, broker, topic
         run_until(env, lambda _, done=done: sum(totals_in(servers, out).values()) == done)
     assert totals_in(servers, out) == expected_totals(amounts)
     with TransactionClient(KafkaConnection(servers)) as client:
-        assert not still_open(client, JobUuid(env._supervisor()._job_dir.known_uuid().value))
+        assert not still_open(client, JobUuid(env._supervisor()._job_dir.find_uuid().value))
 
 
 @pytest.mark.nightly

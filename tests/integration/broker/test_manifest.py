@@ -70,7 +70,7 @@ def test_a_job_writes_one_record_per_checkpoint_and_its_facts(spark, broker, top
 
     def confirmed():
         folder = JobDir(LocalStore(job_dir))
-        return [int(c) for c in folder.decided_ids() if folder.receipt(c) is not None]
+        return [int(c) for c in folder.list_checkpoint_ids() if folder.receipt(c) is not None]
 
     produce(broker.bootstrap_servers, source, [order("a", n) for n in range(10)], key=b"a")
     run_until(job(KafkaManifest(broker.bootstrap_servers, manifest)), lambda c: rows(c, "delta") >= 10)

@@ -92,7 +92,7 @@ class Everywhere:
 
     def open_transactions(self):
         with TransactionClient(KafkaConnection(self.broker.bootstrap_servers)) as client:
-            return still_open(client, JobDir(LocalStore(self.job_dir)).known_uuid())
+            return still_open(client, JobDir(LocalStore(self.job_dir)).find_uuid())
 
 
 class Steps(SilentObserver):
@@ -102,7 +102,7 @@ class Steps(SilentObserver):
         self.taken: list[tuple[Step, str]] = []
         self.interrupt_after, self.client = interrupt_after, None
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         self.taken.append((step, subject))
         if (step, subject) == self.interrupt_after and self.client is not None:
             # As a kill does: whatever comes next waits for the next start.
@@ -130,7 +130,7 @@ def test_five_sinks_commit_in_their_order_with_one_receipt(everywhere) -> None:
     finally:
         end(client)
     folder = JobDir(LocalStore(everywhere.job_dir))
-    checkpoint = next(c for c in folder.decided_ids() if _has_data(folder, c))
+    checkpoint = next(c for c in folder.list_checkpoint_ids() if _has_data(folder, c))
     at = steps.taken.index((Step.DECISION, str(checkpoint)))
     receipt = steps.taken.index((Step.RECEIPT, str(checkpoint)))
     taken = [
@@ -152,7 +152,7 @@ def test_five_sinks_commit_in_their_order_with_one_receipt(everywhere) -> None:
     manifest = read_delta(everywhere.folder / "manifest")
     assert (
         sorted(r["checkpoint"] for r in manifest)
-        == [int(c) for c in folder.decided_ids() if folder.receipt(c) is not None][-len(manifest) :]
+        == [int(c) for c in folder.list_checkpoint_ids() if folder.receipt(c) is not None][-len(manifest) :]
     )
 
 
@@ -162,7 +162,7 @@ def test_a_job_directory_that_is_an_older_copy_is_refused_by_every_sink(everywhe
     here, backup = everywhere.job_dir, everywhere.folder / "backup"
     _run_until_all_show(everywhere, 10)
     shutil.copytree(here, backup, symlinks=True)
-    before = max(JobDir(LocalStore(backup)).decided_ids())
+    before = max(JobDir(LocalStore(backup)).list_checkpoint_ids())
     _run_until_all_show(everywhere, 30)
     newest = JobDir(LocalStore(here)).newest_commit().checkpoint
     here.rename(everywhere.folder / "newest")

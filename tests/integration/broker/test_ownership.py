@@ -94,7 +94,7 @@ def test_a_zombie_is_fenced_and_the_newcomer_is_exact(spark, broker, topic, job_
 
 def decisions(job_dir):
     folder = JobDir(LocalStore(job_dir))
-    found = [folder.decision(checkpoint) for checkpoint in folder.decided_ids()]
+    found = [folder.decision(checkpoint) for checkpoint in folder.list_checkpoint_ids()]
     return [d for d in found if d is not None and d.verdict is Verdict.COMMIT]
 
 
@@ -105,10 +105,10 @@ class EndTransactionsOf:
         self._connection = Connection(broker.bootstrap_servers)
         self.job_dir = None
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         pass
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         newest = decisions(self.job_dir)[-1] if step is Step.DECISION else None
         if newest is not None and newest.group_by_sink().get("kafka"):
             with TransactionClient(self._connection) as client:
@@ -144,10 +144,10 @@ class AbortStagedOnce:
     def __init__(self, broker, job_dir):
         self._broker, self._job_dir, self.done = broker, job_dir, False
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         pass
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         if step is Step.STAGED_FILE and not self.done:
             with TransactionClient(Connection(self._broker.bootstrap_servers)) as client:
                 for found in open_transactions(self._broker, self._job_dir):

@@ -69,10 +69,10 @@ class AfterDecisions:
         self._job_dir, self._action, self._left = JobDir(LocalStore(job_dir)), action, spared
         self.struck: list[int] = []
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         pass
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         if step is not Step.DECISION or self.struck:
             return
         decision = self._job_dir.decision(CheckpointId(int(subject)))
@@ -154,7 +154,7 @@ def visible(broker, sink):
 
 
 def replays(job_dir, checkpoints):
-    found = [JobDir(LocalStore(job_dir)).restaged(CheckpointId(n)) for n in checkpoints]
+    found = [JobDir(LocalStore(job_dir)).find_restaged(CheckpointId(n)) for n in checkpoints]
     return [one.number for one in found if one is not None]
 
 
@@ -283,7 +283,7 @@ def test_a_job_that_was_stopped_until_its_decided_transactions_timed_out(spark, 
         finally:
             end(client)
         broker.resume()
-        uuid = JobDir(LocalStore(job_dir)).known_uuid()
+        uuid = JobDir(LocalStore(job_dir)).find_uuid()
         with TransactionClient(KafkaConnection(broker.bootstrap_servers)) as transactions:
             deadline = time.monotonic() + 30
             while still_open(transactions, uuid) and time.monotonic() < deadline:

@@ -271,7 +271,7 @@ def test_sinks_of_all_families_are_exact_when_a_host_is_cut_off_and_an_executor_
     assert emitted({"user": user, "total": total} for user, total in found.elements()) == totals()
     assert Counter(tuple(row) for row in said["delta"]) == found
     assert Counter(database.query("SELECT * FROM totals")) == found
-    visible = bucket.above(1).below("out/objects").open()
+    visible = bucket.to_parent(1).to_child("out/objects").open()
     objects = Counter(tuple(row) for key in visible.list("visible") for row in json.loads(visible.read(key)))
     letters = Counter(
         (record["user"], record["total"])

@@ -120,7 +120,7 @@ def finishes_without_a_receipt(job) -> None:
 def goes_back(job) -> None:
     """Tables of all modes are restored to a checkpoint, once, and the job goes on from there."""
     commits = job.job_dir.live_commits()
-    target, uuid = commits[1].checkpoint, job.job_dir.known_uuid()
+    target, uuid = commits[1].checkpoint, job.job_dir.find_uuid()
     from flinkish_spark.checkpoint.retention import SparkPins
     from flinkish_spark.checkpoint.spark_log import SparkLog
     from flinkish_spark.core.clock import SystemClock

@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import (
-    AtFinal,
     ColumnBuckets,
     Compaction,
     DateTimeBuckets,
     ExpressionBuckets,
     FileFormat,
     FileSink,
+    FinalPartitionAction,
     MetastorePartition,
     PartitionCommit,
     PartitionTime,
@@ -125,7 +125,7 @@ def test_partitions_by_time_reach_the_catalog_when_they_are_complete(spark, tmp_
     commit = PartitionCommit(
         PartitionTime(delay_ms=3_600_000),
         (SuccessFile(), MetastorePartition("file_sink_hours")),
-        AtFinal.WAIT,
+        FinalPartitionAction.WAIT,
     )
     hours = DateTimeBuckets("yyyy-MM-dd--HH", column="at", zone="Europe/Berlin")
     sink = FileSink(f"{tmp_path}/hours", bucket_by=hours, compaction=Compaction(), partition_commit=commit)
@@ -160,10 +160,10 @@ class Crashing(SilentObserver):
     def __init__(self, step: Step, when: str, time: int = 1) -> None:
         self.step, self.when, self.left = step, when, time
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         self._count(step, "before")
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         self._count(step, "after")
 
     def _count(self, step, when):

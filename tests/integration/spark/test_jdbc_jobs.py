@@ -103,10 +103,10 @@ class DiesAtEach(SilentObserver):
     def __init__(self, moments) -> None:
         self.moments = list(moments)
 
-    def before(self, step, detail=""):
+    def on_step_start(self, step, detail=""):
         self._maybe("before", step, detail)
 
-    def after(self, step, detail=""):
+    def on_step_end(self, step, detail=""):
         self._maybe("after", step, detail)
 
     def _maybe(self, when, step, detail):

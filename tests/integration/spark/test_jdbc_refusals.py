@@ -15,7 +15,7 @@ from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.connectors.jdbc.settings import DeadLetterTable
 from flinkish_spark.connectors.jdbc.sink import Checks
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
-from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, SecretMissing
+from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Outcome
 from tests.support.databases import PAIRS, TestDatabase, commit, committer_of, context_of, staged
@@ -459,7 +459,7 @@ def test_a_password_is_read_for_each_connection(postgres_database, tmp_path, mon
     sink = TestDatabase(postgres_database.url, postgres_database.user).sink(
         create_table=True, password=FileSecret(str(file))
     )
-    with pytest.raises(SecretMissing, match="cannot be read"):
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
         check(sink, tmp_path)
     file.write_text(postgres_database.password + "\n")
     check(sink, tmp_path)
@@ -467,5 +467,5 @@ def test_a_password_is_read_for_each_connection(postgres_database, tmp_path, mon
     named = TestDatabase(postgres_database.url, postgres_database.user)
     check(named.sink(create_table=True, password=EnvironmentSecret("DB_WORD")), tmp_path)
     monkeypatch.delenv("DB_WORD")
-    with pytest.raises(SecretMissing, match="DB_WORD is not set"):
+    with pytest.raises(EnvironmentFault, match="DB_WORD is not set"):
         check(named.sink(password=EnvironmentSecret("DB_WORD")), tmp_path)

@@ -104,7 +104,7 @@ def _no_trace_of_markers_in(root: Path) -> None:
     """Neither in staged files nor in decisions."""
     job_dir = JobDir(LocalStore(root))
     decided = [batch for decision in job_dir.live_commits() for batch in decision.batches]
-    staged = [*decided, *job_dir.staged_batches(job_dir.lineage()).values()]
+    staged = [*decided, *job_dir.list_staged(job_dir.lineage()).values()]
     assert decided and not [t for batch in staged for ack in batch.acks for t in ack.tasks if t.reports]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark import JobProcess, JobStatus, MemorySink, TaskState
-from flinkish_spark.core.errors import NoProgressError, OutOfMemoryFault, ProcessLostError
+from flinkish_spark.core.errors import MemoryExhaustedError, NoProgressError, ProcessLostError
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, environment, running
 
 pytestmark = pytest.mark.timeout(600)
@@ -38,7 +38,8 @@ class Killed(RunningTotal):
 
 
 @pytest.mark.parametrize(
-    ("function", "kind", "operator"), [(Hungry, OutOfMemoryFault, "totals"), (Killed, ProcessLostError, None)]
+    ("function", "kind", "operator"),
+    [(Hungry, MemoryExhaustedError, "totals"), (Killed, ProcessLostError, None)],
 )
 def test_a_worker_without_memory_is_named_and_restarted(
     spark: Any, tmp_path: Path, function: Any, kind: type, operator: str | None
@@ -71,8 +72,8 @@ _APP = Path(__file__).parents[2] / "support" / "hungry_app.py"
     ("master", "where", "error", "process", "exit_code"),
     [
         # A limit of addresses for all workers of an executor, as Spark sets it.
-        ("local-cluster[1,1,1024]", "worker", "OutOfMemoryFault", "WORKER", "None"),
-        ("local-cluster[1,1,1024]", "executor", "OutOfMemoryFault", "EXECUTOR", "52 None"),
+        ("local-cluster[1,1,1024]", "worker", "MemoryExhaustedError", "WORKER", "None"),
+        ("local-cluster[1,1,1024]", "executor", "MemoryExhaustedError", "EXECUTOR", "52 None"),
         ("local[2,4]", "executor", "DriverOutOfMemory", "DRIVER", "52"),
         ("local[2,4]", "killed driver", "SparkGoneError", "DRIVER", "137"),
     ],

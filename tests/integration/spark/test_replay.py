@@ -29,10 +29,10 @@ class DeleteStaged:
         #: Micro-batches that were staged, those of replays left out.
         self.staged = 0
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         pass
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         self.staged += step is Step.STAGED_FILE
         if step is not Step.DECISION or self.struck:
             return
@@ -52,7 +52,7 @@ class DeleteStaged:
     def check(self) -> None:
         """The epoch was replayed, and nothing of that is left."""
         (checkpoint,) = self.struck
-        assert self._job_dir.restaged(CheckpointId(checkpoint)).number == 1
+        assert self._job_dir.find_restaged(CheckpointId(checkpoint)).number == 1
         assert not list(Path(self._job_dir.store.root).glob("replay/*"))
 
 

@@ -136,11 +136,11 @@ class Crashing(SilentObserver):
     def __init__(self, step: Step, when: str) -> None:
         self.step, self.when = step, when
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         if (step, "before") == (self.step, self.when):
             raise Crash("a test")
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         if (step, "after") == (self.step, self.when):
             raise Crash("a test")
 
@@ -231,6 +231,6 @@ def context(spark, job):
     from flinkish_spark import CheckpointConfig
     from flinkish_spark.protocol.ids import OwnerEpoch
 
-    uuid = job.job_dir.known_uuid()
+    uuid = job.job_dir.find_uuid()
     schema = spark.read.format("delta").load(str(job.table)).schema
     return sink_context_of(uuid, OwnerEpoch(1), "table", schema, CheckpointConfig())

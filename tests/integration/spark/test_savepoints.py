@@ -297,12 +297,12 @@ class Breaks:
     def __init__(self, step: str, times: int) -> None:
         self.step, self.left = step, times
 
-    def before(self, step, subject) -> None:
+    def on_step_start(self, step, subject) -> None:
         if step.value == self.step and self.left:
             self.left -= 1
             raise OSError("broken by the test")
 
-    def after(self, step, subject) -> None:
+    def on_step_end(self, step, subject) -> None:
         pass
 
 

@@ -135,10 +135,10 @@ class Stumbling(SilentObserver):
             (when, step) for when in ("before", "after") for step in (Step.STAGED_FILE, Step.GROUP_OFFSETS)
         }
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         self._maybe("before", step)
 
-    def after(self, step, subject):
+    def on_step_end(self, step, subject):
         self._maybe("after", step)
 
     def _maybe(self, when, step):

@@ -92,7 +92,7 @@ def test_files_and_folders_in_a_bucket_are_fetched_by_the_driver_for_all_tasks(
     for name in ("model/word", "model/below/word"):
         bucket.open().put(name, name.encode())
     # By the login of the job directory, which is in the same bucket.
-    env = environment(spark, bucket.below("job"))
+    env = environment(spark, bucket.to_child("job"))
     fetched(env, bucket.url, "model/word", "model/below/word")
     with pytest.raises(ConfigError, match=f"the cached file 'gone' is not at {bucket.url}/gone"):
         env.register_cached_file(f"{bucket.url}/gone", "gone")
@@ -255,7 +255,7 @@ def test_a_savepoint_goes_from_anywhere_to_anywhere(
     place, target = StoreSpec(str(tmp_path / "first")), StoreSpec(str(tmp_path / "savepoint"))
     if first == "s3":
         # In the job's bucket, where its options hold.
-        place, target = bucket, bucket.above(2).below("savepoints/7")
+        place, target = bucket, bucket.to_parent(2).to_child("savepoints/7")
     with running(job(spark, place, DeltaSink(str(tmp_path / "t")))) as client:
         await_that(lambda: client.progress.checkpoints >= 1, client)
         assert client.stop_with_savepoint(target.url).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED
@@ -274,8 +274,8 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
 ) -> None:
     """Of a retained checkpoint by copies on the disk or in the bucket, of a savepoint where it is."""
     options = {"store_options": dict(bucket.options)}
-    above = bucket.above(2)
-    saved, edited = (above.below(f"savepoints/{number}").url for number in (7, 8))
+    above = bucket.to_parent(2)
+    saved, edited = (above.to_child(f"savepoints/{number}").url for number in (7, 8))
     with running(job(spark, bucket, DeltaSink(str(tmp_path / "t")))) as client:
         await_that(lambda: client.progress.checkpoints >= 2, client)
         assert client.stop_with_savepoint(saved).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED
@@ -288,11 +288,11 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
         rows = read_state(spark, path, "counts", "count", **options, **more).collect()
         return {row.key: row["value"] for row in rows}
 
-    scratch = above.below("scratch")
+    scratch = above.to_child("scratch")
     assert read(bucket.url) == read(bucket.url, scratch=scratch.url) == read(saved) == counts
     assert scratch.open_bucket().sizes_below("")
     with pytest.raises(ConfigError, match="the job directory is never changed"):
-        read(bucket.url, scratch=bucket.below("scratch").url)
+        read(bucket.url, scratch=bucket.to_child("scratch").url)
     doubled = read_state(spark, saved, "counts", "count", **options).selectExpr("key", "value * 2 AS value")
     writer = SavepointWriter.from_existing(spark, saved, **options).with_state("counts", "count", doubled)
     with pytest.raises(SavepointFailed, match="are in each other"):

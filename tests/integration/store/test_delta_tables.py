@@ -55,7 +55,7 @@ def test_the_cases_of_the_contract(spark: Any, tmp_path: Path, table: StoreSpec,
 
     def visible() -> list[tuple[Any, ...]]:
         try:
-            found = DeltaTable(table.url, storage_options=table.resolved())
+            found = DeltaTable(table.url, storage_options=table.resolve())
         except TableNotFoundError:
             return []
         rows = found.to_pyarrow_table(columns=["user", "amount"]).to_pylist()
@@ -82,7 +82,7 @@ def test_sources_read_a_table_and_what_comes(tmp_path: Path, table: StoreSpec) -
 
     def written(*numbers: int) -> None:
         rows = pa.table({"n": numbers, "p": [f"p {number % 2}" for number in numbers]})
-        options, feed = table.resolved(), {"delta.enableChangeDataFeed": "true"}
+        options, feed = table.resolve(), {"delta.enableChangeDataFeed": "true"}
         how: dict[str, Any] = {"mode": "append", "partition_by": ["p"], "configuration": feed}
         write_deltalake(table.url, rows, storage_options=options, **how)
 
@@ -93,7 +93,7 @@ def test_sources_read_a_table_and_what_comes(tmp_path: Path, table: StoreSpec) -
     first, rows = step(reader, reader.initialOffset())
     assert sorted(row[:3] for row in rows) == [(1, "p 1", "insert"), (2, "p 0", "insert")]
     written(3)
-    DeltaTable(table.url, storage_options=table.resolved()).delete("n = 1")
+    DeltaTable(table.url, storage_options=table.resolve()).delete("n = 1")
     found = step(reader, first)[1]
     assert sorted(row[:4] for row in found) == [(1, "p 1", "delete", 2), (3, "p 1", "insert", 1)]
     assert step(reader_of(live, tmp_path / "live"), first)[1] == found

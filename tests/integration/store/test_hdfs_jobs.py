@@ -51,7 +51,7 @@ def test_a_job_goes_on_from_hdfs_and_its_savepoint_goes_elsewhere(
     first = exact(rows)
     listed = flinkish("checkpoints", "list", folder.url)
     assert listed.exit_code == 0, listed.output
-    target = folder.above(2).below("savepoints/7")
+    target = folder.to_parent(2).to_child("savepoints/7")
     with running(job(spark, folder, ForeachCheckpointSink(take))) as client:
         await_that(lambda: client.progress.checkpoints >= 2, client)
         assert client.stop_with_savepoint(target.url).wait(timeout_ms=60_000).kind is AnswerKind.COMPLETED

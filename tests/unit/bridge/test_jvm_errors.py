@@ -14,8 +14,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from flinkish_spark.checkpoint.failures import classify
-from flinkish_spark.connectors.delta.rows import DeltaRows, translated
-from flinkish_spark.connectors.delta.table import Append, DeltaConflict, DeltaRefused, DeltaViolated
+from flinkish_spark.connectors.delta.rows import DeltaRows, translate_error
+from flinkish_spark.connectors.delta.table import Append, DeltaConflict, DeltaRuleError, DeltaTableError
 from flinkish_spark.connectors.kafka.sink import add_advice
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SparkGoneError, causes_of, raise_translated
 from flinkish_spark.core.foreign_errors import is_gateway_gone
@@ -114,14 +114,14 @@ def test_an_error_of_the_jvm_that_nobody_expects_ends_in_a_typed_one(call: str) 
 @pytest.mark.parametrize(
     ("chain", "kind"),
     [
-        ((("org.apache.spark.sql.delta.DeltaAnalysisException", "no such column"),), DeltaRefused),
+        ((("org.apache.spark.sql.delta.DeltaAnalysisException", "no such column"),), DeltaTableError),
         ((("io.delta.exceptions.ConcurrentAppendException", "faster"),), DeltaConflict),
         (
             (
                 ("org.apache.spark.SparkException", "Job aborted"),
                 ("org.apache.spark.sql.delta.schema.DeltaInvariantViolationException", "NOT NULL"),
             ),
-            DeltaViolated,
+            DeltaRuleError,
         ),
         # Of Delta's own exceptions these say that a disk is not as it should be; no table refuses anything.
         ((("org.apache.spark.sql.delta.DeltaIOException", "cannot write"),), None),
@@ -131,7 +131,7 @@ def test_an_error_of_the_jvm_that_nobody_expects_ends_in_a_typed_one(call: str) 
 )
 def test_only_what_delta_refuses_is_a_refusal(chain: Any, kind: type[Exception] | None) -> None:
     given = Throwables(chain).raised()
-    found = translated(given)
+    found = translate_error(given)
     assert found is given if kind is None else type(found) is kind
 
 
@@ -140,7 +140,7 @@ def test_a_chain_of_java_that_comes_back_to_where_it_was_ends() -> None:
         (("java.lang.RuntimeException", "a"), ("java.lang.IllegalStateException", "b")), closed=True
     )
     given = jvm.raised()
-    assert in_time(lambda: translated(given)) is given
+    assert in_time(lambda: translate_error(given)) is given
     assert "IllegalStateException: b" in str(in_time(lambda: classify(given)))
     assert jvm.asked < 200
 

@@ -279,7 +279,7 @@ def test_any_number_of_savepoints_at_once() -> None:
 def test_kept_micro_batches_are_decided_at_once() -> None:
     first = Rig()
     first.run_batch()
-    kept = tuple(first.job_dir.staged_batches(first.job_dir.lineage()).values())
+    kept = tuple(first.job_dir.list_staged(first.job_dir.lineage()).values())
     rig = Rig(store=first.store, kept=kept)
     rig.tick()
     assert rig.control.offered == [1]

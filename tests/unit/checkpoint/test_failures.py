@@ -27,13 +27,13 @@ from flinkish_spark.core.errors import (
     DriverOutOfMemory,
     EnvironmentFault,
     InputLostError,
-    OutOfMemoryFault,
+    MemoryExhaustedError,
     ProcessLostError,
     SchemaError,
     SparkGoneError,
     UserFunctionError,
 )
-from flinkish_spark.core.foreign_errors import said
+from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.job.inputs import DroppedRecords
 from flinkish_spark.protocol.process_loss import JobProcess
 
@@ -48,7 +48,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("Python worker exited unexpectedly (crashed)", ProcessLostError, True),
         (
             "Lost task 0.0 in stage 1.0 (TID 1) (a executor 1): java.lang.OutOfMemoryError",
-            OutOfMemoryFault,
+            MemoryExhaustedError,
             True,
         ),
         ("java.lang.OutOfMemoryError: Java heap space", DriverOutOfMemory, False),
@@ -273,13 +273,13 @@ def test_a_group_of_exceptions_and_one_without_a_text_are_told() -> None:
         raise group
     except ExceptionGroup as raised:
         assert "KeyError: 'XK'" in str(classify(raised))
-    assert said(group) == "KeyError: 'XK', and so ExceptionGroup: two lookups (2 sub-exceptions)"
+    assert describe_error(group) == "KeyError: 'XK', and so ExceptionGroup: two lookups (2 sub-exceptions)"
     assert "Mute: <" in str(classify(Mute()))
-    assert said(Mute()) == "Mute: <an exception that has no text>"
+    assert describe_error(Mute()) == "Mute: <an exception that has no text>"
     ring = [RuntimeError(str(n)) for n in range(5)]
     for one, cause in zip(ring, [*ring[1:], ring[0]], strict=True):
         one.__cause__ = cause
-    assert said(ring[0]).endswith("RuntimeError: 0")
+    assert describe_error(ring[0]).endswith("RuntimeError: 0")
 
 
 def progress(batch: int, dropped: int | None):
@@ -335,7 +335,7 @@ def test_a_record_whose_timestamp_is_no_time_is_named_by_sparks_own_source_too()
 def test_a_user_function_without_memory_is_not_the_users_error(raised: str) -> None:
     told = '{"uid":"totals","topic":"orders","partition":3,"offset":17,"error":"' + raised + '"}'
     error = classify(Exception(f"{TASK}\nOperatorFailed: [FLINKISH_USER_FUNCTION] {told}"))
-    assert type(error) is OutOfMemoryFault and not isinstance(error, UserFunctionError)
+    assert type(error) is MemoryExhaustedError and not isinstance(error, UserFunctionError)
     assert error.what.startswith(
         "the function of operator 'totals' ran out of memory on the record at topic orders"
     )
@@ -353,7 +353,7 @@ def test_memory_that_ran_out_behind_a_user_functions_error_counts() -> None:
 
     told = '{"uid":"totals","error":"ValueError: no row"}'
     error = classify(RuntimeError(raised_by(hides_it, f"[FLINKISH_USER_FUNCTION] {told}")))
-    assert type(error) is OutOfMemoryFault
+    assert type(error) is MemoryExhaustedError
     assert error.why == "MemoryError, and so ValueError: no row"
 
 

@@ -349,5 +349,5 @@ def test_functions_see_the_wall_clock_as_it_is_logged_also_where_it_was_set_back
     def logged(now_ms: int) -> LoggedOffsets:
         return LoggedOffsets.parse(f'v1\n{{"batchTimestampMs":{now_ms}}}\n{{"orders":{{"0":5}}}}')
 
-    told = MicroBatch.logged(8, logged(6_400_000), logged(10_000_000))
+    told = MicroBatch.from_log(8, logged(6_400_000), logged(10_000_000))
     assert told.processing_time_ms == 6_400_000

@@ -130,7 +130,7 @@ def test_a_micro_batch_counts_for_time_when_its_staged_file_is_durable() -> None
     writer(None, 0)
     assert told.calls == ["noted 0", "staged 1"]
     assert heard[0].times == BatchTimes(7)
-    assert [one.times for one in job_dir.staged_batches(Lineage(0)).values()] == [BatchTimes(7)]
+    assert [one.times for one in job_dir.list_staged(Lineage(0)).values()] == [BatchTimes(7)]
 
 
 def test_a_savepoint_and_a_seed_carry_time() -> None:

@@ -177,7 +177,7 @@ def retained(ownership: Ownership, retained: int) -> list[int]:
     job_dir = ownership.job_dir
     facts = [
         CheckpointFact(one.checkpoint, one.verdict, has_receipt=one.verdict is Verdict.COMMIT)
-        for one in map(job_dir.decision, job_dir.decided_ids())
+        for one in map(job_dir.decision, job_dir.list_checkpoint_ids())
         if one is not None
     ]
     gone = find_deletions(RetentionFacts(tuple(facts), LineageHistory(), retained))

@@ -198,17 +198,17 @@ def test_the_commit_of_each_sink_is_measured_and_the_observer_hears_of_it_as_bef
     tracker, steps = tracker_of(), StepLog()
     observer = tracker.timing(steps)
     begin(tracker)
-    observer.before(Step.SINK_COMMIT, "a")  # of a recovery, before this checkpoint
-    observer.after(Step.SINK_COMMIT, "a")
+    observer.on_step_start(Step.SINK_COMMIT, "a")  # of a recovery, before this checkpoint
+    observer.on_step_end(Step.SINK_COMMIT, "a")
     tracker.decided(ID)
     for step, subject, took_ms in (
         (Step.SINK_COMMIT, "a", 40),
         (Step.GROUP_OFFSETS, "1", 9),
         (Step.RECEIPT, "1", 5),
     ):
-        observer.before(step, subject)
+        observer.on_step_start(step, subject)
         CLOCK.now_ms += took_ms
-        observer.after(step, subject)
+        observer.on_step_end(step, subject)
     tracker.confirmed(decision(batch(ack("a", 1), ack("b", 1))))
     [found] = tracker.history.entries
     assert {p.uid: p.commit_ms for p in found.participants if p.kind is ParticipantKind.SINK} == {

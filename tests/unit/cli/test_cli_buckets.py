@@ -34,7 +34,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> StoreSpec:
 def _opened(memory: StoreSpec) -> Any:
     from flinkish_spark.core import store_spec
 
-    return store_spec._opened(memory)
+    return store_spec._open_object_store(memory)
 
 
 def test_checkpoints_of_a_job_in_a_bucket_are_listed(place: StoreSpec) -> None:

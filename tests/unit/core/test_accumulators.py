@@ -18,7 +18,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.bridge.accumulators import NO_TALLIES, TaskTallies
 from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, Told
-from flinkish_spark.core.accumulators import Accumulator, Tally, TallyParam, as_results, counted
+from flinkish_spark.core.accumulators import Accumulator, Tally, TallyParam, as_results, sum_counts
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.protocol.accumulators import AccumulatorKind, AccumulatorValue
 from flinkish_spark.protocol.decisions import Decision, Verdict
@@ -106,7 +106,7 @@ def test_what_a_repeated_task_says_again_counts_once() -> None:
     tally = param.zero(Tally())
     for place, value in (("a/000000", 3), ("a/000001", 4), ("a/000000", 3), ("b/000000", 5)):
         tally = param.addInPlace(tally, Tally({place: {"seen": (kind, value)}}, {f"base of {place}"}))
-    assert as_results(counted(tally)) == {"seen": 12}
+    assert as_results(sum_counts(tally)) == {"seen": 12}
     assert tally.bases == {"base of a/000000", "base of a/000001", "base of b/000000"}
 
 

@@ -173,7 +173,7 @@ def test_a_listener_is_an_instance_with_its_methods(value) -> None:
 def test_an_observer_is_an_instance_with_its_methods(value) -> None:
     error = refused(lambda: environment().observe(value))
     assert error.what.startswith(f"observer is {value!r} ({type(value).__name__})")
-    assert "after(), before()" in error.why
+    assert "on_step_end(), on_step_start()" in error.why
     environment().observe(SilentObserver())
 
 

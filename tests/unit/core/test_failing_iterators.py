@@ -30,7 +30,7 @@ from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.splits import SplitSource, SplitStreamReader, read_piece
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.errors import FlinkishError
-from flinkish_spark.core.iterators import NotAnEnd, called, elements_of, pairs_of
+from flinkish_spark.core.iterators import NotAnEnd, elements_of, guard_call, pairs_of
 from flinkish_spark.functions.stream import ProcessFunction
 from flinkish_spark.joins import CoGroupFunction, LookupTable, ProcessJoinFunction
 from flinkish_spark.protocol.ids import CheckpointId
@@ -165,7 +165,7 @@ def test_lists_tuples_and_generators_are_left_alone() -> None:
         assert elements_of(given) is given
     assert pairs_of(given := {1: 2}) is given
     assert dict(pairs_of(zip("a", [1], strict=True))) == {"a": 1}
-    assert called(len)([1]) == 1
+    assert guard_call(len)([1]) == 1
 
 
 # -- functions of single records ---------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.socket import SocketLogWriter
 from flinkish_spark.core.errors import OwnedElsewhereError
-from flinkish_spark.core.forks import OwnFile, close_in_children, in_this_process
+from flinkish_spark.core.forks import OwnFile, close_in_children, skip_in_children
 from flinkish_spark.datastream.environment import _stop_signals
 from flinkish_spark.operators.context import close_with
 
@@ -310,7 +310,7 @@ def test_the_jvm_sees_the_end_of_its_driver_although_a_child_lives() -> None:
 def test_clean_ups_are_the_parents(tmp_path: Path) -> None:
     made = tmp_path / "scratch"
     made.mkdir()
-    work = in_this_process(made.rmdir)
+    work = skip_in_children(made.rmdir)
     assert exit_of(work) == WELL and made.exists()
     work()
     assert not made.exists()

@@ -27,7 +27,7 @@ def test_a_place_on_hdfs_is_for_hadoop_what_it_is_for_us(url: str, kept: str) ->
     spec = StoreSpec.parse(url)
     assert spec.url == spec.hadoop_url == spec.to_text() == kept and not spec.is_local
     assert StoreSpec.from_text(spec.to_text()) == pickle.loads(pickle.dumps(spec)) == spec
-    assert spec.below("a/b").url == f"{kept}/a/b"
+    assert spec.to_child("a/b").url == f"{kept}/a/b"
     store = spec.open()
     assert isinstance(store, HdfsStore) and kept in repr(store)
 

@@ -9,7 +9,7 @@ import pytest
 
 from flinkish_spark import MapFunction
 from flinkish_spark.core import metric_group
-from flinkish_spark.core.accumulators import Measured, Tally, TallyParam, measured
+from flinkish_spark.core.accumulators import Tally, TallyParam, TaskMetric, merge_metrics
 from flinkish_spark.core.metric_group import MetricGroup
 from flinkish_spark.core.subtask import counting_as
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind
@@ -30,7 +30,7 @@ def tallies(monkeypatch: pytest.MonkeyPatch) -> list[Tally]:
 
 def sent(tally: Tally) -> dict[str, dict[str, UserMetric]]:
     """Return what the driver sees."""
-    return measured(TallyParam().addInPlace(Tally(), pickle.loads(pickle.dumps(tally))))
+    return merge_metrics(TallyParam().addInPlace(Tally(), pickle.loads(pickle.dumps(tally))))
 
 
 def test_what_a_function_measures_reaches_the_driver(tallies: list[Tally]) -> None:
@@ -56,9 +56,9 @@ def test_what_a_function_measures_reaches_the_driver(tallies: list[Tally]) -> No
 def test_a_task_that_runs_twice_counts_once() -> None:
     param, tally = TallyParam(), Tally()
     for place in ("a/0", "a/1", "a/0"):
-        own = Tally(metrics={(place, "f"): {"n": Measured(COUNTER, 2)}})
+        own = Tally(metrics={(place, "f"): {"n": TaskMetric(COUNTER, 2)}})
         tally = param.addInPlace(tally, pickle.loads(pickle.dumps(own)))
-    assert measured(tally) == {"f": {"n": UserMetric(COUNTER, 4)}}
+    assert merge_metrics(tally) == {"f": {"n": UserMetric(COUNTER, 4)}}
 
 
 def test_a_gauge_is_asked_at_the_end_of_each_task_of_its_operator(tallies: list[Tally]) -> None:

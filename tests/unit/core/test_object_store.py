@@ -17,11 +17,11 @@ from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.job_dir import is_written_once
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import (
-    AnswerLost,
     CachedReads,
     CreateResult,
     LocalStore,
     ObjectMissing,
+    UnknownOutcomeError,
     create_by_id,
 )
 from flinkish_spark.core.store_spec import StoreSpec
@@ -206,7 +206,7 @@ class Scripted:
         return found
 
 
-GONE, LOST = ObjectMissing("k"), AnswerLost("no answer")
+GONE, LOST = ObjectMissing("k"), UnknownOutcomeError("no answer")
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_urls_of_stores(url: str, kept: str) -> None:
     spec = StoreSpec.parse(url)
     assert spec.url == kept
     assert spec == StoreSpec.parse(kept) == pickle.loads(pickle.dumps(spec)) == StoreSpec.from_text(kept)
-    assert spec.below("a/b").url == f"{kept.rstrip('/')}/a/b"
+    assert spec.to_child("a/b").url == f"{kept.rstrip('/')}/a/b"
     assert spec.is_local == kept.startswith("/")
 
 

@@ -202,7 +202,7 @@ def test_ids_are_ordered_by_number_not_by_name(tmp_path):
     job_dir = JobDir(LocalStore(tmp_path))
     for number in (2, 10, 9, 1):
         job_dir.create_decision(Decision(CheckpointId(number), Verdict.ABORT, OwnerEpoch(1), 0))
-    assert [int(c) for c in job_dir.decided_ids()] == [1, 2, 9, 10]
+    assert [int(c) for c in job_dir.list_checkpoint_ids()] == [1, 2, 9, 10]
     assert job_dir.newest_commit() is None
 
 
@@ -219,14 +219,14 @@ def test_an_id_is_taken_once(tmp_path):
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert results.count(CreateResult.CREATED) == 1
-    assert [int(c) for c in job_dir.decided_ids()] == [5]
+    assert [int(c) for c in job_dir.list_checkpoint_ids()] == [5]
 
 
 def test_a_takeover_seals_the_ids_that_a_zombie_may_decide(tmp_path):
     """Behaviour 11: a pending id of an earlier owner is never used for anything else."""
     job_dir = JobDir(LocalStore(tmp_path))
     first = take_over(job_dir, ManualClock())
-    assert (first.epoch, job_dir.decided_ids()) == (OwnerEpoch(1), ())
+    assert (first.epoch, job_dir.list_checkpoint_ids()) == (OwnerEpoch(1), ())
     first.check()
     for number in (2, 3, 10):
         job_dir.create_trigger(trigger(number))
@@ -341,9 +341,9 @@ def test_offsets_are_found_by_topic():
 def test_partitions_that_were_added_since_are_read_from_their_first_record():
     begin = LoggedOffsets(({"flinkish:checkpoint": 3}, {"orders": {"0": 5}}))
     end = LoggedOffsets(({"flinkish:checkpoint": 4}, {"orders": {"0": 9, "1": 7}, "other": {"0": 2}}))
-    assert begin.with_added(end).kafka(frozenset({"orders"})) == {"orders": {0: 5, 1: 0}}
-    assert begin.with_added(end).kafka(frozenset({"other"})) == {}
-    assert begin.with_added(begin) == begin
+    assert begin.add_partitions(end).kafka(frozenset({"orders"})) == {"orders": {0: 5, 1: 0}}
+    assert begin.add_partitions(end).kafka(frozenset({"other"})) == {}
+    assert begin.add_partitions(begin) == begin
 
 
 def test_a_log_that_began_anew_began_where_its_seed_says(tmp_path):

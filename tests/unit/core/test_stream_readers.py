@@ -14,7 +14,7 @@ from flinkish_spark.core.stream_readers import (
     PositionedReader,
     ReadAllAvailable,
     ReadMaxRows,
-    for_running_spark,
+    adapt_reader,
 )
 
 
@@ -170,4 +170,4 @@ def test_the_rest_is_passed_on() -> None:
 
 def test_from_4_2_on_spark_asks_a_reader_itself() -> None:
     numbers = Numbers()
-    assert (for_running_spark(numbers) is numbers) == TELLS_READERS
+    assert (adapt_reader(numbers) is numbers) == TELLS_READERS

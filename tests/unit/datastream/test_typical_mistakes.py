@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a secret that is not set": (
         lambda: EnvironmentSecret("NO_SUCH_SECRET").read(),
-        "flinkish_spark.core.secrets.SecretMissing: the environment variable NO_SUCH_SECRET is not set. It "
+        "flinkish_spark.core.errors.EnvironmentFault: the environment variable NO_SUCH_SECRET is not set. It "
         "should hold a secret. To do: set it where the driver starts.",
     ),
 }

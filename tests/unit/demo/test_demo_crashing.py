@@ -29,21 +29,21 @@ def test_occurrences_are_counted_from_one() -> None:
 def test_it_fires_once_at_its_side_of_its_step() -> None:
     shots: list[int] = []
     observer = KillAt(KillPoint(Step.DECISION, Moment.AFTER, 2), kill=lambda: shots.append(1))
-    observer.before(Step.DECISION, "1")
-    observer.after(Step.RECEIPT, "1")
-    observer.after(Step.DECISION, "1")
+    observer.on_step_start(Step.DECISION, "1")
+    observer.on_step_end(Step.RECEIPT, "1")
+    observer.on_step_end(Step.DECISION, "1")
     assert not shots
     for checkpoint in ("2", "3", "4"):
-        observer.after(Step.DECISION, checkpoint)
+        observer.on_step_end(Step.DECISION, checkpoint)
     assert len(shots) == 1
 
 
 def test_a_subject_narrows_it() -> None:
     shots: list[int] = []
     observer = KillAt(KillPoint.parse("sink-commit:before:1:b"), kill=lambda: shots.append(1))
-    observer.before(Step.SINK_COMMIT, "a")
+    observer.on_step_start(Step.SINK_COMMIT, "a")
     assert not shots
-    observer.before(Step.SINK_COMMIT, "b")
+    observer.on_step_start(Step.SINK_COMMIT, "b")
     assert shots
 
 

@@ -576,10 +576,10 @@ for ordered in ("ordered_wait", "ordered_wait_with_retry", "ordered_wait_batch")
     CALLS[f"AsyncDataStream.un{ordered}"] = CALLS[f"AsyncDataStream.{ordered}"]
 #: They take no function of a user's, and why.
 NOT_OF_USERS = {
-    "Accumulator.bound": "called by the runtime", "AverageAccumulator.bound": "the same",
-    "DoubleCounter.bound": "the same", "DoubleMaximum.bound": "the same", "DoubleMinimum.bound": "the same",
-    "Histogram.bound": "the same", "IntCounter.bound": "the same", "LongCounter.bound": "the same",
-    "LongMaximum.bound": "the same", "LongMinimum.bound": "the same", "MetricGroup.__init__": "the same",
+    "Accumulator.bind": "called by the runtime", "AverageAccumulator.bind": "the same",
+    "DoubleCounter.bind": "the same", "DoubleMaximum.bind": "the same", "DoubleMinimum.bind": "the same",
+    "Histogram.bind": "the same", "IntCounter.bind": "the same", "LongCounter.bind": "the same",
+    "LongMaximum.bind": "the same", "LongMinimum.bind": "the same", "MetricGroup.__init__": "the same",
     "PartitionCommit.check": "given the sink's assigners, which it has looked at",
     "PartitionTime.check": "the same", "PartitionTime.due_ms": "the same",
     "PartitionTime.time_ms": "the same",

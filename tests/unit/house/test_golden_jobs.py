@@ -110,9 +110,9 @@ def test_a_checkpoint_waits_to_be_confirmed_and_a_micro_batch_to_be_decided(kept
     job_dir = JobDir(LocalStore(kept / job.JOB / "job"))
     newest = job_dir.newest_commit()
     assert newest is not None and job_dir.receipt(newest.checkpoint) is None
-    confirmed = [one for one in job_dir.decided_ids() if job_dir.receipt(one) is not None]
+    confirmed = [one for one in job_dir.list_checkpoint_ids() if job_dir.receipt(one) is not None]
     assert len(confirmed) >= 2 and max(confirmed) == CheckpointId(newest.checkpoint.value - 1)
-    staged = job_dir.staged_batches(job_dir.lineage()).values()
+    staged = job_dir.list_staged(job_dir.lineage()).values()
     assert any(one.committables for one in staged if one.batch > newest.batches[-1].batch)
 
 

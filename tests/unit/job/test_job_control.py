@@ -34,7 +34,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.watchdog import unwatched
+from flinkish_spark.core.watchdog import skip_watch
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.inputs import Inputs, until_answered
@@ -82,7 +82,7 @@ class Unwatched:
 def refused(number: int) -> Exception:
     """Return what a store makes of a refusal of its file system."""
     cause = OSError(number, os.strerror(number))
-    return by(StoreError.of_system(cause, "cannot write 7.json", what_to_do="look at the disk"), cause)
+    return by(StoreError.from_os_error(cause, "cannot write 7.json", what_to_do="look at the disk"), cause)
 
 
 class Coordinator:
@@ -500,7 +500,7 @@ def test_a_look_at_the_input_behind_a_failure_raises_only_what_is_final(caplog) 
         def check() -> bool:
             raise error
 
-        supervisor: Any = SimpleNamespace(_waiting=unwatched)
+        supervisor: Any = SimpleNamespace(_waiting=skip_watch)
         Supervisor._raise_if_lost(supervisor, SimpleNamespace(check=check))  # type: ignore[arg-type]
 
     for passing in (ConnectionRefusedError("no catalog"), KeyError("x"), RepeatableUserError("wrong")):

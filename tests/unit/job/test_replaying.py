@@ -251,11 +251,11 @@ class Job:
     def commits_text(self, batch):
         return (self.root / f"spark/{self.ownership.epoch}/commits/{batch}").read_text()
 
-    def before(self, step, subject):
+    def on_step_start(self, step, subject):
         assert (step, subject) == (Step.RESTAGED, "2")
 
-    def after(self, step, subject):
-        self.system.effects.append(("restaged", self.job_dir.restaged(LOST).number))
+    def on_step_end(self, step, subject):
+        self.system.effects.append(("restaged", self.job_dir.find_restaged(LOST).number))
 
     def why_lost(self, position):
         self.asked.append(position.sources)
@@ -428,7 +428,7 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_touched(tmp_path,
     assert "It timed out" in str(refused.value)
     assert refused.value.facts["checkpoint"] == LOST
     assert job.system.effects == []
-    assert job.job_dir.restaged(LOST) is None and not (tmp_path / "replay").exists()
+    assert job.job_dir.find_restaged(LOST) is None and not (tmp_path / "replay").exists()
 
 
 def test_other_rows_are_aborted_and_the_job_stops_with_the_input_s_ranges(tmp_path):
@@ -440,7 +440,7 @@ def test_other_rows_are_aborted_and_the_job_stops_with_the_input_s_ranges(tmp_pa
         "abort",
         ["a-2-0-by1.1", "a-2-1-by1.1", "a-3-0-by1.2", "a-3-1-by1.2"],
     )
-    assert job.job_dir.restaged(LOST) is None
+    assert job.job_dir.find_restaged(LOST) is None
 
 
 # -- while it runs ------------------------------------------------------------------------------------
@@ -472,7 +472,7 @@ def test_a_job_that_is_told_to_end_stops_its_replay(tmp_path):
     with pytest.raises(Interrupted):
         job.replay(0)
     assert [query.stops for query in job.engine.queries] == [1]
-    assert job.job_dir.restaged(LOST) is None
+    assert job.job_dir.find_restaged(LOST) is None
 
 
 # -- other owners -------------------------------------------------------------------------------------
@@ -537,7 +537,7 @@ def test_of_two_owners_that_replay_at_the_same_time_the_first_one_wins(tmp_path)
     theirs = by_another(job, decision)
     job.engine.during = lambda batch: job.job_dir.create_restaged(theirs)
     job.replay(0)
-    assert job.job_dir.restaged(LOST) == theirs
+    assert job.job_dir.find_restaged(LOST) == theirs
     assert not (tmp_path / "replay").exists()
 
 
@@ -549,7 +549,7 @@ def test_a_loss_that_another_owner_has_replayed_since_is_not_replayed(tmp_path):
     done = list(job.system.effects)
     job.replay(0, decision=decision)
     assert job.system.effects == done
-    assert job.job_dir.restaged(LOST).number == 1
+    assert job.job_dir.find_restaged(LOST).number == 1
 
 
 def test_folders_of_newer_owners_stay_and_those_of_older_ones_go(tmp_path):
@@ -588,7 +588,7 @@ def test_what_is_deleted_while_somebody_lists_it_is_no_replay(tmp_path, monkeypa
         return found
 
     monkeypatch.setattr(LocalStore, "list", deleted_behind_the_list)
-    assert job.job_dir.restaged(LOST) is None
+    assert job.job_dir.find_restaged(LOST) is None
 
 
 def test_a_recovery_deletes_what_a_replay_has_left(tmp_path):
@@ -636,6 +636,6 @@ def test_a_replay_that_is_cut_off_anywhere_is_repeated_by_the_next_owner(tmp_pat
         assert tasks == [["a", str(batch), str(task)] for batch in (2, 3) for task in TASKS]
         assert committed <= set(names) and set(names) - committed <= system.open
         replayed = [effect for effect in system.effects if effect[0] == "restaged"]
-        assert len(replayed) <= 1 and after.job_dir.restaged(LOST).number == 1
+        assert len(replayed) <= 1 and after.job_dir.find_restaged(LOST).number == 1
         after.log.end_replay()
         assert not (root / "replay").exists()

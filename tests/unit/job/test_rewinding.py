@@ -190,7 +190,7 @@ def test_a_rewind_to_the_newest_drops_only_what_is_undecided(tmp_path):
     assert start.next_batch == BatchId(8) and job.versions() == {5, 6, 7, 8}
     assert job.sink.calls == [("abort", 1)]
     assert len(job.job_dir.live_commits()) == 4
-    assert job.job_dir.staged_batches(Lineage(0)) == {}
+    assert job.job_dir.list_staged(Lineage(0)) == {}
 
 
 def test_a_job_that_was_drained_and_did_not_stop_goes_back_in_front_of_that(tmp_path):
@@ -503,7 +503,7 @@ def outcome(job):
         job.job_dir.lineage(),
         job.job_dir.rewind_order(),
         job.job_dir.open_rewind(),
-        job.job_dir.staged_batches(Lineage(0)),
+        job.job_dir.list_staged(Lineage(0)),
     )
 
 

@@ -28,7 +28,7 @@ from flinkish_spark import (
     VectorizedProcessFunction,
 )
 from flinkish_spark.cep import CEP, IterativeCondition, Pattern, PatternProcessFunction
-from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY, distributed_cache
+from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY, find_cached_files
 from flinkish_spark.core.errors import ConfigError, UserFunctionError
 from flinkish_spark.functions.stream import (
     CheckpointedProcessFunction,
@@ -273,13 +273,13 @@ def test_in_a_task_files_lie_below_spark_s(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(SparkFiles, "_root_directory", ".")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"is not at .*nobody may clean up there"):
-        distributed_cache("part").get_file("word")
+        find_cached_files("part").get_file("word")
     (tmp_path / "flinkish-1").mkdir()
     (tmp_path / "flinkish-1" / "word.txt").touch()
-    path = distributed_cache("part").get_file("word")
+    path = find_cached_files("part").get_file("word")
     assert path == str(tmp_path / "flinkish-1" / "word.txt"), (
         "absolute, although executors have a relative root"
     )
     monkeypatch.setattr("flinkish_spark.core.distributed_cache.TaskContext.get", lambda: None)
     with pytest.raises(ValueError, match="there is none"):
-        distributed_cache("part").get_file("word")
+        find_cached_files("part").get_file("word")

@@ -14,7 +14,7 @@ import pytest
 from flinkish_spark import JsonFormatter, SparkMetricsReporter
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.log_context import log_facts, logged_as
+from flinkish_spark.core.log_context import add_log_facts, log_facts
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
@@ -147,10 +147,10 @@ def line(text: str, *args: Any, exc_info: Any = None) -> dict[str, Any]:
 
 def test_a_line_says_what_its_thread_works_for() -> None:
     seen: list[dict[str, Any]] = []
-    with logged_as(job="orders", lineage=2):
+    with add_log_facts(job="orders", lineage=2):
         thread = SystemThreads().start("flinkish-x", lambda: seen.append(line("in a thread")))
         thread.join()
-        with logged_as(checkpoint=7, micro_batch=12):
+        with add_log_facts(checkpoint=7, micro_batch=12):
             seen.append(line("checkpoint %s\nis late", 7))
     assert [(one["job"], one["lineage"], one.get("checkpoint"), one.get("micro_batch")) for one in seen] == [
         ("orders", 2, None, None),

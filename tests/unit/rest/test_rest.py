@@ -466,12 +466,12 @@ def test_damaged_and_copied_directories_hide_no_others(job: ShownJob, tmp_path: 
 
 def test_jobs_in_a_bucket_are_found_by_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(self: StoreSpec) -> Any:
-        return store_spec._opened(StoreSpec.parse(self.url.replace("s3://", "memory://rest-")))
+        return store_spec._open_object_store(StoreSpec.parse(self.url.replace("s3://", "memory://rest-")))
 
     monkeypatch.setattr(StoreSpec, "open_bucket", opened)
     folder = StoreSpec.parse("s3://bucket/jobs", {"region": "eu-central-1"})
-    uuid, _ = open_job_dir(folder.below("orders")).read_or_create_job({"job": "orders"})
-    for place in (folder, folder.below("orders")):
+    uuid, _ = open_job_dir(folder.to_child("orders")).read_or_create_job({"job": "orders"})
+    for place in (folder, folder.to_child("orders")):
         server = UiServer([place], UiConfig(token=TOKEN))
         try:
             assert got(server, "/jobs") == {"jobs": [{"id": str(uuid), "status": "CREATED"}]}

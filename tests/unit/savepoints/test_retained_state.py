@@ -32,7 +32,7 @@ class Job:
         self.root = root
         self.job_dir = JobDir(LocalStore(root))
         self.job_dir.read_or_create_job({"name": "orders"})
-        self.job_dir.recorded_once("layout-0", LAYOUT.to_json())
+        self.job_dir.record_fact("layout-0", LAYOUT.to_json())
         self.spark = SparkFolder(root)
         for batch in range(6):
             self.spark.run(batch, snapshot=batch == 3)
@@ -141,7 +141,7 @@ def test_a_checkpoint_of_before_a_rescale_is_read_with_the_names_of_its_time(job
     job.job_dir.create_rewind(intent)
     job.job_dir.close_rewind(intent)
     now = PlanLayout(LAYOUT.scans, (OperatorInstance("other", "other"), *LAYOUT.operators))
-    job.job_dir.recorded_once("layout-1", now.to_json())
+    job.job_dir.record_fact("layout-1", now.to_json())
     assert state_of(job.root, None).operators("totals") == {"totals": TOTALS}
 
 

@@ -160,7 +160,7 @@ def test_a_prepared_job_needs_the_savepoint_no_more(root, savepoint) -> None:
         ("orders",),
     )
     assert (root / "seeds/0" / seed.files[0].path).is_file()
-    assert job_dir.recorded("topic-orders-t") == {"topic_id": "x"}
+    assert job_dir.find_fact("topic-orders-t") == {"topic_id": "x"}
     before = sorted(path.name for path in savepoint.rglob("*"))
     restore(root, savepoint).prepare(5)
     assert sorted(path.name for path in savepoint.rglob("*")) == before

@@ -19,7 +19,7 @@ from flinkish_spark.connectors.kafka.chaining.alignment import (
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
-from flinkish_spark.core.validation import hold_plain_values, refused_as_config_errors
+from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
 from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
@@ -65,7 +65,7 @@ class UpstreamJob(StoredObject):
 
     def __post_init__(self) -> None:
         hold_plain_values(self)
-        with refused_as_config_errors("describe the upstream job as flinkish_spark.UpstreamJob says"):
+        with raise_config_errors("describe the upstream job as flinkish_spark.UpstreamJob says"):
             _ = self.settings
             if not isinstance(self.job, str):
                 raise UnusableValueError("job", self.job, "the uuid in the job.json of a job, as a str")

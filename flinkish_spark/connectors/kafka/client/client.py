@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, EnvironmentFault
-from flinkish_spark.core.forks import Connected, never_finalized
+from flinkish_spark.core.forks import ProcessConnection, keep_forever
 from flinkish_spark.protocol.ids import Place
 
 #: The release whose internals this module was written against.
@@ -239,7 +239,7 @@ class UnknownRequest(EnvironmentFault):
     """The brokers do not support a request in a usable version: they are too old, or not Apache Kafka."""
 
 
-class KafkaWire(Connected):
+class KafkaWire(ProcessConnection):
     """Synchronous requests to Kafka over one kafka-python admin client; belongs to one thread."""
 
     def __init__(
@@ -254,7 +254,7 @@ class KafkaWire(Connected):
 
     def leave_to_parent(self) -> None:
         if self._admin is not None:
-            never_finalized(self._admin)
+            keep_forever(self._admin)
             self._admin = None
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def open_sink_dir(checkpoint_location: Path) -> JobDir:
 
 def find_or_create_uuid(sink: JobDir) -> JobUuid:
     """Return the uuid of a sink; create it at the first call."""
-    return sink.known_uuid() or sink.read_or_create_job({})[0]
+    return sink.find_uuid() or sink.read_or_create_job({})[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ class _ObservedClient:
         self._client, self._observer = client, observer
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
-        self._observer.before(Step.SINK_COMMIT, committable.transactional_id)
+        self._observer.on_step_start(Step.SINK_COMMIT, committable.transactional_id)
         answer = self._client.commit(committable)
-        self._observer.after(Step.SINK_COMMIT, committable.transactional_id)
+        self._observer.on_step_end(Step.SINK_COMMIT, committable.transactional_id)
         return answer
 
     def __getattr__(self, name: str) -> Any:
@@ -143,13 +143,13 @@ class MicroBatchCommits:
 
     def plan(self) -> Lease:
         """Plan the next attempt; first take the sink over, unless this driver continues its own attempt."""
-        self._observer.before(Step.TRIGGER, "")
+        self._observer.on_step_start(Step.TRIGGER, "")
         owner = self._dir.newest_owner()
         # The transactional ids of an interrupted attempt are never used again: its tasks may still run, and
         # would fence, or be fenced by, their successors.
         if not self._is_mine(owner) or self._dir.receipt(self._newest()) is None:
             owner = self._take_over().epoch
-        if self._dir.recorded(_GIVEN_UP) is not None:
+        if self._dir.find_fact(_GIVEN_UP) is not None:
             raise FencedError(
                 "this checkpoint was given up by a full refresh of its flow",
                 why="the flow has a newer checkpoint, which has ended the open transactions of this one",
@@ -163,11 +163,11 @@ class MicroBatchCommits:
                 why="two queries use the same checkpointLocation at the same time",
                 what_to_do="stop one of them",
             )
-        self._observer.after(Step.TRIGGER, str(attempt))
+        self._observer.on_step_end(Step.TRIGGER, str(attempt))
         return Lease(find_or_create_uuid(self._dir), owner, attempt)
 
     def _newest(self) -> CheckpointId:
-        return max(self._dir.decided_ids(), default=CheckpointId(0))
+        return max(self._dir.list_checkpoint_ids(), default=CheckpointId(0))
 
     def _is_mine(self, owner: OwnerEpoch) -> bool:
         return self._dir.owner_note(owner, _DRIVER).strip() == self._driver
@@ -193,7 +193,7 @@ class MicroBatchCommits:
         if self._newest() == CheckpointId(0):
             return
         # This order matters: later owners find the fact, and earlier ones are fenced.
-        self._dir.recorded_once(_GIVEN_UP, {"why": "full refresh"})
+        self._dir.record_fact(_GIVEN_UP, {"why": "full refresh"})
         self._take_over()
 
     def commit(self, staged: StagedBatch) -> None:
@@ -272,7 +272,7 @@ class MicroBatchCommits:
         for answer in committer.abort(plan):
             if not answer.outcome.is_done:
                 raise _make_retry_error(decided, answer)
-        known = self._dir.restaged(decided.checkpoint)
+        known = self._dir.find_restaged(decided.checkpoint)
         number, now_ms = 1 if known is None else known.number + 1, _CLOCK.wall_ms()
         restaged = RestagedEpoch(
             decided.checkpoint, number, ownership.epoch, now_ms, SINK, loss.answer.detail, found.batches
@@ -346,9 +346,9 @@ class MicroBatchCommits:
         return None
 
     def _confirm(self, ownership: Ownership, decided: Decision) -> None:
-        self._observer.before(Step.RECEIPT, str(decided.batch))
+        self._observer.on_step_start(Step.RECEIPT, str(decided.batch))
         self._dir.create_receipt(Receipt(decided.checkpoint, ownership.epoch, _CLOCK.wall_ms()))
-        self._observer.after(Step.RECEIPT, str(decided.batch))
+        self._observer.on_step_end(Step.RECEIPT, str(decided.batch))
 
     def _offsets_of(self, batch: BatchId) -> str:
         try:
@@ -370,7 +370,7 @@ class MicroBatchCommits:
 
     def _prune(self, committer: KafkaCommitter, confirmed: Decision) -> None:
         """Delete the files of old attempts."""
-        ids = self._dir.decided_ids()
+        ids = self._dir.list_checkpoint_ids()
         if len(ids) <= _KEPT + _KEPT // 2:
             return
         # The newest commit may be far below the newest id, if many attempts died before one finished it.

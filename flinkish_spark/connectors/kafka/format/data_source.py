@@ -12,7 +12,7 @@ from flinkish_spark.bridge.settings import SETTINGS
 from flinkish_spark.connectors.kafka.format.options import parse_any, parse_batch, parse_sink, parse_stream
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.steps import Observer, SilentObserver
-from flinkish_spark.core.stream_readers import for_running_spark
+from flinkish_spark.core.stream_readers import adapt_reader
 from flinkish_spark.transport import columns as C
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FlinkishKafka(DataSource):
 
         options = parse_stream(self.options)
         reader = KafkaStreamReader if options.upstream is None else AlignedStreamReader
-        return for_running_spark(reader(options))
+        return adapt_reader(reader(options))
 
     def streamWriter(self, schema: T.StructType, overwrite: bool) -> KafkaStreamWriter:
         from flinkish_spark.connectors.kafka.format.writer import KafkaStreamWriter

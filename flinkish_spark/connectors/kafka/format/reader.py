@@ -424,10 +424,10 @@ class AlignedStreamReader(KafkaStreamReader):
         # The channels are those of the restored position; partitions added since wait for their cut.
         state = CutState.from_json(json.loads(self._options.upstream_start or "{}"), self._settings)
         if state is None:
-            state = CutState.at_beginning(positions, self._settings)
+            state = CutState.create_at_start(positions, self._settings)
         elif not {place_of(channel) for channel in state.gate.channels} <= positions.keys():
             # A topic was removed, so the restored position is no cut of the remaining ones.
-            state = CutState.somewhere(positions, self._settings)
+            state = CutState.create_midway(positions, self._settings)
         return {**first, **state.to_json(positions)}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -437,7 +437,7 @@ class AlignedStreamReader(KafkaStreamReader):
 
     def _plan(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin, drawn = parse_offset(start)
-        state = CutState.from_json(start, self._settings) or CutState.somewhere(begin, self._settings)
+        state = CutState.from_json(start, self._settings) or CutState.create_midway(begin, self._settings)
         state = self._follow_wanted_job(state, begin)
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
@@ -491,7 +491,7 @@ class AlignedStreamReader(KafkaStreamReader):
         if wanted is None or state.job in (None, wanted):
             return state
         LOG.warning("the upstream job is %s now and was %s; cuts of the old one end here", wanted, state.job)
-        return replace(CutState.somewhere(begin, self._settings), job=wanted)
+        return replace(CutState.create_midway(begin, self._settings), job=wanted)
 
     def _find_held(self, state: CutState, begin: Mapping[Place, int]) -> frozenset[Place]:
         if self._is_replaying is not False:

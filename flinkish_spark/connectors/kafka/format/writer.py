@@ -110,7 +110,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         # the tasks does this code run on the driver.
         if self._lease is None:
             location = self._options.checkpoint_location
-            if not open_sink_dir(location).decided_ids():
+            if not open_sink_dir(location).list_checkpoint_ids():
                 for earlier in find_refreshed_checkpoints(location):
                     self._give_up(earlier)
             with self._commits(location) as commits:

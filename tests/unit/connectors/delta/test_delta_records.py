@@ -263,7 +263,7 @@ def test_a_savepoint_goes_on_where_it_stood_in_another_job(tmp_path: Path) -> No
     table.commit(table.add("new.parquet", {"n": [9]}))
     other = JobDir(LocalStore(tmp_path / "other"))
     for name, fact in json.loads(json.dumps(facts)).items():
-        other.recorded_once(name, fact)
+        other.record_fact(name, fact)
     begun = source_of(table).bound("in")._replace("_fs_folder", str(tmp_path / "other" / "sources" / "in"))
     assert begun.is_positionable
     begun.check_input(other, "in", None)

@@ -32,7 +32,7 @@ def test_an_outage_of_a_store_while_a_file_is_read_is_no_damage(store: FolderAsS
     source = source_of(store)
     assert read(source, tmp_path) == [(1,), (2,)]
     store.refuse_data()
-    with pytest.raises(SourceUnavailable, match="StoreDidNotAnswer") as found:
+    with pytest.raises(SourceUnavailable, match="ConnectionError") as found:
         read(source, tmp_path, "other")
     assert not found.value.ends_when_repeated
 

@@ -170,7 +170,7 @@ def test_a_task_is_told_which_rows_of_its_files_are_deleted_and_reads_no_vectors
     start = reader.initialOffset()
     pieces = reader.partitions(start, reader.latestOffset(start, None))
     shutil.rmtree(tmp_path / "t" / "_delta_log")
-    monkeypatch.setattr(file_rows, "deleted_rows", None)
+    monkeypatch.setattr(file_rows, "find_deleted_rows", None)
     batches = [batch for piece in pieces for batch in read_piece(reader.source, piece)]
     found = sorted(row["n"] for batch in batches for row in batch.to_pylist())
     assert found == sorted({*range(40), 100} - {3, 4, 7, 11, 18, 29})
@@ -317,7 +317,7 @@ def test_a_partition_value_that_is_an_empty_text_is_null_however_it_is_read(tmp_
 
 @pytest.mark.parametrize(
     ("kind", "value", "why"),
-    [("decimal(10,2)", "1.5", "all digits behind the point"), ("long", "1.0", "cannot read it")],
+    [("decimal(10,2)", "1.5", "all digits after the point"), ("long", "1.0", "cannot read it")],
 )
 def test_a_partition_value_that_deltalake_cannot_read_is_no_damage(tmp_path, kind, value, why) -> None:
     table = Table(tmp_path / "t", partition=["p"], n="long", p=kind)
@@ -375,10 +375,10 @@ def test_a_path_that_deltalake_would_take_for_another_is_refused(tmp_path) -> No
     """It would read `a table`."""
     for name in ("a table", "a%20table"):
         Table(tmp_path / name, n="long")
-    with pytest.raises(ConfigError, match=r"two digits behind it.*name a folder"):
+    with pytest.raises(ConfigError, match=r"followed by two digits.*name a folder"):
         DeltaTableSource(str(tmp_path / "a%20table"))
     (tmp_path / "link").symlink_to(tmp_path / "a%20table")
-    with pytest.raises(ConfigError, match=r"two digits behind it.*rename the folder"):
+    with pytest.raises(ConfigError, match=r"followed by two digits.*rename the folder"):
         DeltaTableSource(str(tmp_path / "link"))
 
 

@@ -25,9 +25,9 @@ from flinkish_spark.connectors.delta.table import (
     checkpoint_note,
     fit,
     is_wider,
+    list_stored_names,
     mark_in,
     mode_from_json,
-    stored_fields,
     why_not_as_files,
     why_stricter,
 )
@@ -251,7 +251,7 @@ def test_a_mode_survives_its_stored_form(mode):
 
 
 def test_what_is_not_stored():
-    assert stored_fields(Upsert(("a",), not_stored=("op",)), ["a", "op", "b"]) == ("a", "b")
+    assert list_stored_names(Upsert(("a",), not_stored=("op",)), ["a", "op", "b"]) == ("a", "b")
 
 
 @pytest.mark.parametrize(

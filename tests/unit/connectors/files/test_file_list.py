@@ -147,7 +147,7 @@ def test_a_savepoint_takes_a_folded_list_along(folder, tmp_path, job) -> None:
     saved = reader.source.identity(JobDir(LocalStore(job)), "in")
     restored = JobDir(LocalStore(tmp_path / "other" / "job"))
     for fact, value in saved.items():
-        restored.recorded_once(fact, json.loads(json.dumps(value)))
+        restored.record_fact(fact, json.loads(json.dumps(value)))
     other = reader_of(coming(folder), tmp_path / "other")
     put(folder, "h", "h\n")
     end, rows = step(other, position)

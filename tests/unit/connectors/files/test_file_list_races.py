@@ -179,5 +179,5 @@ def test_a_list_that_two_owners_of_an_older_version_broke_is_refused() -> None:
     for kind, at in (("files", 0), ("pages", 2)):
         body = {"files": [FoundFile(f"f{at}", 1, at, None).to_json()], "is_last": False}
         store.create_if_absent(f"{kind}/{at:012d}.json", seal("files", body))
-    with pytest.raises(InputLostError, match="has a gap behind 1 files"):
+    with pytest.raises(InputLostError, match="has a gap after 1 files"):
         FileList(Place(store)).read()

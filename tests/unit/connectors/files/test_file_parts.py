@@ -174,13 +174,13 @@ def test_a_part_is_told_which_of_its_own_rows_are_deleted(tmp_path, monkeypatch)
     pq.write_table(pa.table({"n": list(range(3_000))}), tmp_path / "t" / "x.parquet", **options)
     # A vector may end in front of the end of the file.
     gone = np.random.default_rng(7).random(2_950) < 0.3
-    monkeypatch.setattr(file_rows, "deleted_rows", lambda *_: {"x.parquet": np.packbits(gone)})
+    monkeypatch.setattr(file_rows, "find_deleted_rows", lambda *_: {"x.parquet": np.packbits(gone)})
     source = DeltaTableSource(str(tmp_path / "t"))
     left = [n for n in range(3_000) if n >= len(gone) or not gone[n]]
     batches, _ = all_of(reader := reader_of(source, tmp_path))
     assert [one for rows in batches for one in rows] == left
     found = list(reader.source._list.read())
-    told = [source._for_task(one).partition[file_rows.THERE_IN] for one in found]
+    told = [source._prepare_for_task(one).partition[file_rows.THERE_IN] for one in found]
     sizes = [len(zlib.decompress(base64.b64decode(one))) for one in told]
     assert len(found) > 9 and sizes == [-(-one.rows // 8) for one in found]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark import (
-    AtFinal,
     ColumnBuckets,
     Compaction,
+    FinalPartitionAction,
     PartitionCommit,
     PartitionPolicy,
     ProcessTime,
@@ -68,12 +68,16 @@ SETTINGS = {
     "compacted": CommitSettings(compaction=Compaction(part_bytes=14)),
     "rolled": CommitSettings(rolling=BY_SIZE),
     "partitions": CommitSettings(
-        partition_commit=PartitionCommit(ProcessTime(1_500), (SuccessFile(), Noting()), AtFinal.COMMIT),
+        partition_commit=PartitionCommit(
+            ProcessTime(1_500), (SuccessFile(), Noting()), FinalPartitionAction.COMMIT
+        ),
         assigners=COUNTRY,
     ),
     "rolled partitions": CommitSettings(
         rolling=BY_SIZE,
-        partition_commit=PartitionCommit(ProcessTime(1_500), (SuccessFile(), Noting()), AtFinal.COMMIT),
+        partition_commit=PartitionCommit(
+            ProcessTime(1_500), (SuccessFile(), Noting()), FinalPartitionAction.COMMIT
+        ),
         assigners=COUNTRY,
     ),
 }

@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark import (
     UNLIMITED,
-    AtFinal,
     BucketAssigner,
     ColumnBuckets,
     Compaction,
@@ -19,6 +18,7 @@ from flinkish_spark import (
     ExpressionBuckets,
     FileFormat,
     FileSink,
+    FinalPartitionAction,
     MetastorePartition,
     PartitionCommit,
     PartitionPolicy,
@@ -71,7 +71,7 @@ HOUR_MS = 3_600_000
         *(
             (
                 {"format": kind, "options": {name: "x"}},
-                f"'{name}' is none of a file sink with .*give a value another text",
+                f"'{name}' is none of a file sink with .*change the text of values",
             )
             for kind in (FileFormat.JSON, FileFormat.CSV)
             for name in ("dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale")
@@ -122,7 +122,7 @@ HOUR_MS = 3_600_000
         ({"rolling": RollingPolicy(), "compaction": Compaction()}, "both a RollingPolicy and a Compaction"),
         (
             {"format": FileFormat.JSON, "options": {"compression": "lz4"}, "compaction": Compaction()},
-            "codec 'lz4' cannot be put one behind the other",
+            "codec 'lz4' cannot be concatenated",
         ),
         (
             {
@@ -239,11 +239,11 @@ def test_paths_are_local_and_have_one_spelling() -> None:
 def test_names_are_found_again_and_not_mixed_up() -> None:
     files = SinkFiles(Path("/lake"), JOB, "out")
     part = PartName(3, 12, 4, ".snappy.parquet")
-    assert files.parse_finished(files.finished_name(part)) == part
-    assert files.parse_finished(files.finished_name(PartName(1, 1, 0, ""))) == PartName(1, 1, 0, "")
+    assert files.parse_finished(files.make_finished_name(part)) == part
+    assert files.parse_finished(files.make_finished_name(PartName(1, 1, 0, ""))) == PartName(1, 1, 0, "")
     others = [SinkFiles(Path("/lake"), JobUuid("b" * 32), "out"), SinkFiles(Path("/lake"), JOB, "out-1-2-3")]
-    assert not any(other.parse_finished(files.finished_name(part)) for other in others)
-    assert not any(files.parse_finished(other.finished_name(part)) for other in others)
+    assert not any(other.parse_finished(files.make_finished_name(part)) for other in others)
+    assert not any(files.parse_finished(other.make_finished_name(part)) for other in others)
     assert len({files.hidden, *(other.hidden for other in others)}) == 3
     assert files.parse_finished("part-00000-x.c000.json") is None
 
@@ -411,7 +411,7 @@ def test_partitions_by_partition_time_follow_the_greatest_time_in_the_data() -> 
     assert due == ["dt=2026-03-01--06"]
     due, _ = progress(setting, state, [], 4, CheckpointPurpose.FINAL)
     assert due == []
-    at_end = PartitionCommit(setting.trigger, at_final=AtFinal.COMMIT)
+    at_end = PartitionCommit(setting.trigger, at_final=FinalPartitionAction.COMMIT)
     due, _ = progress(at_end, state, [], 4, CheckpointPurpose.FINAL)
     assert due == ["dt=2026-03-01--08", "dt=none"]
 

@@ -137,7 +137,7 @@ def test_a_savepoint_takes_the_list_along(folder, tmp_path) -> None:
     put(folder, "0", "2\n", at=0)
     restored = JobDir(LocalStore(tmp_path / "other" / "job"))
     for fact, value in saved.items():
-        restored.recorded_once(fact, value)
+        restored.record_fact(fact, value)
     again = reader_of(source, tmp_path / "other")
     assert first_column(step(again, position)[1]) == ["2"]
 
@@ -228,14 +228,14 @@ TORN = [
     ('"a,b\n1,2\n', 1, "a quote that nothing closes"),
     # A quote within a value hides nothing, and an end of a line may be two bytes.
     ('a,b\r\nu"v",1\r\nx,"1\r\n', 3, "a quote that nothing closes"),
-    ('a,b\n"1"2,3\n', 2, "text behind its closing"),
-    ('a,b\n"x"y,3\n', 2, "text behind its closing"),
-    ('a,b\n"x" ,3\n', 2, "text behind its closing"),
-    ('a,b\n"x"y"z",3\n', 2, "text behind its closing"),
-    ('a,b\n""x,3\n', 2, "text behind its closing"),
-    ('\ufeff"a"x,b\n1,3\n', 1, "text behind its closing"),
+    ('a,b\n"1"2,3\n', 2, "text after its closing"),
+    ('a,b\n"x"y,3\n', 2, "text after its closing"),
+    ('a,b\n"x" ,3\n', 2, "text after its closing"),
+    ('a,b\n"x"y"z",3\n', 2, "text after its closing"),
+    ('a,b\n""x,3\n', 2, "text after its closing"),
+    ('\ufeff"a"x,b\n1,3\n', 1, "text after its closing"),
     # The value begins in line 3, and the quote that is meant to open another one closes it.
-    ('a,b\né,1\nx,"1\ny,"2"\n', 3, "text behind its closing quote, in line 4"),
+    ('a,b\né,1\nx,"1\ny,"2"\n', 3, "text after its closing quote, in line 4"),
     ("a,b,a\n1,2,3\n", 1, "has the name 'a' 2 times"),
     ('\n\n"a",b,a\n1,2,3\n', 3, "has the name 'a' 2 times"),
 ]

@@ -86,7 +86,7 @@ def test_a_checkpoint_tells_by_which_schema_it_was_read(
 ) -> None:
     evolving = Avro(registry=REGISTRY, on_schema_change=OnSchemaChange.EVOLVE)
     decided = [CheckpointId(1)]
-    monkeypatch.setattr(JobDir, "decided_ids", lambda _: tuple(decided))
+    monkeypatch.setattr(JobDir, "list_checkpoint_ids", lambda _: tuple(decided))
     assert place.job_dir is not None
     columns(evolving, place)
     newest.schema = RegistrySchema("AVRO", FIELDS % MORE, (), 8, "orders-value", 2)

@@ -155,8 +155,8 @@ def test_a_start_in_the_middle() -> None:
 
 def test_a_source_that_read_without_looking_stands_nowhere() -> None:
     settings = AlignmentSettings(ALIGNED)
-    assert not CutState.somewhere({("t", 0): 5}, settings).stands_at_cut
-    assert CutState.at_beginning({("t", 0): 5}, settings).stands_at_cut
+    assert not CutState.create_midway({("t", 0): 5}, settings).stands_at_cut
+    assert CutState.create_at_start({("t", 0): 5}, settings).stands_at_cut
     assert CutState.from_json({"t": {"0": 5}}, settings) is None
 
 

@@ -389,7 +389,7 @@ def test_the_status_of_a_source_that_only_counts_names_the_barrier(tmp_path: Pat
 def test_many_partitions_are_not_all_listed(tmp_path: Path) -> None:
     settings = AlignmentSettings(AlignmentMode.ALIGNED)
     places = [("t", p) for p in range(9)]
-    state = CutState.at_beginning(dict.fromkeys(places, 0), settings)
+    state = CutState.create_at_start(dict.fromkeys(places, 0), settings)
     log = Log.of("|1", *["a |1"] * 8)
     gate, _ = state.gate.on_barrier("t/0", _gate_barrier(), 0, 0)
     view = View(dict.fromkeys(places, 0), {p: log.scan(p, 0, 1) for p in places}, CheckpointId(0), None, 0)  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ import pytest
 from flinkish_spark import EnvironmentSecret, FileSecret, JdbcSink, KafkaSource
 from flinkish_spark.connectors.formats.registry import _options
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.formats import SchemaRegistry
-from flinkish_spark.core.secrets import SecretMissing
 
 LOGIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512"}
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"
@@ -83,9 +82,9 @@ def test_what_is_missing_or_names_no_place_is_refused_by_name(tmp_path: Path) ->
     for value in ("env:", "env:9", "file:relative", "file:"):
         with pytest.raises(ConfigError, match=r"the secret ssl\.key\.password names no place"):
             KafkaSource("b:9092", ["in"], options={"kafka.ssl.key.password": value})
-    with pytest.raises(SecretMissing, match="environment variable FLINKISH_NO_SUCH is not set"):
+    with pytest.raises(EnvironmentFault, match="environment variable FLINKISH_NO_SUCH is not set"):
         connection(**{"ssl.key.password": EnvironmentSecret("FLINKISH_NO_SUCH")}).to_java_options()
-    with pytest.raises(SecretMissing, match="cannot be read"):
+    with pytest.raises(EnvironmentFault, match="cannot be read"):
         connection(**{"ssl.key.password": f"file:{tmp_path}/none"}).to_java_options()
 
 

@@ -132,10 +132,10 @@ class DieAt:
         if self._left == 0:
             raise Died
 
-    def before(self, step: Step, subject: str) -> None:
+    def on_step_start(self, step: Step, subject: str) -> None:
         self._count()
 
-    def after(self, step: Step, subject: str) -> None:
+    def on_step_end(self, step: Step, subject: str) -> None:
         self._count()
 
 
@@ -510,7 +510,7 @@ def test_a_commit_that_is_finished_after_many_failed_attempts_is_not_forgotten(
     assert brokers.visible() == _all_rows(4)
     assert not brokers.open()
     # Nothing that is old stays for it, once another commit is there.
-    assert len(sink.decided_ids()) <= 31
+    assert len(sink.list_checkpoint_ids()) <= 31
 
 
 @pytest.mark.parametrize("what", ["other rows", "fewer rows", "no rows", "no proof"])
@@ -589,7 +589,7 @@ def test_a_zombie_that_slept_until_its_seal_was_pruned_shows_nothing(tmp_path: P
     for batch in range(40):
         driver.run(batch, _content(batch))
     pruned = CheckpointId(staged.attempt)
-    assert pruned not in sink.decided_ids()
+    assert pruned not in sink.list_checkpoint_ids()
     with pytest.raises(FlinkishError):
         zombie.commits().commit(replace(staged, batch=BatchId(40)))
     sink.delete_all([f"checkpoints/{pruned}/decision.json"])

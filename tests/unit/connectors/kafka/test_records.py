@@ -21,7 +21,7 @@ from flinkish_spark import (
     String,
     Upsert,
 )
-from flinkish_spark.connectors.delta.table import mode_from_json, stored_fields
+from flinkish_spark.connectors.delta.table import list_stored_names, mode_from_json
 from flinkish_spark.connectors.jdbc.settings import deletions
 from flinkish_spark.connectors.kafka.client.reader import record_schema
 from flinkish_spark.connectors.kafka.format.options import parse_stream
@@ -129,7 +129,7 @@ def test_the_columns_of_the_reader_are_those_of_the_format() -> None:
 
 def test_sinks_are_told_the_column_with_the_kinds_of_rows() -> None:
     upsert = Upsert(keys=("id",), row_kind="_row_kind", not_stored=("at",))
-    assert stored_fields(upsert, ["id", "at", "name", "_row_kind"]) == ("id", "name")
+    assert list_stored_names(upsert, ["id", "at", "name", "_row_kind"]) == ("id", "name")
     assert mode_from_json(upsert.to_json()) == upsert and "row_kind" not in Upsert(("id",)).to_json()
     for wrong in ({"row_kind": "id"}, {"row_kind": "_row_kind", "delete_when": "op = 'D'"}):
         with pytest.raises(ConfigError, match="row_kind of Upsert"):
