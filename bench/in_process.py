@@ -44,7 +44,7 @@ from flinkish_spark.planning.sent_columns import Folded, Transport, _combined, _
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BlockPacker, in_order, to_block
+from flinkish_spark.transport.blocks import BlockPacker, sort_blocks, to_block
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import EventTimeSessionWindows, SlidingEventTimeWindows, WithKeyAndWindow
@@ -210,7 +210,7 @@ class Job:
         self.watermark_ms = watermark_ms
         for group in sorted(blocks.keys() | self.values.keys()):
             state = GroupState(self.runner.layout, self.values.get(group), self.bases)
-            rows = in_order(blocks[group], self.schema) if group in blocks else None
+            rows = sort_blocks(blocks[group], self.schema) if group in blocks else None
             for out in self.runner.process([rows], state, progress):
                 self.rows += out.rows.num_rows
                 to_block(out.rows)

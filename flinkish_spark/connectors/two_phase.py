@@ -604,11 +604,11 @@ def blaming(sink: TwoPhaseCommitSink, uid: str, method: str) -> Iterator[None]:
         raise SinkUnavailable(_one_line(text)) from error
     except USER_ERRORS as error:
         # Imported here: it brings pandas, which a task that goes well does not need.
-        from flinkish_spark.worker.keyed_operator import OperatorFailed
+        from flinkish_spark.worker.keyed_operator import OperatorError
 
         facts = {"uid": uid, "error": f"{type(error).__name__}: {error}"}
         facts["what"] = f"{method}() of the sink '{uid}'"
-        raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
+        raise OperatorError(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
 
 
 def refused_record(uid: str, reason: str) -> BadRecordError:

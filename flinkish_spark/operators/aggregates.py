@@ -1,4 +1,4 @@
-"""Running aggregates of a keyed stream, element by element: the same results as of `columnar_aggregates`."""
+"""Running aggregates of a keyed stream, element by element, with the results of `columnar_aggregates`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REDUCED, _AGGREGATED = "reduced", "aggregated"
 
 
 class ReduceOperator(KeyedStreamOperator):
-    """Emits, for each element, what all elements of its key so far are reduced to."""
+    """Emits, for each element, the reduction of all elements of its key so far."""
 
     def __init__(
         self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str, ttl: StateTtl | None = None
@@ -57,7 +57,7 @@ class ReduceOperator(KeyedStreamOperator):
 
 
 class AggregateOperator(KeyedStreamOperator):
-    """Emits, for each element, the result of its key's accumulator; not if that is None."""
+    """Emits, for each element, the result of its key's accumulator, unless it is None."""
 
     def __init__(
         self, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None = None
@@ -104,7 +104,7 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
 
 
 def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
-    """Return the sum, least or greatest of two values of a field; null is nothing."""
+    """Return a function for the sum, minimum or maximum of two values of a field; it skips nulls."""
     if fold is Fold.SUM:
         add = _adding(name, kind)
 
@@ -119,7 +119,7 @@ def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
 
 
 def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:
-    """Return whether a value is strictly better than another; null is the worst, NaN the greatest number."""
+    """Return a strict comparison in which null is the worst value and NaN the greatest number."""
 
     def is_less(one: Any, other: Any) -> bool:
         if isinstance(one, float) and math.isnan(one):
@@ -142,7 +142,7 @@ def _adding(name: str, kind: T.DataType) -> Reduce:
 
         def add_decimals(first: Any, second: Any) -> Any:
             total = _EXACT.add(first, second)
-            # Not abs(): that rounds to the precision of the thread.
+            # Not abs(), which rounds to the precision of the thread's decimal context.
             if total.copy_abs() >= limit:
                 raise AggregateOverflow(name, arrow_type(kind))
             return total

@@ -48,7 +48,7 @@ from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import ORIGIN, DealRows, DealtRows, SideBySide
-from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
+from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, add_position
 from flinkish_spark.transport.routes import OwnRows
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
@@ -151,7 +151,7 @@ def worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker
     if len(input_.paths) == 1:
         (path,) = input_.paths
         workers, made = in_turn(_functions(uid, path), given)
-        return (InTurn(workers), made) if workers else (None, made)
+        return (ComposedWorker(workers), made) if workers else (None, made)
     numbered = T.StructType([*given, _ORIGIN])
     made_on = [in_turn(_functions(uid, path), numbered) for path in input_.paths]
     first = fields_of(made_on[0][1])
@@ -159,7 +159,7 @@ def worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker
         check_same_fields(first, fields_of(made), f"operator '{uid}'")
     control = [field for field in given if field.name.startswith(PREFIX)]
     columns = T.StructType([*control, *first])
-    return SideBySide(tuple(InTurn(workers) for workers, _ in made_on), columns), columns
+    return SideBySide(tuple(ComposedWorker(workers) for workers, _ in made_on), columns), columns
 
 
 def shared_inputs(
@@ -189,13 +189,13 @@ def shared_inputs(
         workers: tuple[Worker, ...] = of_keys if worker is None else (worker, *of_keys)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        dealt.append(DealtRows(stream.side, columns, given, InTurn(workers), taken, names, place))
+        dealt.append(DealtRows(stream.side, columns, given, ComposedWorker(workers), taken, names, place))
         keys.append(own)
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
         given = T.StructType([*beside, *stream.schema])
         columns = _columns_of(stream)
-        dealt.append(DealtRows(stream.side, columns, given, InTurn(()), stream.schema, names))
+        dealt.append(DealtRows(stream.side, columns, given, ComposedWorker(()), stream.schema, names))
         keys.append(())
     has_expressions = any(isinstance(key, Column) for own in keys for key in own)
     rows = _dealt(replace(frame_of_all, frame=frame), dealt, control, has_expressions)
@@ -265,7 +265,7 @@ def _without_dropped(one: DealtRows) -> DealtRows:
     """Return an input whose worker does not see what DataFrame functions have dropped."""
     if one.place == C.SEQUENCE:
         return one
-    return replace(one, worker=InTurn((OnlyRecords(), *one.worker.workers)))
+    return replace(one, worker=ComposedWorker((OnlyRecords(), *one.worker.workers)))
 
 
 def _functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
@@ -441,7 +441,7 @@ def _behind_frame_function(stream: RecordStream, function: Transform) -> RecordS
         return replace(stream, frame=records)
     # The function selected its own columns. A narrow transform keeps rows in their order within
     # Spark's input partition, so position in the partition stands in for the offset.
-    return replace(stream, frame=with_position(records), origins=Origins(), has_channels=False)
+    return replace(stream, frame=add_position(records), origins=Origins(), has_channels=False)
 
 
 def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
@@ -461,7 +461,7 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
     elif assigner is None or isinstance(assigner, str):
         take = TakeTimes(named_time(plain, assigner))
         # A time beside the columns of a source leaves them what they are.
-        timed = C.behind_records(plain, take, take.columns(plain.schema))
+        timed = C.map_records(plain, take, take.columns(plain.schema))
         stream = replace(stream, frame=timed)
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
     if strategy.generator is None and function is None:
@@ -559,7 +559,7 @@ def _rows_of_branches(
 
 def _branch_worker(
     stream: RecordStream, branch: Branch, given: T.StructType
-) -> tuple[InTurn, T.StructType, list[tuple[KeyPart, ...]]]:
+) -> tuple[ComposedWorker, T.StructType, list[tuple[KeyPart, ...]]]:
     workers: list[Worker] = []
     for function in branch.functions:
         (worker,), given = in_turn([function], given)
@@ -568,7 +568,7 @@ def _branch_worker(
             given = worker.columns
         workers.append(worker)
     of_keys, made, keys = key_workers(given, branch.readers, stream.origins)
-    return InTurn((*workers, *of_keys)), made, keys
+    return ComposedWorker((*workers, *of_keys)), made, keys
 
 
 def _stem_names(stream: RecordStream) -> tuple[str, ...]:

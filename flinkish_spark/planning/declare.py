@@ -39,7 +39,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     StreamNode,
 )
-from flinkish_spark.transport.columns import InTurn, Origins, map_in_arrow
+from flinkish_spark.transport.columns import ComposedWorker, Origins, map_in_arrow
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
     NoSuchType,
@@ -500,7 +500,7 @@ def with_computed_keys(
 ) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
     """Return a frame with the columns that functions make keys in, and what each operator is keyed by."""
     workers, schema, found = key_workers(frame.schema, operators, origins)
-    return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
+    return (map_in_arrow(frame, ComposedWorker(workers), schema) if workers else frame), found
 
 
 def key_workers(

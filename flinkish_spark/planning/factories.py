@@ -47,8 +47,8 @@ from flinkish_spark.operators.columnar_windows import (
     KeysAndWindow,
     WindowFold,
     WindowRules,
-    chosen_element,
-    folded_field,
+    make_element_choice,
+    make_field_fold,
     read_elements,
     read_partials,
 )
@@ -56,7 +56,7 @@ from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOpe
 from flinkish_spark.operators.patterns import PatternOperator, PatternSearch
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.row_patterns import RowPatternOperator
-from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
+from flinkish_spark.operators.window_loop import LoopedWindows, make_looped_windows
 from flinkish_spark.operators.windowing import WindowOperator, window_operator
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
 from flinkish_spark.types.ddl import ddl_of, parse_ddl
@@ -101,7 +101,7 @@ class Windows:
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
         element_type = ElementType(ddl_of(schemas[0]))
-        looped = looped_windows(self.spec, self.computation, element_type)
+        looped = make_looped_windows(self.spec, self.computation, element_type)
         if looped is not None:
             return looped
         result = ddl_of(self._result(schemas[0]))
@@ -306,10 +306,12 @@ class FoldingWindows:
     ) -> WindowOperator:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
-            computation = chosen_element(self.columns, ddl)
+            computation = make_element_choice(self.columns, ddl)
         else:
             (column,) = self.columns
-            computation = folded_field(column, ddl, KeysAndWindow(self.key_places(schema, keys), len(keys)))
+            computation = make_field_fold(
+                column, ddl, KeysAndWindow(self.key_places(schema, keys), len(keys))
+            )
         return window_operator(self.spec, computation, ddl, ddl_of(result))
 
 

@@ -64,7 +64,7 @@ from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import ddl_of, quoted
 from flinkish_spark.types.rows import ElementType, arrow_schema
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
-from flinkish_spark.worker.broadcast_runner import Checkpointed
+from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
 from flinkish_spark.worker.combiner import BlamedCombine
 from flinkish_spark.worker.keyed_operator import (
     KeyedOperator,
@@ -302,7 +302,7 @@ def _packed(shares: Sequence[_Share], *, is_alone: bool) -> DataFrame:
         own = one.record_routes.own
         wanted |= dict.fromkeys([*one.names.values(), *own.columns])
     # Behind all expressions of the user's, which might know the columns by an alias.
-    narrow = C.behind_select(frame, [*wanted], lambda rows: _scan_of(rows, shares, is_alone=is_alone))
+    narrow = C.select_aliased(frame, [*wanted], lambda rows: _scan_of(rows, shares, is_alone=is_alone))
     operators = dict.fromkeys(one.operator for one in shares) if has_control else ()
     controls = (ControlRoutes(one.routing, one.parts.number, one.has_broadcast) for one in operators)
     route = RouteRows(
@@ -536,7 +536,7 @@ def _operator(
         return KeyedProcessOperator(function)
     if isinstance(function, BroadcastFunctions):
         return function.create()
-    if isinstance(function, Checkpointed | VectorizedProcessFunction):
+    if isinstance(function, UnkeyedCheckpointedFunction | VectorizedProcessFunction):
         return function
     if function.needs_event_time and not has_times:
         raise without_event_times(node.uid)

@@ -445,7 +445,7 @@ class Planner:
         origins = Origins(node.source.topics)
         source = self._beginning.positioned(node, chain, name)
         if self._graph.needs_own_time(node):
-            source = source.with_own_time() or source
+            source = source.add_own_time() or source
         frame = source.load_marked(self._spark, self._place) if marked else None
         if frame is not None:
             return RecordStream(name, frame, origins, self._barriers, Announced.ANNOUNCED, is_marked=True)

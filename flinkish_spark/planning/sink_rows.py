@@ -476,14 +476,14 @@ class WorkersRows:
         return replace(self, frame=self._packed().persist(), worker=UnpackBatches())
 
     def _packed(self) -> DataFrame:
-        return C.map_in_arrow(self.frame, C.InTurn((self.worker, PackBatches())), PACKED)
+        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, PackBatches())), PACKED)
 
     def release(self) -> None:
         self.frame.unpersist()
 
     def of_sink(self, sink: PlannedSink) -> DataFrame:
         own = self.sinks[sink.uid]
-        return C.map_in_arrow(self.frame, C.InTurn((self.worker, *own.workers)), own.columns)
+        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, *own.workers)), own.columns)
 
     def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedByWorkers | None:
         """Return the sinks of which one pass can make the rows; None if there are not two."""
@@ -500,7 +500,7 @@ class WorkersRows:
         """Return rows that say by their places whose they are; only another worker can read them."""
         each = EachSink(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
         # No batch has the columns of all sinks, and none leaves the pass.
-        return C.map_in_arrow(self.frame, C.InTurn((self.worker, each)), each.columns)
+        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, each)), each.columns)
 
 
 def _run(frame: DataFrame) -> None:

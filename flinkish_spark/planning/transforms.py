@@ -35,7 +35,7 @@ from flinkish_spark.planning.stream_graph import Input, Step, StreamNode, Transf
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import DealRows, DealtRows
-from flinkish_spark.transport.columns import InTurn, Origins, Worker, map_in_arrow
+from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, map_in_arrow
 from flinkish_spark.transport.select import SelectColumns
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
 from flinkish_spark.types.expressions import Expression
@@ -418,7 +418,7 @@ class RowByRow(ReadRows):
             control, fields = list(nullable(control)), nullable(fields)
         columns = T.StructType([*control, *fields])
         select = SelectColumns(tuple(steps), columns, self.outputs, keeps_times)
-        return C.select_in_pass(frame, select, columns, select.made_of())
+        return C.select_in_pass(frame, select, columns, select.find_inputs())
 
     def of_records(self, records: DataFrame) -> DataFrame:
         """Return what comes out where all rows are records: their control columns and fields."""
@@ -531,7 +531,7 @@ class InWorkers(ReadRows):
         fields = fields_of(made)
         names = tuple(f"{PREFIX}way_{at}" for at in range(len(fields)))
         into = tuple(f"{PREFIX}into_{at}" for at in range(len(schema)))
-        dealt = DealtRows(0, into, given, InTurn(workers), fields, names)
+        dealt = DealtRows(0, into, given, ComposedWorker(workers), fields, names)
         return cls(DealRows((dealt,), control), fields, tuple(columns))
 
     def over(self, frame: DataFrame) -> DataFrame:

@@ -131,7 +131,7 @@ class KafkaInput(Source):
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return its topics; those of a pattern are not known before they are read."""
-        return Dataset.of_topics(self.connection.servers, self.wanted.topics)
+        return Dataset.from_topics(self.connection.servers, self.wanted.topics)
 
     @property
     def drops_records(self) -> bool:
@@ -500,7 +500,7 @@ class KafkaSource(KafkaInput):
                     f"aligned_with and {other} are set for one source", why=why, what_to_do=what_to_do
                 )
 
-    def bound(self, uid: str) -> Self:
+    def bind(self, uid: str) -> Self:
         return self._changed("_uid", uid)
 
     def _changed(self, name: str, value: object) -> Self:
@@ -523,7 +523,7 @@ class KafkaSource(KafkaInput):
             moved.__dict__.pop(name, None)
         return moved
 
-    def with_own_time(self) -> Self:
+    def add_own_time(self) -> Self:
         return self._changed("metadata", (*self.metadata, OWN_TIME))
 
     @property

@@ -28,7 +28,7 @@ from flinkish_spark.operators.columnar_aggregates import (
     element_aggregation,
     merge,
 )
-from flinkish_spark.operators.process import ElementFailed, GroupRun, KeyedStreamOperator
+from flinkish_spark.operators.process import ElementError, GroupRun, KeyedStreamOperator
 from flinkish_spark.state import StateTtl
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.layered import KeyIndex, group_numbers
@@ -297,7 +297,7 @@ def test_a_sum_is_exact_or_an_error(kind, values, total, at_once) -> None:
         with pytest.raises(AggregateOverflow, match="the sum of the field 'v' leaves its type"):
             for part in [rows] if at_once else [[row] for row in rows]:
                 run.run(part)
-        with pytest.raises(ElementFailed, match="the sum of the field 'v' leaves its type"):
+        with pytest.raises(ElementError, match="the sum of the field 'v' leaves its type"):
             single.push_all([(row, None) for row in rows])
         return
     # Of values in one batch the sum may leave 64 bits on the way; one by one it may not.

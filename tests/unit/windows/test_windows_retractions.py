@@ -13,7 +13,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.joins.spec import WindowJoin
 from flinkish_spark.operators.columnar_windows import column_windows
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
@@ -264,7 +264,7 @@ def test_a_row_with_other_fields_is_refused_by_name():
             yield key, 1
 
     run = sessions(ProcessWindow(Short()), trigger=CountTrigger(1))
-    with pytest.raises(ElementFailed, match="emitted 2 fields, declared are 4: k, start, end, n"):
+    with pytest.raises(ElementError, match="emitted 2 fields, declared are 4: k, start, end, n"):
         run.push((1, 0))
 
 

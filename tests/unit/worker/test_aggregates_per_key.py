@@ -16,11 +16,10 @@ from flinkish_spark.core import accumulators, subtask
 from flinkish_spark.core.accumulators import Tally
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.operators.columnar_aggregates import ReducedRows
-from flinkish_spark.operators.context import KeyedStateWithoutKey
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.combiner import BlamedCombine, Combiner
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 from tests.support.effort import seeds
 
 ORDERS = "user STRING, amount LONG"
@@ -119,7 +118,7 @@ class Opened(Greatest):
 
     def open(self, context: Any) -> None:
         self.calls.append(f"open {context.uid}")
-        with pytest.raises(KeyedStateWithoutKey):
+        with pytest.raises(TypeError, match="asks for the state"):
             context.get_state(ValueStateDescriptor("seen", "LONG"))
 
     def close(self) -> None:
@@ -159,7 +158,7 @@ def test_an_error_in_front_of_the_shuffle_names_the_operator() -> None:
     rows = pa.RecordBatch.from_pydict(
         {"c0": ["a", "a"], "c1": [1, 2], C.KEY_HASH: [7, 7], C.SEQUENCE: [0, 1]}
     )
-    with pytest.raises(OperatorFailed, match=r'"uid": "totals".*ZeroDivisionError'):
+    with pytest.raises(OperatorError, match=r'"uid": "totals".*ZeroDivisionError'):
         BlamedCombine("totals", 16, combiner)(rows)
 
 

@@ -22,8 +22,8 @@ from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution, Routing, spark_hash_int
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.worker.broadcast_runner import Checkpointed, UnkeyedBroadcast
-from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed
+from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast, UnkeyedCheckpointedFunction
+from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorError
 from flinkish_spark.worker.runners import InputShape, RowShape
 from tests.unit.worker.test_keyed_operator import INPUT, State, control, records
 
@@ -151,7 +151,7 @@ def test_what_is_applied_to_keyed_state_concerns_all_groups() -> None:
 
 def test_a_failure_names_the_broadcast_element() -> None:
     partition = Partition()
-    with pytest.raises(OperatorFailed, match='"topic": "rules", "partition": 0, "offset": 1, '):
+    with pytest.raises(OperatorError, match='"topic": "rules", "partition": 0, "offset": 1, '):
         partition.run(keyed(), {partition.broadcast: block([("a", 1), ("b", 13)], 1)})
 
 
@@ -212,7 +212,7 @@ class Remembering(CheckpointedProcessFunction):
 
 
 def remembering() -> KeyedOperator:
-    return operator(Checkpointed(Remembering()), Distribution.BY_CHANNEL)
+    return operator(UnkeyedCheckpointedFunction(Remembering()), Distribution.BY_CHANNEL)
 
 
 def test_a_wrong_row_names_the_element_that_it_came_from() -> None:
@@ -223,13 +223,11 @@ def test_a_wrong_row_names_the_element_that_it_came_from() -> None:
     for op, rows, topic in ((keyed(), of_rules, "rules"), (plain, of_orders, "orders")):
         partition = Partition()
         place = f'"topic": "{topic}", "partition": 0, "offset": 1, .*cannot hold \'{WRONG}\''
-        with pytest.raises(OperatorFailed, match=place):
+        with pytest.raises(OperatorError, match=place):
             partition.run(op, {partition.broadcast: rows})
     partition, op = Partition(), remembering()
     partition.run(op, {partition.broadcast: block([("x", 1)])})
-    with pytest.raises(
-        OperatorFailed, match=r'"offset": 1, .*field \'n\' of type int64 cannot hold \'many\''
-    ):
+    with pytest.raises(OperatorError, match=r'"offset": 1, .*field \'n\' of type int64 cannot hold \'many\''):
         partition.run(op, {partition.broadcast: block([("y", 1), ("z", 14)])})
     assert partition.run(op, {partition.broadcast: block([("y", 1)])}) == [("x", 1)]
 
@@ -245,7 +243,7 @@ def test_each_partition_keeps_its_own_items() -> None:
     op = remembering()
     assert first.run(op, {first.broadcast: block([("c", 1)])}) == [("ab", 2)]
     assert other.run(op, {other.broadcast: block([("z", 1)])}) == [("", 0)]
-    with pytest.raises(OperatorFailed, match='"topic": "orders", "partition": 0, "offset": 1, '):
+    with pytest.raises(OperatorError, match='"topic": "orders", "partition": 0, "offset": 1, '):
         first.run(op, {first.broadcast: block([("d", 1), ("e", 13)])})
     assert first.run(op, {first.broadcast: block([("f", 1)])}) == [("abc", 3)]
 

@@ -24,7 +24,7 @@ from flinkish_spark.transport.branches import (
     SideBySide,
     Takes,
 )
-from flinkish_spark.transport.columns import InTurn
+from flinkish_spark.transport.columns import ComposedWorker
 from flinkish_spark.types.rows import arrow_schema
 from tests.support import two_ways
 from tests.support.two_ways import ORDERS, ROWS, TOTALS
@@ -183,13 +183,13 @@ def test_rows_are_dealt_to_inputs_and_functions_are_opened_once() -> None:
     LOG.clear()
     numbers = T.StructType([*GIVEN, T.StructField("n", T.LongType())])
     texts = T.StructType([*GIVEN, T.StructField("text", T.StringType())])
-    both = SideBySide((Logged("a", 100), InTurn((Logged("b", 1), Logged("c", 1)))), numbers)
+    both = SideBySide((Logged("a", 100), ComposedWorker((Logged("b", 1), Logged("c", 1)))), numbers)
     n, text = T.StructType([numbers["n"]]), T.StructType([texts["text"]])
     deal = DealRows(
         (
-            DealtRows(0, ("n",), numbers, InTurn((both,)), n, ("x0",)),
-            DealtRows(1, ("s1_0",), texts, InTurn(()), text, ("y0",)),
-            DealtRows(0, ("n",), numbers, InTurn(()), n, ("z0",)),
+            DealtRows(0, ("n",), numbers, ComposedWorker((both,)), n, ("x0",)),
+            DealtRows(1, ("s1_0",), texts, ComposedWorker(()), text, ("y0",)),
+            DealtRows(0, ("n",), numbers, ComposedWorker(()), n, ("z0",)),
         ),
         T.StructType([*CONTROL, FRAME[C.TIME]]),
     )
@@ -215,7 +215,9 @@ def test_functions_are_closed_when_one_of_them_fails() -> None:
 
     both = SideBySide((Logged("a", 1), failing), numbers)
     n = T.StructType([numbers["n"]])
-    deal = DealRows((DealtRows(0, ("n",), numbers, InTurn((both,)), n, ("x0",)),), T.StructType([*CONTROL]))
+    deal = DealRows(
+        (DealtRows(0, ("n",), numbers, ComposedWorker((both,)), n, ("x0",)),), T.StructType([*CONTROL])
+    )
     with pytest.raises(IndexError):
         list(deal(iter([operator_rows(record(0, 0, 1))])))
     assert LOG == ["open a", "close a"]
