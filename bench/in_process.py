@@ -51,7 +51,7 @@ from flinkish_spark.windows import EventTimeSessionWindows, SlidingEventTimeWind
 from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
 from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.combiner import Combiner
-from flinkish_spark.worker.keyed_operator import runner_of as opened
+from flinkish_spark.worker.keyed_operator import make_runner as opened
 from flinkish_spark.worker.runners import InputShape, RowShape
 from tests.support.operator_harness import MemoryBases
 
@@ -112,7 +112,7 @@ def sent_of(work):
     return _combined(transport, kept, tuple(output), folded)
 
 
-def runner_of(work, engine):
+def make_runner(work, engine):
     """Return the runner, the schema of its blocks, and what combines in front of the shuffle."""
     if engine == "fold":
         sent = sent_of(work)
@@ -187,7 +187,7 @@ class Job:
 
     def __init__(self, variant):
         self.work, _, engine = variant.partition("-")
-        self.runner, transport, combiner = runner_of(self.work, engine)
+        self.runner, transport, combiner = make_runner(self.work, engine)
         self.schema = arrow_schema(transport.schema)
         self.packer = BlockPacker(self.schema, combine=combiner)
         self.values, self.bases, self.policy = {}, MemoryBases(), BasePolicy()

@@ -106,7 +106,7 @@ class _Meter:
         self.running -= 1
         self.durations_ms.append(round(took_s * 1_000))
 
-    def statistics(self) -> AsyncStatistics:
+    def to_statistics(self) -> AsyncStatistics:
         return AsyncStatistics(
             **self.counted,
             inflight=self.inflight,
@@ -217,7 +217,7 @@ class AsyncWait:
 
         async def caller() -> None:
             for call in calls:
-                await take(await self._one(call))
+                await take(await self._call(call))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -229,9 +229,9 @@ class AsyncWait:
 
     def take_statistics(self) -> AsyncStatistics:
         meter, self._meter = self._meter, _Meter()
-        return meter.statistics()
+        return meter.to_statistics()
 
-    async def _one(self, call: Sequence[AsyncElement]) -> list[tuple[int, Rows]]:
+    async def _call(self, call: Sequence[AsyncElement]) -> list[tuple[int, Rows]]:
         await self._gate.wait_for_turn()
         began_s = self._loop.time()
         try:
@@ -318,7 +318,7 @@ class AsyncWait:
     def _check_rows(self, call: Sequence[AsyncElement], made: Any) -> list[Rows]:
         function = self._spec.function
         if not isinstance(function, AsyncBatchFunction):
-            return [_rows_of(made, type(function).__name__)]
+            return [_to_rows(made, type(function).__name__)]
         if made is None or isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
             raise TypeError(
                 f"async_invoke_batch() of {type(function).__name__} returned a {type(made).__name__}; return "
@@ -333,7 +333,7 @@ class AsyncWait:
         return [() if row is None else (_copy_row(row),) for row in rows]
 
 
-def _rows_of(made: Any, name: str) -> Rows:
+def _to_rows(made: Any, name: str) -> Rows:
     if made is None:
         return ()
     is_row = (

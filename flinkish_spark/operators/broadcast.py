@@ -204,9 +204,9 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
     def close(self) -> None:
         self._function.close()
 
-    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
-        level_in = getattr(self._function, "level_in", None)
-        return None if level_in is None else level_in(state, rows)
+    def count_open_items(self, state: str, rows: pa.RecordBatch) -> int | None:
+        count_open_items = getattr(self._function, "count_open_items", None)
+        return None if count_open_items is None else count_open_items(state, rows)
 
     def hashes_to_load(self, group: GroupState) -> Array:
         names = {descriptor.name for descriptor, _ in self.side.context.applications}

@@ -19,7 +19,7 @@ from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.aggregates import value_fold
+from flinkish_spark.operators.aggregates import make_value_fold
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part
 from flinkish_spark.operators.process import KeyedStreamOperator
@@ -34,14 +34,14 @@ from flinkish_spark.types.to_python import owned, taken
 _KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
 
 
-def kind_of(value: Any) -> RowKind:
+def parse_kind(value: Any) -> RowKind:
     kind = _KINDS.get(value)
     if kind is None:
         raise ValueError(f"{value!r} is no row kind: {', '.join(_KINDS)}")
     return kind
 
 
-def _change(before: Any, after: Any) -> Iterable[Any]:
+def _diff(before: Any, after: Any) -> Iterable[Any]:
     """Return the changelog rows from one result to another; None is no result."""
     if before == after:
         return ()
@@ -97,7 +97,7 @@ class RetractingSum(RetractingFold):
     """The sum of the values; null if there are none."""
 
     def __init__(self, name: str, kind: T.DataType) -> None:
-        self._add = value_fold(Fold.SUM, name, kind)
+        self._add = make_value_fold(Fold.SUM, name, kind)
         self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
         self._name, self._kind = name, kind
         #: The sum, the number of values, and the numbers of NaN, +inf and -inf. These are not in the sum,
@@ -138,7 +138,7 @@ class RetractingExtreme(RetractingFold):
     """Minimum or maximum of the values; keeps each value with its number of occurrences."""
 
     def __init__(self, fold: Fold, kind: T.DataType, number: int, ttl: StateTtl | None) -> None:
-        self._better = value_fold(fold, "", kind)
+        self._better = make_value_fold(fold, "", kind)
         self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
         self.kept, self.nothing = (kind.simpleString(), "LONG"), (None, 0)
         # NaN does not equal itself, so it could not be found as a map key.
@@ -178,7 +178,7 @@ class RetractingExtreme(RetractingFold):
         self._values.clear()
 
 
-def retracting_fold(
+def make_retracting_fold(
     column: AggregateColumn, fields: T.StructType, number: int, ttl: StateTtl | None
 ) -> tuple[RetractingFold, T.DataType]:
     if column.field is None and column.fold is Fold.COUNT:
@@ -225,7 +225,7 @@ class ChangelogFoldOperator(KeyedStreamOperator):
             fold.open(states)
 
     def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
-        kept, count = self._state.value(), -1 if kind_of(value[self._kind_at]).is_retraction else 1
+        kept, count = self._state.value(), -1 if parse_kind(value[self._kind_at]).is_retraction else 1
         if kept is None and count < 0:
             # A retraction of an unknown row.
             return ()
@@ -241,7 +241,7 @@ class ChangelogFoldOperator(KeyedStreamOperator):
             self._state.clear()
             for fold, _ in self._folds:
                 fold.clear()
-        return _change(before, self._row(key, now))
+        return _diff(before, self._row(key, now))
 
     def _parts(self, kept: Sequence[Any]) -> Iterable[tuple[RetractingFold, Sequence[Any], int | None]]:
         begin = 1
@@ -274,7 +274,7 @@ class ChangelogAggregateOperator(KeyedStreamOperator):
         self._accumulator, self._rows = map(states.get_state, self._descriptors)
 
     def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
-        is_retraction = kind_of(value[self._kind_at]).is_retraction
+        is_retraction = parse_kind(value[self._kind_at]).is_retraction
         rows, accumulator = self._rows.value() or 0, self._accumulator.value()
         if not rows:
             if is_retraction:
@@ -289,11 +289,11 @@ class ChangelogAggregateOperator(KeyedStreamOperator):
         if not rows:
             self._accumulator.clear()
             self._rows.clear()
-            return _change(before, None)
+            return _diff(before, None)
         after = self._aggregate.get_result(accumulator)
         self._accumulator.update(accumulator)
         self._rows.update(rows)
-        return _change(before, after)
+        return _diff(before, after)
 
     def close(self) -> None:
         close_part(self._aggregate)
@@ -317,12 +317,12 @@ class NormalizeOperator(KeyedStreamOperator):
     def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
         at, kept = self._kind_at, self._state.value()
         before = None if kept is None else tuple(kept)
-        if kind_of(value[at]).is_retraction:
+        if parse_kind(value[at]).is_retraction:
             self._state.clear()
-            return self._restore_kind_position(_change(before, None))
+            return self._restore_kind_position(_diff(before, None))
         row = (*value[:at], *value[at + 1 :])
         self._state.update(row)
-        return self._restore_kind_position(_change(before, row))
+        return self._restore_kind_position(_diff(before, row))
 
     def _restore_kind_position(self, rows: Iterable[Any]) -> Iterable[Any]:
         return tuple((*row[: self._kind_at], row[-1], *row[self._kind_at : -1]) for row in rows)

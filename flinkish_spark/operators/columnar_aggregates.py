@@ -60,18 +60,18 @@ def fold_groups(fold: Fold, name: str, values: pa.Array, groups: Array, first: A
     if pa.types.is_duration(values.type):
         # Arrow cannot group intervals, so fold them as microseconds.
         return fold_groups(fold, name, values.cast(pa.int64()), groups, first).cast(values.type)
-    if (plain := _plain(values)) is not None and len(first):
+    if (plain := _to_numbers(values)) is not None and len(first):
         if fold is not Fold.SUM:
             best = plain[first]
             (np.minimum if fold is Fold.MIN else np.maximum).at(best, groups, plain)
             return pa.array(best, values.type)
-        if (sums := _small_sums(plain, groups, len(first))) is not None:
+        if (sums := _add_exactly(plain, groups, len(first))) is not None:
             return _narrow(name, sums, values.type)
     if fold is Fold.SUM:
-        return _narrow(name, _sums(values, groups, len(first)), values.type)
+        return _narrow(name, _add_groups(values, groups, len(first)), values.type)
     best = _aggregate_groups(values, groups, "min" if fold is Fold.MIN else "max", len(first))
     if fold is Fold.MAX and pa.types.is_floating(values.type):
-        best = _nan_where(best, _aggregate_groups(pc.is_nan(values), groups, "any", len(first)))
+        best = _set_nan(best, _aggregate_groups(pc.is_nan(values), groups, "any", len(first)))
     return best
 
 
@@ -79,7 +79,7 @@ def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Arr
     """Return the element-wise fold of the state before and the new values; nulls are skipped."""
     # Not for FIRST, where null is a value; `add` looks at `exists` for it.
     if fold in (Fold.SUM, Fold.COUNT):
-        return pc.coalesce(_narrow(name, _sum_pairs(name, before, now), now.type), before, now)
+        return pc.coalesce(_narrow(name, _add_pairs(name, before, now), now.type), before, now)
     choose = pc.min_element_wise if fold is Fold.MIN else pc.max_element_wise
     kind = now.type
     # Arrow cannot compare columns of these types element-wise; cast to a type with the same order.
@@ -90,11 +90,11 @@ def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Arr
     best = choose(before.cast(kind), now.cast(kind), skip_nulls=True).cast(now.type)
     if fold is Fold.MAX and pa.types.is_floating(now.type):
         is_nan = pc.or_(pc.fill_null(pc.is_nan(before), False), pc.fill_null(pc.is_nan(now), False))
-        best = _nan_where(best, is_nan)
+        best = _set_nan(best, is_nan)
     return best
 
 
-def same_values(left: pa.Array, right: pa.Array) -> pa.Array:
+def find_equal(left: pa.Array, right: pa.Array) -> pa.Array:
     """Return where two columns are equal; null equals null, and NaN equals NaN."""
     same = pc.or_(pc.fill_null(pc.equal(left, right), False), pc.and_(left.is_null(), right.is_null()))
     if pa.types.is_floating(left.type):
@@ -103,7 +103,7 @@ def same_values(left: pa.Array, right: pa.Array) -> pa.Array:
     return same
 
 
-def _plain(values: pa.Array) -> Array | None:
+def _to_numbers(values: pa.Array) -> Array | None:
     """Return the values as a Numpy array, which folds faster; None if one is null, NaN or no number."""
     kind = values.type
     if values.null_count or not (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
@@ -112,7 +112,7 @@ def _plain(values: pa.Array) -> Array | None:
     return None if numbers.dtype.kind == "f" and np.isnan(numbers).any() else numbers
 
 
-def _small_sums(numbers: Array, groups: Array, count: int) -> pa.Array | None:
+def _add_exactly(numbers: Array, groups: Array, count: int) -> pa.Array | None:
     """Return the sums of groups, added as doubles; None if doubles could not hold integer sums exactly."""
     if numbers.dtype.kind == "f":
         return pa.array(np.bincount(groups, weights=numbers, minlength=count))
@@ -122,19 +122,19 @@ def _small_sums(numbers: Array, groups: Array, count: int) -> pa.Array | None:
     return pa.array(np.bincount(groups, weights=numbers, minlength=count).astype(np.int64))
 
 
-def _sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
+def _add_groups(values: pa.Array, groups: Array, count: int) -> pa.Array:
     """Return the sums of groups in the widest type of their kind."""
     kind = values.type
     if pa.types.is_integer(kind):
         least, greatest = (bound.as_py() or 0 for bound in pc.min_max(values).values())
         if max(-least, greatest) * len(values) >= _LIMIT:
-            return _wide_sums(values, groups, count)
+            return _add_wide(values, groups, count)
     elif pa.types.is_decimal(kind) and kind.precision + len(str(len(values))) > 38:
         values = values.cast(pa.decimal256(kind.precision, kind.scale))
     return _aggregate_groups(values, groups, "sum", count)
 
 
-def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
+def _add_wide(values: pa.Array, groups: Array, count: int) -> pa.Array:
     """Return sums of integers that may overflow 64 bits, adding upper and lower halves separately."""
     whole = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     upper, lower = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -152,7 +152,7 @@ def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
     return pa.array(np.array(exact, dtype=np.int64), mask=~there)
 
 
-def _sum_pairs(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
+def _add_pairs(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
     kind = now.type
     if pa.types.is_integer(kind):
         try:
@@ -191,7 +191,7 @@ def _aggregate_groups(values: pa.Array, groups: Array, function: str, count: int
     return column.take(pa.array(places))
 
 
-def _nan_where(values: pa.Array, is_nan: pa.Array) -> pa.Array:
+def _set_nan(values: pa.Array, is_nan: pa.Array) -> pa.Array:
     if not pc.any(is_nan).as_py():
         return values
     return pc.if_else(pc.fill_null(is_nan, False), pa.scalar(float("nan"), values.type), values)
@@ -256,14 +256,14 @@ class Columns(ColumnAggregation):
     def __init__(self, columns: Sequence[AggregateColumn], input_type: str) -> None:
         self._columns = tuple(columns)
         kinds = {field.name: type_text(field.dataType) for field in ElementType(input_type).fields}
-        self._types = [_result_type(column, kinds) for column in self._columns]
+        self._types = [_find_result_type(column, kinds) for column in self._columns]
 
     @property
     def names(self) -> list[str]:
         return [column.name for column in self._columns]
 
     def state_type(self) -> str:
-        return _state_type(self.names, self._types)
+        return _format_state_type(self.names, self._types)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         found = []
@@ -297,7 +297,7 @@ class ExtremeElement(ColumnAggregation):
     def __init__(self, choice: ElementChoice, input_type: str) -> None:
         self._choice, self._fields = choice, ElementType(input_type).fields
         kinds = {field.name: type_text(field.dataType) for field in self._fields}
-        _result_type(AggregateColumn(choice.field, choice.fold, choice.field), kinds)
+        _find_result_type(AggregateColumn(choice.field, choice.fold, choice.field), kinds)
         self._at = self.names.index(choice.field)
 
     @property
@@ -305,13 +305,13 @@ class ExtremeElement(ColumnAggregation):
         return [field.name for field in self._fields]
 
     def state_type(self) -> str:
-        return _state_type(self.names, [type_text(field.dataType) for field in self._fields])
+        return _format_state_type(self.names, [type_text(field.dataType) for field in self._fields])
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         best = fold_groups(
             self._choice.fold, self._choice.field, batch.column(self._choice.field), groups, first
         )
-        is_best = same_values(batch.column(self._choice.field), best.take(pa.array(groups)))
+        is_best = find_equal(batch.column(self._choice.field), best.take(pa.array(groups)))
         candidates = np.flatnonzero(is_best.to_numpy(zero_copy_only=False))
         places = first.copy()
         if self._choice.ties is Ties.FIRST:
@@ -328,14 +328,14 @@ class ExtremeElement(ColumnAggregation):
         old, new = before[self._at], now[self._at]
         best = fold_pairs(self._choice.fold, self._choice.field, old, new)
         if self._choice.ties is Ties.FIRST:
-            keeps = same_values(old, best)
+            keeps = find_equal(old, best)
         else:
-            keeps = pc.invert(same_values(new, best))
+            keeps = pc.invert(find_equal(new, best))
         keeps = pc.and_(keeps, pa.array(exists))
         return [pc.if_else(keeps, *pair) for pair in zip(before, now, strict=True)]
 
 
-def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnAggregation:
+def make_element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnAggregation:
     element = ElementType(input_type)
     if not element.has_fields:
         raise ConfigError(
@@ -346,7 +346,7 @@ def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnA
     if isinstance(aggregate, ElementChoice):
         return ExtremeElement(aggregate, input_type)
     kinds = {field.name: type_text(field.dataType) for field in element.fields}
-    _result_type(AggregateColumn(aggregate.field, aggregate.fold, aggregate.field), kinds)
+    _find_result_type(AggregateColumn(aggregate.field, aggregate.fold, aggregate.field), kinds)
     folds = [aggregate.fold if name == aggregate.field else Fold.FIRST for name in kinds]
     columns = [AggregateColumn(name, fold, name) for name, fold in zip(kinds, folds, strict=True)]
     return Columns(columns, input_type)
@@ -390,7 +390,7 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"
 _UNORDERED = ("array", "map", "struct")
 
 
-def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
+def _find_result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
     if column.fold is Fold.COUNT and column.field is None:
         return "bigint"
     if column.field not in kinds:
@@ -414,7 +414,7 @@ def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
     return "bigint" if column.fold is Fold.COUNT else kind
 
 
-def _state_type(names: Sequence[str], kinds: Sequence[str]) -> str:
+def _format_state_type(names: Sequence[str], kinds: Sequence[str]) -> str:
     # A single column is stored as a scalar, not as a struct with one field.
     if len(kinds) == 1:
         return kinds[0]

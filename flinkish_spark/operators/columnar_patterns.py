@@ -55,14 +55,14 @@ class Chains(NamedTuple):
     before: Array
     keys: Array
 
-    def firsts(self) -> Array:
+    def find_firsts(self) -> Array:
         found, link = self.events.copy(), self.before.copy()
         while (there := np.flatnonzero(link != NONE)).size:
             found[there] = self.events[link[there]]
             link[there] = self.before[link[there]]
         return found
 
-    def paths(self, ends: Array) -> Iterator[tuple[Array, Array]]:
+    def walk(self, ends: Array) -> Iterator[tuple[Array, Array]]:
         """Yield the remaining chains and their next links, from the end of the chains to the beginning."""
         which = np.flatnonzero(ends != NONE)
         link = ends[which]
@@ -145,7 +145,7 @@ class Outcome:
 NEVER_MS = (1 << 63) - 1
 
 
-def too_long(counts: Array) -> Array:
+def find_long_keys(counts: Array) -> Array:
     """Return the mask of keys with so many events that event by event is faster for them."""
     order = np.argsort(-counts, kind="stable")
     descending = counts[order]
@@ -204,13 +204,13 @@ class _Table:
         self._facts: list[tuple[bool, bool]] = []
         self.is_pending = np.array([state.kind.value == "pending" for state in matcher.automaton.states])
 
-    def outcomes(self, answers: Array, states: Array | int) -> Array:
+    def find_outcomes(self, answers: Array, states: Array | int) -> Array:
         asked = answers * self._count + states
         found: Array = self._known[asked]
         if len(found) and found.min() < 0:
             for one in np.unique(asked[found < 0]).tolist():
                 self._fill(one)
-            return self.outcomes(answers, states)
+            return self.find_outcomes(answers, states)
         return found
 
     def _fill(self, asked: int) -> None:
@@ -260,7 +260,7 @@ class _Run:
         #: Transitions of the start state by new event; None if they depend on earlier events.
         self._starts: Array | None = None
         if not matcher.state_looks_back[table.start]:
-            self._starts = table.outcomes(events.answers, table.start)
+            self._starts = table.find_outcomes(events.answers, table.start)
             self._refuse_stops(self._starts, np.repeat(np.arange(len(events.counts)), events.counts))
 
     def outcome(self, now_ms: int) -> Outcome:
@@ -288,9 +288,9 @@ class _Run:
         ends = partial.chains
         found[_KEY], found[_STATE], found[_CHAIN] = self._rank[partial.keys], partial.states, ends
         if len(ends):
-            found[_FIRST] = chains.firsts()[ends]
+            found[_FIRST] = chains.find_firsts()[ends]
             found[_FIRST_MS], found[_LAST_MS] = times_ms[found[_FIRST]], times_ms[chains.events[ends]]
-            for which, link in chains.paths(ends) if named else ():
+            for which, link in chains.walk(ends) if named else ():
                 for at, (stage, is_last) in enumerate(named, _NAMED):
                     # Chains are read from the end, so the first event found is the last one.
                     own = chains.stages[link] == stage
@@ -333,7 +333,7 @@ class _Run:
         if not open_.shape[1]:
             return
         keys, states = open_[_KEY], open_[_STATE]
-        outcomes = table.outcomes(self._answer_look_backs(open_, rows, answers[keys]), states)
+        outcomes = table.find_outcomes(self._answer_look_backs(open_, rows, answers[keys]), states)
         is_same = table.is_same[outcomes]
         if is_same.all():
             return
@@ -356,7 +356,7 @@ class _Run:
         if starts is None:
             unbegun = np.full((_NAMED + len(self._matcher.named), len(rows)), NONE)
             unbegun[_KEY] = np.arange(len(rows))
-            outcomes = table.outcomes(
+            outcomes = table.find_outcomes(
                 self._answer_look_backs(unbegun, rows, answers, is_start=True), table.start
             )
             self._refuse_stops(outcomes, self._order[: len(rows)])
@@ -419,12 +419,12 @@ class _Run:
                 is_meant &= partial[at, which] == NONE
             partial[at, which[is_meant]] = events[is_meant]
 
-    def _chains(self) -> Chains:
+    def _join_links(self) -> Chains:
         if len(self._links) > 1:
             self._links = [Chains(*map(np.concatenate, zip(*self._links, strict=True)))]
         return self._links[0]
 
-    def _ends(self) -> Array:
+    def _find_ends(self) -> Array:
         """Return when each partial match times out: the earlier end of its two windows."""
         matcher, open_ = self._matcher, self._partial
         ends: Array = open_[_LAST_MS] + matcher.from_previous_ms[open_[_STATE]]
@@ -438,7 +438,7 @@ class _Run:
         if matcher.window_ms is None and not matcher.has_between:
             return
         now_ms = np.minimum(own_ms[open_[_KEY]], _BEHIND_ALL_MS)
-        is_over = self._ends() <= now_ms
+        is_over = self._find_ends() <= now_ms
         if not is_over.any():
             return
         over = open_[:, is_over]
@@ -486,7 +486,7 @@ class _Run:
             last = told.events.copy()
             behind = told.stages == NONE
             if behind.any():
-                last[behind] = self._chains().events[told.chains[behind]]
+                last[behind] = self._join_links().events[told.chains[behind]]
             up_to[keys] = last
         kept = (open_[_FIRST] > up_to[open_[_KEY]]) & ~self._is_left[open_[_KEY]]
         self._is_changed[open_[_KEY, ~kept]] = True
@@ -502,7 +502,7 @@ class _Run:
         due_ms = np.full(len(keys), NEVER_MS)
         if self._matcher.window_ms is not None or self._matcher.has_between:
             self._partial = open_
-            ends = self._ends()
+            ends = self._find_ends()
             in_time = ends < _BEHIND_ALL_MS
             np.minimum.at(due_ms, numbers[in_time], ends[in_time])
         is_left, is_changed = np.empty_like(self._is_left), np.empty_like(self._is_changed)
@@ -511,7 +511,7 @@ class _Run:
         found = found._replace(keys=keys[found.keys])
         found = found.select(~is_left[found.keys])
         found = found.select(np.lexsort((found.steps, found.keys)))
-        return Outcome(partial, self._chains(), found, is_changed, is_left, due_ms)
+        return Outcome(partial, self._join_links(), found, is_changed, is_left, due_ms)
 
 
 def _expand(counts: Array, begins: Array) -> tuple[Array, Array]:
@@ -553,17 +553,17 @@ class StoredMatches:
     @staticmethod
     def read(events: pa.ListArray, chains: pa.ListArray, matches: pa.ListArray, start: int) -> StoredMatches:
         count = len(matches)
-        _, event_begins, event_rows = _flat(events)
-        chain_key, chain_begins, chain_rows = _flat(chains)
-        match_key, match_begins, match_rows = _flat(matches)
-        stage, event, before = (_numbers(chain_rows.field(at)) for at in range(3))
+        _, event_begins, event_rows = _flatten(events)
+        chain_key, chain_begins, chain_rows = _flatten(chains)
+        match_key, match_begins, match_rows = _flatten(matches)
+        stage, event, before = (_to_numbers(chain_rows.field(at)) for at in range(3))
         links = Chains(
             stage,
             event + event_begins[chain_key],
             np.where(before == NONE, NONE, before + chain_begins[chain_key]),
             chain_key,
         )
-        state, chain = (_numbers(match_rows.field(at)) for at in range(2))
+        state, chain = (_to_numbers(match_rows.field(at)) for at in range(2))
         is_held = match_rows.field(2).to_numpy(zero_copy_only=False).astype(bool)
         is_start = chain == NONE
         is_odd = np.zeros(count, dtype=bool)
@@ -576,7 +576,7 @@ class StoredMatches:
         open_ = ~is_start
         partial = Partial(match_key[open_], state[open_], (chain + chain_begins[match_key])[open_])
         if len(partial.keys) > 1:
-            firsts = links.firsts()[partial.chains]
+            firsts = links.find_firsts()[partial.chains]
             back = (partial.keys[1:] == partial.keys[:-1]) & (firsts[1:] < firsts[:-1])
             is_odd[partial.keys[1:][back]] = True
         return StoredMatches(partial, links, event_rows, is_odd)
@@ -589,7 +589,7 @@ def to_stored_lists(
     own = chosen[partial.keys]
     keys, states, ends = partial.keys[own], partial.states[own], partial.chains[own]
     is_live = np.zeros(len(chains.stages), dtype=bool)
-    for _, link in chains.paths(ends):
+    for _, link in chains.walk(ends):
         is_live[link] = True
     links = np.flatnonzero(is_live)
     # A key's links stay in order: each comes after its predecessor.
@@ -604,13 +604,13 @@ def to_stored_lists(
     taken = link_keys[by_event][is_first], events_of[by_event][is_first]
     number = np.cumsum(chosen) - 1
     count = int(chosen.sum())
-    event_begins, event_offsets = _bounds(number[taken[0]], count)
-    link_begins, link_offsets = _bounds(number[link_keys], count)
+    event_begins, event_offsets = _find_bounds(number[taken[0]], count)
+    link_begins, link_offsets = _find_bounds(number[link_keys], count)
     at = np.full(len(chains.stages), NONE)
     at[links] = np.arange(len(links)) - link_begins[number[link_keys]]
     before = chains.before[links]
     own_before = np.where(before == NONE, NONE, at[before])
-    chain_rows = _structs(
+    chain_rows = _make_structs(
         ("stage", chains.stages[links], None),
         ("event", event_of - event_begins[number[link_keys]], None),
         ("before", own_before, own_before == NONE),
@@ -621,9 +621,9 @@ def to_stored_lists(
     order = np.argsort(match_keys, kind="stable")
     match_states = np.concatenate([states, np.full(count, start)])[order]
     match_chains = np.concatenate([at[ends], np.full(count, NONE)])[order]
-    _, match_offsets = _bounds(number[match_keys[order]], count)
+    _, match_offsets = _find_bounds(number[match_keys[order]], count)
     flags = pa.array(np.zeros(len(match_states), dtype=bool))
-    match_rows = _structs(
+    match_rows = _make_structs(
         ("state", match_states, None), ("chain", match_chains, match_chains == NONE), held=flags
     )
     lists = (event_offsets, events(taken[1])), (link_offsets, chain_rows), (match_offsets, match_rows)
@@ -631,23 +631,23 @@ def to_stored_lists(
     return made[0], made[1], made[2]
 
 
-def _flat(lists: pa.ListArray) -> tuple[Array, Array, pa.StructArray]:
+def _flatten(lists: pa.ListArray) -> tuple[Array, Array, pa.StructArray]:
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     begins = np.cumsum(lengths) - lengths
     return np.repeat(np.arange(len(lists)), lengths), begins, lists.flatten()
 
 
-def _numbers(column: pa.Array) -> Array:
+def _to_numbers(column: pa.Array) -> Array:
     found: Array = pc.fill_null(column, NONE).to_numpy().astype(np.int64)
     return found
 
 
-def _bounds(numbers: Array, count: int) -> tuple[Array, Array]:
+def _find_bounds(numbers: Array, count: int) -> tuple[Array, Array]:
     offsets = np.searchsorted(numbers, np.arange(count + 1))
     return offsets[:-1], offsets
 
 
-def _structs(*fields: tuple[str, Array, Array | None], held: pa.Array | None = None) -> pa.StructArray:
+def _make_structs(*fields: tuple[str, Array, Array | None], held: pa.Array | None = None) -> pa.StructArray:
     arrays = [pa.array(numbers, pa.int32(), mask=mask) for _, numbers, mask in fields]
     names = [name for name, _, _ in fields]
     if held is not None:

@@ -26,7 +26,7 @@ from flinkish_spark.core.elements import (
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.aggregates import element_reduce, value_fold
+from flinkish_spark.operators.aggregates import make_element_reduce, make_value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.state.codec import DUE_FIELDS
@@ -69,7 +69,7 @@ class AlignedWindows:
     slide_ms: int
     offset_ms: int
 
-    def slices(self, times_ms: Array) -> Array:
+    def find_slices(self, times_ms: Array) -> Array:
         """Return a time that identifies the slice: equal for times that share all windows."""
         into = self._find_slide_offset(times_ms)
         begins: Array = times_ms - into
@@ -88,8 +88,8 @@ class AlignedWindows:
             into = (into - self.offset_ms % self.slide_ms) % self.slide_ms
         return into
 
-    def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
-        slices = self.slices(times_ms)
+    def divide(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
+        slices = self.find_slices(times_ms)
         varies = len(slices) and slices.min() != slices.max()
         of_row, first = group_numbers([*keys, pa.array(slices)] if varies else keys)
         return Parts(of_row, first, times_ms[first], times_ms[first])
@@ -119,7 +119,7 @@ class AlignedWindows:
         order = np.lexsort((start_ms, key) if are_alike else (end_ms, start_ms, key))
         key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
         breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]) | (end_ms[1:] != end_ms[:-1])
-        begins = _begins(breaks, len(order))
+        begins = _find_begins(breaks, len(order))
         return order, begins, start_ms[begins], end_ms[begins]
 
 
@@ -130,7 +130,7 @@ class SessionWindows:
     clock: TimeDomain
     gap_ms: int
 
-    def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
+    def divide(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
         """Group the elements of a key between pauses longer than the gap."""
         key, _ = group_numbers(keys)
         is_rising = not len(times_ms) or (times_ms[1:] >= times_ms[:-1]).all()
@@ -141,8 +141,8 @@ class SessionWindows:
         else:
             order = np.lexsort((times_ms, key))
         key, ordered_ms = key[order], times_ms[order]
-        breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] > later_ms(ordered_ms[:-1], self.gap_ms))
-        begins = _begins(breaks, len(order))
+        breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] > add_ms(ordered_ms[:-1], self.gap_ms))
+        begins = _find_begins(breaks, len(order))
         lasts = np.append(begins[1:], len(order))[: len(begins)] - 1
         first = np.minimum.reduceat(order, begins) if len(order) else begins
         # Parts are ordered by the arrival of their first elements.
@@ -154,7 +154,7 @@ class SessionWindows:
         return Parts(of_row, first[by_coming], ordered_ms[begins[by_coming]], ordered_ms[lasts[by_coming]])
 
     def assign(self, first_ms: Array, last_ms: Array) -> tuple[Array, Array, Array]:
-        return np.arange(len(first_ms)), first_ms, later_ms(last_ms, self.gap_ms)
+        return np.arange(len(first_ms)), first_ms, add_ms(last_ms, self.gap_ms)
 
     def group(self, key: Array, start_ms: Array, end_ms: Array) -> tuple[Array, Array, Array, Array]:
         """Group windows of the same key that overlap or touch; see :meth:`AlignedWindows.group`."""
@@ -164,7 +164,7 @@ class SessionWindows:
         distinct, rank = np.unique(end_ms, return_inverse=True)
         width = max(len(distinct), 1)
         reached = distinct[np.maximum.accumulate(key * width + rank) % width] if len(order) else end_ms
-        begins = _begins((key[1:] != key[:-1]) | (start_ms[1:] > reached[:-1]), len(order))
+        begins = _find_begins((key[1:] != key[:-1]) | (start_ms[1:] > reached[:-1]), len(order))
         lasts = np.append(begins[1:], len(order))[: len(begins)] - 1
         return order, begins, start_ms[begins], reached[lasts]
 
@@ -173,16 +173,16 @@ ColumnWindows = AlignedWindows | SessionWindows
 
 
 @dataclass(frozen=True)
-class NotOverColumns:
+class NoColumnWindows:
     """The reason why windows must be computed element by element."""
 
     what: str
     why: str
 
 
-def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
-    found = column_windows_or_why_not(spec)
-    if isinstance(found, NotOverColumns):
+def require_column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
+    found = find_column_windows(spec)
+    if isinstance(found, NoColumnWindows):
         raise ConfigError(
             f"the windows of '{uid}' cannot be folded over columns with {found.what}",
             why=found.why,
@@ -192,17 +192,17 @@ def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
     return found
 
 
-def column_windows_or_why_not(spec: WindowSpec) -> ColumnWindows | NotOverColumns:
+def find_column_windows(spec: WindowSpec) -> ColumnWindows | NoColumnWindows:
     assigner, clock = spec.assigner, spec.assigner.clock
     kind, default = type(assigner), type(assigner.default_trigger())
     if spec.evictor is not None:
-        return NotOverColumns(
+        return NoColumnWindows(
             f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away"
         )
     if spec.retraction_field is not None:
-        return NotOverColumns("retractions", "folds do not keep what they have emitted")
+        return NoColumnWindows("retractions", "folds do not keep what they have emitted")
     if spec.trigger is not None and type(spec.trigger) is not default:
-        return NotOverColumns(
+        return NoColumnWindows(
             f"the trigger {type(spec.trigger).__name__}",
             f"over columns a window fires at its end, as by {default.__name__}",
         )
@@ -212,7 +212,7 @@ def column_windows_or_why_not(spec: WindowSpec) -> ColumnWindows | NotOverColumn
     if kind in _ALIGNED:
         assert isinstance(assigner, _ALIGNED)
         return AlignedWindows(clock, *assigner.periods_ms)
-    return NotOverColumns(
+    return NoColumnWindows(
         kind.__name__,
         f"folds over columns are there for tumbling and sliding windows and for sessions with a fixed gap, "
         f"and {kind.__name__} is none of these",
@@ -227,12 +227,12 @@ _ALIGNED = (
 )
 
 
-def later_ms(times_ms: Array, by_ms: int) -> Array:
+def add_ms(times_ms: Array, by_ms: int) -> Array:
     later: Array = np.where(times_ms > MAX_WATERMARK_MS - by_ms, MAX_WATERMARK_MS, times_ms + by_ms)
     return later
 
 
-def _begins(breaks: Array, count: int) -> Array:
+def _find_begins(breaks: Array, count: int) -> Array:
     begins: Array = np.flatnonzero(np.concatenate([[True], breaks])) if count else np.empty(0, dtype=np.int64)
     return begins
 
@@ -298,12 +298,12 @@ class WindowRules:
     def fold(
         self, batch: pa.RecordBatch, keys: Sequence[pa.Array], times_ms: Array
     ) -> tuple[Parts, list[pa.Array]]:
-        parts = self.windows.parts(keys, times_ms)
+        parts = self.windows.divide(keys, times_ms)
         return parts, self.aggregation.fold(batch, parts.of_row, parts.first)
 
     def cleanup_ms(self, end_ms: Array) -> Array:
-        last_ms, lateness_ms = last_of(end_ms), self.lateness_ms if self.is_by_event_time else 0
-        return later_ms(last_ms, lateness_ms)
+        last_ms, lateness_ms = find_last_ms(end_ms), self.lateness_ms if self.is_by_event_time else 0
+        return add_ms(last_ms, lateness_ms)
 
     def add(
         self, windows: WindowColumns, key: Array, came: ArrivedParts, watermark_ms: int
@@ -333,12 +333,12 @@ class WindowRules:
         first, starts, ends = first[stays], starts[stays], ends[stays]
         parts = of_part[is_in[count:]]
         is_lost = np.bincount(parts, minlength=len(key)) == 0
-        is_late = is_lost & (later_ms(came.first_ms, self.lateness_ms) <= now_ms)
+        is_late = is_lost & (add_ms(came.first_ms, self.lateness_ms) <= now_ms)
         values = self._fold_parts(windows, came, parts, of_row[is_in], (np.cumsum(is_in) - 1)[first])
-        due_ms = np.where(last_of(ends) > now_ms, last_of(ends), self.cleanup_ms(ends))
+        due_ms = np.where(find_last_ms(ends) > now_ms, find_last_ms(ends), self.cleanup_ms(ends))
         origin, same = np.full(len(first), CHANGED), np.flatnonzero(~is_touched)
         due_ms[same], origin[same] = windows.due_ms[first[same]], windows.origin[first[same]]
-        fires = np.flatnonzero(is_touched & (last_of(ends) <= now_ms))
+        fires = np.flatnonzero(is_touched & (find_last_ms(ends) <= now_ms))
         return WindowColumns(keys[first], starts, ends, due_ms, origin, values), fires, is_late
 
     def fire(self, windows: WindowColumns, limit_ms: int) -> tuple[WindowColumns, WindowColumns]:
@@ -346,7 +346,7 @@ class WindowRules:
         is_due = windows.due_ms <= limit_ms
         if not is_due.any():
             return windows, windows.take(np.empty(0, dtype=np.int64))
-        places = np.flatnonzero(is_due & (windows.due_ms == last_of(windows.end_ms)))
+        places = np.flatnonzero(is_due & (windows.due_ms == find_last_ms(windows.end_ms)))
         fired = windows.take(places[np.argsort(windows.end_ms[places], kind="stable")])
         left = windows.take(np.flatnonzero(~is_due | (self.cleanup_ms(windows.end_ms) > limit_ms)))
         waits = left.due_ms <= limit_ms
@@ -371,7 +371,7 @@ def is_all(places: Array, count: int) -> bool:
     return len(places) == count and bool((places[1:] > places[:-1]).all())
 
 
-def last_of(end_ms: Array) -> Array:
+def find_last_ms(end_ms: Array) -> Array:
     last: Array = np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
     return last
 
@@ -394,7 +394,7 @@ class KeyedRows:
     times_ms: pa.Array | None
     fields: pa.RecordBatch
 
-    def times_by(self, clock: TimeDomain, processing_time_ms: int) -> Array:
+    def get_times(self, clock: TimeDomain, processing_time_ms: int) -> Array:
         if clock is TimeDomain.PROCESSING_TIME:
             return np.full(len(self.hashes), processing_time_ms)
         if self.times_ms is None or self.times_ms.null_count:
@@ -409,7 +409,7 @@ Reader = Callable[[KeyedRows, WindowRules, int], ArrivedParts]
 
 def read_partials(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) -> ArrivedParts:
     """Read rows that were combined into parts before the shuffle."""
-    first_ms = last_ms = rows.times_by(rules.windows.clock, processing_time_ms)
+    first_ms = last_ms = rows.get_times(rules.windows.clock, processing_time_ms)
     fields = rows.fields
     if LAST_MS in fields.schema.names and rules.is_by_event_time:
         last_ms = fields.column(LAST_MS).to_numpy()
@@ -419,7 +419,7 @@ def read_partials(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) 
 
 def read_elements(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) -> ArrivedParts:
     """Read rows that are single elements, so that late ones can go to a side output."""
-    times_ms = rows.times_by(rules.windows.clock, processing_time_ms)
+    times_ms = rows.get_times(rules.windows.clock, processing_time_ms)
     parts, values = rules.fold(rows.fields, rows.keys, times_ms)
     first = parts.first
     keys = tuple(key.take(pa.array(first)) for key in rows.keys)
@@ -567,8 +567,8 @@ class _GroupWindows:
             return
         taken = pa.array(fired.key)
         keys = [self._stored.index.keys[at].take(taken) for at in self._fold.key_places]
-        bounds = [timestamps(fired.start_ms), timestamps(fired.end_ms)]
-        out.append(_prepend_times(pa.array(last_of(fired.end_ms)), [*keys, *fired.values, *bounds]))
+        bounds = [to_timestamps(fired.start_ms), to_timestamps(fired.end_ms)]
+        out.append(_prepend_times(pa.array(find_last_ms(fired.end_ms)), [*keys, *fired.values, *bounds]))
 
     def store(self) -> None:
         windows = self._windows
@@ -584,7 +584,7 @@ def _prepend_times(times: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, names=[f"c{at}" for at in range(len(arrays))])
 
 
-def timestamps(times_ms: Array) -> pa.Array:
+def to_timestamps(times_ms: Array) -> pa.Array:
     """Return times as timestamps; null outside the years 1 to 9999."""
     least, greatest = _EPOCH_YEARS_MS
     outside = (times_ms < least) | (times_ms > greatest)
@@ -614,7 +614,7 @@ class FoldedField(AggregateFunction):
         kind = fields[self._at].dataType
         #: Type of the accumulator: a tuple, so that a null result is not taken for no accumulator.
         self.kept = f"value {type_text(kind)}"
-        self._fold = value_fold(column.fold, column.field or "", kind)
+        self._fold = make_value_fold(column.fold, column.field or "", kind)
 
     def create_accumulator(self) -> Any:
         return (None,)
@@ -635,4 +635,4 @@ def make_field_fold(column: AggregateColumn, input_type: str, keys: KeysAndWindo
 
 
 def make_element_choice(choice: ElementChoice, input_type: str) -> WindowComputation:
-    return ReduceWindow(element_reduce(choice, input_type), WithWindow())
+    return ReduceWindow(make_element_reduce(choice, input_type), WithWindow())

@@ -202,12 +202,12 @@ class TimedBuffer:
         self._table: StateTable = states.tables[self._descriptor.name]
         self._gather = self._element.gathering()
 
-    def entries(self) -> list[Entry]:
+    def read(self) -> list[Entry]:
         """Return the current key's entries by time; the caller must not change the list."""
         found: list[Entry] | None = self._table.read(self._scope)
         return found or []
 
-    def element(self, entry: Entry) -> Any:
+    def make_element(self, entry: Entry) -> Any:
         return self.own(self._gather(entry[: self._width]))
 
     def add(self, value: Any, time_ms: int, facts: Sequence[Any] = ()) -> None:
@@ -311,7 +311,7 @@ class _Half:
 
     def cut(self, watermark_ms: int) -> list[Entry]:
         """Remove and return the current key's entries for which no partner can arrive any more."""
-        entries = self.buffer.entries()
+        entries = self.buffer.read()
         over = len(entries)
         if watermark_ms < MAX_WATERMARK_MS:
             over = bisect_right(entries, watermark_ms - self._waits_ms, key=time_of)
@@ -337,7 +337,7 @@ class IntervalJoinOperator(_TimedJoin):
         super().__init__(join.actual_function, self._left.buffer, self._right.buffer)
 
     def processors(self) -> tuple[Processor, ...]:
-        return self._processor(self._left, self._right), self._processor(self._right, self._left)
+        return self._make_processor(self._left, self._right), self._make_processor(self._right, self._left)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Remove elements for which no partner can arrive any more; emit them for an outer join."""
@@ -349,7 +349,7 @@ class IntervalJoinOperator(_TimedJoin):
             if half.keeps and entry[_IS_JOINED] is False
         ]
         for over_ms, half, entry in sorted(alone, key=itemgetter(0)):
-            element, time_ms = half.buffer.element(entry), time_of(entry)
+            element, time_ms = half.buffer.make_element(entry), time_of(entry)
             if half.side is Side.LEFT:
                 self._emit(element, None, time_ms, None, over_ms)
             else:
@@ -358,7 +358,7 @@ class IntervalJoinOperator(_TimedJoin):
         if due_ms is not None:
             self._timers.register_event_time_timer(due_ms)
 
-    def _processor(self, own: _Half, other: _Half) -> Processor:
+    def _make_processor(self, own: _Half, other: _Half) -> Processor:
         timers, is_left, take = self._timers, own.side is Side.LEFT, own.buffer.own
 
         def process(value: Any, context: FunctionContext) -> None:
@@ -368,10 +368,10 @@ class IntervalJoinOperator(_TimedJoin):
             if time_ms < timers.watermark_ms:
                 put_aside(context, own.late, value)
                 return
-            partners = self._partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
+            partners = self._find_partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
             self._keep(own, other, value, time_ms, bool(partners))
             for entry in partners:
-                partner, partner_ms = other.buffer.element(entry), time_of(entry)
+                partner, partner_ms = other.buffer.make_element(entry), time_of(entry)
                 result_ms = max(time_ms, partner_ms)
                 if is_left:
                     self._emit(take(value), partner, time_ms, partner_ms, result_ms)
@@ -381,9 +381,9 @@ class IntervalJoinOperator(_TimedJoin):
         return process
 
     @staticmethod
-    def _partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
+    def _find_partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
         """Return the other side's waiting elements in a time range; mark them as joined."""
-        entries = other.buffer.entries()
+        entries = other.buffer.read()
         if not entries:
             return []
         first = bisect_left(entries, from_ms, key=time_of)
@@ -404,7 +404,7 @@ class IntervalJoinOperator(_TimedJoin):
 
     @staticmethod
     def _due_ms(one: _Half, other: _Half) -> int | None:
-        here, there = one.buffer.entries(), other.buffer.entries()
+        here, there = one.buffer.read(), other.buffer.read()
         if not here:
             return other.expiry_ms(time_of(there[0])) if there else None
         due_ms = one.expiry_ms(time_of(here[0]))
@@ -437,11 +437,11 @@ class TemporalJoinOperator(_TimedJoin):
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Join the left elements that the watermark has reached, and drop versions that have expired."""
         watermark_ms = self._timers.watermark_ms
-        waiting, versions = self._left.entries(), self._right.entries()
+        waiting, versions = self._left.read(), self._right.read()
         due = bisect_right(waiting, watermark_ms, key=time_of)
         for entry in waiting[:due]:
             time_ms = time_of(entry)
-            self._join_one(self._left.element(entry), time_ms, _valid_at(versions, time_ms))
+            self._join_one(self._left.make_element(entry), time_ms, _find_valid(versions, time_ms))
         if due:
             self._left.replace(waiting[due:])
         passed = bisect_right(versions, watermark_ms, key=time_of)
@@ -451,14 +451,14 @@ class TemporalJoinOperator(_TimedJoin):
         self._register(None)
 
     def _process_left(self, value: Any, context: FunctionContext) -> None:
-        time_ms = _time_of(context)
+        time_ms = _require_time(context)
         if time_ms > self._timers.watermark_ms:
             before_ms = self._due_ms()
             self._left.add(value, time_ms)
             self._register(before_ms)
             return
-        versions = self._right.entries()
-        version = _valid_at(versions, time_ms)
+        versions = self._right.read()
+        version = _find_valid(versions, time_ms)
         if version is not None or not versions or not versions[0][_IS_FIRST_KNOWN]:
             # It is late, but the version valid at its time is still stored.
             self._join_one(value, time_ms, version)
@@ -466,8 +466,8 @@ class TemporalJoinOperator(_TimedJoin):
             put_aside(context, self._join.late_output, value)
 
     def _process_version(self, value: Any, context: FunctionContext) -> None:
-        time_ms = _time_of(context)
-        versions = self._right.entries()
+        time_ms = _require_time(context)
+        versions = self._right.read()
         if versions and time_ms < time_of(versions[0]) and versions[0][_IS_FIRST_KNOWN]:
             # Versions before the first one have been dropped.
             return
@@ -485,12 +485,12 @@ class TemporalJoinOperator(_TimedJoin):
 
     def _join_one(self, left: Any, time_ms: int, version: Entry | None) -> None:
         if version is not None and not version[_IS_DELETION]:
-            self._emit(left, self._right.element(version), time_ms, time_of(version), time_ms)
+            self._emit(left, self._right.make_element(version), time_ms, time_of(version), time_ms)
         elif self._join.join_type.keeps_left:
             self._emit(left, None, time_ms, None, time_ms)
 
     def _due_ms(self) -> int | None:
-        waiting, versions = self._left.entries(), self._right.entries()
+        waiting, versions = self._left.read(), self._right.read()
         due_ms = time_of(waiting[0]) if waiting else None
         if len(versions) < 2:
             return due_ms
@@ -507,12 +507,12 @@ class TemporalJoinOperator(_TimedJoin):
             self._timers.register_event_time_timer(due_ms)
 
 
-def _valid_at(versions: list[Entry], time_ms: int) -> Entry | None:
+def _find_valid(versions: list[Entry], time_ms: int) -> Entry | None:
     at = bisect_right(versions, time_ms, key=time_of)
     return versions[at - 1] if at else None
 
 
-def _time_of(context: FunctionContext) -> int:
+def _require_time(context: FunctionContext) -> int:
     time_ms = context.timestamp_ms
     if time_ms is None or time_ms == MIN_WATERMARK_MS:
         raise ValueError(f"a temporal join {_NEEDS_TIME}")

@@ -79,8 +79,8 @@ class LookupJoinRun:
     ) -> OperatorOutput:
         """Join the elements of a batch; rows have the order and the times of the elements."""
         self._emitted = emitted = OperatorOutput()
-        keys = self._keys(values)
-        rows_of = self._answers.of(keys, processing_time_ms)
+        keys = self._compute_keys(values)
+        rows_of = self._answers.find(keys, processing_time_ms)
         self.of_row, self.of_side_row = [], {}
         stamps: Iterable[int | None] = times_ms or [None] * len(values)
         for at, (value, key, time_ms) in enumerate(zip(values, keys, stamps, strict=True)):
@@ -104,7 +104,7 @@ class LookupJoinRun:
         finally:
             self._join.table.close()
 
-    def _keys(self, values: Sequence[Any]) -> list[Any]:
+    def _compute_keys(self, values: Sequence[Any]) -> list[Any]:
         keys: list[Any] = []
         try:
             for value in values:
@@ -141,7 +141,7 @@ class _Answers:
         self._tuple_of = RowForm(self._names).tuple_of
         self._kept = kept
 
-    def of(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
+    def find(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
         found: dict[Any, Rows] = {}
         missing = []
         for key in dict.fromkeys(key for key in keys if _is_known(key)):

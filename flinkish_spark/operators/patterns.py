@@ -237,7 +237,7 @@ class PatternOperator(TimedRowsOperator):
         #: By condition, the number of its answer after the fields of an event.
         self._columns: dict[Leaf, int] = {}
         opened = _NoState(states.uid, states.max_parallelism)
-        for leaf in self._leaves():
+        for leaf in self._list_conditions():
             if isinstance(leaf, ColumnCondition):
                 self._columns[leaf] = search.column_conditions.index(leaf.text)
             elif isinstance(leaf, Comparison):
@@ -255,7 +255,7 @@ class PatternOperator(TimedRowsOperator):
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Process the events that are due, and time out partial matches."""
         if self._scope.key in self.found:
-            self._tell(*self.found.pop(self._scope.key))
+            self._emit_found(*self.found.pop(self._scope.key))
             return
         if self.timed is not None:
             now_ms, due = self._timers.watermark_ms, self.timed.due
@@ -267,18 +267,18 @@ class PatternOperator(TimedRowsOperator):
         now_ms, entries = self._timers.processing_time_ms, []
         if self._buffer is not None:
             # The timer fires after the millisecond of the buffered events is over, so take all of them.
-            entries = self._buffer.entries()
+            entries = self._buffer.read()
             self._buffer.replace([])
         self._take_entries(entries, now_ms)
 
-    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+    def count_open_items(self, state: str, rows: pa.RecordBatch) -> int | None:
         if not state.startswith(_MATCHES_OF):
             return None
         return open_matches(rows.column("value_0"))
 
     def close(self) -> None:
         self.function.close()
-        for leaf in self._leaves():
+        for leaf in self._list_conditions():
             if isinstance(leaf, LookingBack) and hasattr(leaf.owner, "close"):
                 leaf.owner.close()
 
@@ -358,14 +358,14 @@ class PatternOperator(TimedRowsOperator):
             self._emit(one, (complete.match,), complete.time_ms)
         for lost in timed_out:
             self._context.count(TIMED_OUT)
-            self._give(self.function.process_timed_out_match, one, lost.match, lost.time_ms)
+            self._call(self.function.process_timed_out_match, one, lost.match, lost.time_ms)
 
     def _emit(self, one: _Search, matches: Sequence[Match], time_ms: int) -> None:
         self._context.count(MATCHES, len(matches))
         for match in matches:
-            self._give(self.function.process_match, one, match, time_ms)
+            self._call(self.function.process_match, one, match, time_ms)
 
-    def _give(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
+    def _call(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
         context = self._match_context
         context.name, context.time_ms = one.name, time_ms
         rows = call(match, context)
@@ -373,7 +373,7 @@ class PatternOperator(TimedRowsOperator):
             self._context.emit(rows, time_ms)
         self._settle()
 
-    def _tell(self, found: FoundMatches, after_ms: int) -> None:
+    def _emit_found(self, found: FoundMatches, after_ms: int) -> None:
         """Emit the current key's matches with times after `after_ms`, up to the watermark."""
         watermark_ms = self._timers.watermark_ms
         if found.last_ms > watermark_ms:
@@ -411,7 +411,7 @@ class PatternOperator(TimedRowsOperator):
                 earlier_events(search.comparisons[leaf.text]) is not None
                 if isinstance(leaf, Comparison)
                 else isinstance(leaf, ColumnCondition)
-                for leaf in self._leaves()
+                for leaf in self._list_conditions()
             )
         )
 
@@ -424,7 +424,7 @@ class PatternOperator(TimedRowsOperator):
         in_columns = all(earlier_events(one) is not None for one in function.measures)
         return function.measures if in_columns else None
 
-    def columnar(self) -> list[ColumnarMatcher]:
+    def make_columnar_matchers(self) -> list[ColumnarMatcher]:
         found = []
         for one, wanted in zip(self._searches, self._search.patterns, strict=True):
             automaton, looks_back = wanted.automaton, []
@@ -440,5 +440,5 @@ class PatternOperator(TimedRowsOperator):
             found.append(ColumnarMatcher(one.matcher, wanted.skip, looks_back, one.states, answers))
         return found
 
-    def _leaves(self) -> Iterable[Leaf]:
+    def _list_conditions(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)

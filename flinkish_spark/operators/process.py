@@ -57,7 +57,7 @@ class KeyedStreamOperator(ABC):
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
         """Do nothing: an operator without this registers no timers."""
 
-    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+    def count_open_items(self, state: str, rows: pa.RecordBatch) -> int | None:
         return None
 
     def hashes_to_load(self, group: GroupState) -> Array:

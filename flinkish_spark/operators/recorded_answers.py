@@ -51,7 +51,7 @@ class AnswerKey(NamedTuple):
     digest: bytes
 
 
-def digest_of(element: Sequence[Any]) -> bytes:
+def compute_digest(element: Sequence[Any]) -> bytes:
     return hashlib.blake2b(repr(tuple(element)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -66,7 +66,7 @@ class Outputs:
     names: tuple[str, ...]
     fields: tuple[T.StructType, ...]
 
-    def answer_of(self, rows: Iterable[Any]) -> Answer:
+    def group_rows(self, rows: Iterable[Any]) -> Answer:
         """Return the rows of an element by output, without those for side outputs that no stream reads."""
         found: dict[str, list[Any]] = {name: [] for name in self.names}
         for row in rows:
@@ -115,7 +115,7 @@ class _Object:
             ) from None
 
 
-def objects_in(store: Store, folder: str) -> list[_Object]:
+def list_objects(store: Store, folder: str) -> list[_Object]:
     found = map(_Object.of, store.list(folder))
     return sorted(found, key=lambda one: (one.lineage, one.batch, one.log, one.number))
 
@@ -173,7 +173,7 @@ class RecordedAnswers:
                 data = encode(self._outputs, answers)
             except ElementError:
                 # Each answer cost a call, so keep all but those that cannot be written.
-                self._append_to(log, [one for one in answers if _fits(self._outputs, one)])
+                self._append_to(log, [one for one in answers if _can_encode(self._outputs, one)])
                 raise
             # This create makes the answers valid. Another attempt's may win before it, never after it.
             created = self._store.create_if_absent(key, data)
@@ -205,7 +205,7 @@ class RecordedAnswers:
 
     def _load(self) -> None:
         others: list[_Object] = []
-        for one in objects_in(self._store, self._folder):
+        for one in list_objects(self._store, self._folder):
             if (one.lineage, one.batch) == (self._lineage, self._batch):
                 self._take(one.key)
                 self._ends[one.log] = one.number + 1
@@ -239,7 +239,7 @@ class RecordedAnswers:
             del self._left[alike][:count]
 
 
-def _fits(outputs: Outputs, answer: tuple[AnswerKey, Answer, int]) -> bool:
+def _can_encode(outputs: Outputs, answer: tuple[AnswerKey, Answer, int]) -> bool:
     try:
         encode(outputs, [answer])
     except ElementError:
@@ -315,7 +315,7 @@ class AnswerRetention:
         """Return the keys of objects to delete after a checkpoint is confirmed."""
         first, last = min(batches), max(batches)
         upto = first - 1 if self._recording.readers is Readers.SEVERAL_WAYS else last
-        objects = objects_in(self._store, self._recording.folder)
+        objects = list_objects(self._store, self._recording.folder)
         done = [one for one in objects if one.lineage == lineage and one.batch <= upto]
         left = [one for one in objects if one.lineage < lineage]
         if left and self._recording.stream is Stream.OF_SOURCE:
@@ -324,20 +324,20 @@ class AnswerRetention:
 
     def _find_passed(self, left: list[_Object], live: list[_Object]) -> list[_Object]:
         self._checkpoints += 1
-        for channel, sequence in _greatest(self._store, [one.key for one in live]).items():
+        for channel, sequence in _find_greatest(self._store, [one.key for one in live]).items():
             self._reached[channel] = max(sequence, self._reached.get(channel, sequence))
         if self._checkpoints >= _LEFT_FOR:
             # A channel may be silent, or the program may have changed.
             return left
         passed = []
         for one in left:
-            ends = _greatest(self._store, [one.key])
+            ends = _find_greatest(self._store, [one.key])
             if all(at in self._reached and self._reached[at] >= end for at, end in ends.items()):
                 passed.append(one)
         return passed
 
 
-def _greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:
+def _find_greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:
     found: dict[int, int] = {}
     for key in keys:
         try:

@@ -41,7 +41,7 @@ def answer_conditions(search: RowSearch, columns: Sequence[pa.Array], begins: Ar
             continue
         over = _ColumnEvaluator(columns, begins)
         try:
-            holds = over.value(condition)
+            holds = over.evaluate(condition)
         except (_NotInColumns, pa.ArrowException):
             continue
         if isinstance(holds, pa.Array):
@@ -60,31 +60,31 @@ class _ColumnEvaluator:
         #: Rows whose answer is unknown.
         self.unknown: Array = np.empty(0, dtype=np.int64)
 
-    def value(self, made: E.Expression) -> Any:
+    def evaluate(self, made: E.Expression) -> Any:
         """Return the value as an array, or as a scalar if it is the same for all rows."""
         match made:
             case E.Column():
                 return self._columns[made.field]
             case E.Literal():
-                return _scalar(made.given)
+                return _to_scalar(made.given)
             case E.Navigated():
-                return self._shift(self.value(made.of), -made.rows)
+                return self._shift(self.evaluate(made.of), -made.rows)
             case E.All():
-                return functools.reduce(pc.and_kleene, map(self.value, made.of))
+                return functools.reduce(pc.and_kleene, map(self.evaluate, made.of))
             case E.Negated():
-                return pc.invert(self.value(made.of))
+                return pc.invert(self.evaluate(made.of))
             case E.IsNull():
-                return pc.is_null(self.value(made.of))
+                return pc.is_null(self.evaluate(made.of))
             case E.FirstKnown():
-                return pc.coalesce(*map(self.value, made.of))
+                return pc.coalesce(*map(self.evaluate, made.of))
             case E.Chosen():
-                found = self.value(made.otherwise)
+                found = self.evaluate(made.otherwise)
                 for condition, value in reversed(made.cases):
-                    holds = pc.fill_null(self.value(condition), False)
-                    found = pc.if_else(holds, self.value(value), found)
+                    holds = pc.fill_null(self.evaluate(condition), False)
+                    found = pc.if_else(holds, self.evaluate(value), found)
                 return found
             case E.Applied():
-                return _apply(made.function, [self.value(one) for one in made.of])
+                return _apply(made.function, [self.evaluate(one) for one in made.of])
         raise _NotInColumns
 
     def _shift(self, values: Any, rows: int) -> Any:
@@ -131,7 +131,7 @@ class ComparedWithEarlier:
             return None
         own = {name: pa.array(one, mask=one < 0) for name, one in zip(self._named, before, strict=True)}
         try:
-            holds = _EventPairEvaluator(self.columns, pa.array(events), own).value(self._made)
+            holds = _EventPairEvaluator(self.columns, pa.array(events), own).evaluate(self._made)
         except _NotInColumns:
             self._is_known = False
             return None
@@ -150,7 +150,7 @@ def compute_measure(
     """Return the values of an expression over the events of matches; None if columns cannot tell."""
     own = {name: pa.array(one, mask=one < 0) for name, one in named.items()}
     try:
-        found = _EventPairEvaluator(columns, pa.nulls(count, pa.int64()), own).value(made)
+        found = _EventPairEvaluator(columns, pa.nulls(count, pa.int64()), own).evaluate(made)
     except (_NotInColumns, pa.ArrowException):
         return None
     return found if isinstance(found, pa.Array) else pa.repeat(found, count)
@@ -165,7 +165,7 @@ class _EventPairEvaluator(_ColumnEvaluator):
         super().__init__(columns, np.empty(0, dtype=np.int64))
         self._events, self._before_of, self._from_first = events, before, False
 
-    def value(self, made: E.Expression) -> Any:
+    def evaluate(self, made: E.Expression) -> Any:
         match made:
             case E.Column(field, variables):
                 places = self._events
@@ -175,13 +175,13 @@ class _EventPairEvaluator(_ColumnEvaluator):
             case E.Navigated(of=of, from_first=from_first):
                 self._from_first = from_first
                 try:
-                    return self.value(of)
+                    return self.evaluate(of)
                 finally:
                     self._from_first = False
-        return super().value(made)
+        return super().evaluate(made)
 
 
-def _scalar(given: Any) -> pa.Scalar:
+def _to_scalar(given: Any) -> pa.Scalar:
     if given is not None and not isinstance(given, bool | int | float | str):
         raise _NotInColumns
     return pa.scalar(given)

@@ -57,7 +57,7 @@ class RowPatternOperator(TimedRowsOperator):
             # Before rows are taken: the answers cover all due rows.
             self._answered = due, answer_conditions(self._matcher.search, due.columns, due.begins)
         places = due.take(self._scope.key, watermark_ms)
-        entries, place = self._rows.entries(), self._place.value()
+        entries, place = self._rows.read(), self._place.value()
         kept: list[Sequence[Any]] = [entry[: self._width] for entry in entries]
         state = RowState(kept, [time_of(entry) for entry in entries], *(place or (0, 0, 0, 0)))
         before_ms = self._matcher.next_deadline_ms(state)

@@ -148,7 +148,7 @@ class WaitingRows:
         self._order = _sort_rows(keys, times)
         self._key, self._times_ms = keys[self._order], times[self._order]
         # Rows are sorted, so the first row of a key begins its run.
-        begins = np.array([begin for _, begin, _ in _runs(self._key)], dtype=np.int64)
+        begins = np.array([begin for _, begin, _ in _find_runs(self._key)], dtype=np.int64)
         is_new = self._order >= len(keys) - count
         self._first_new = begins[is_new[begins]]
 
@@ -157,11 +157,11 @@ class WaitingRows:
         parts = [to_values(column) for column in self.index.keys]
         return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
-    def first_new(self, where: Array | None = None) -> Iterable[tuple[Any, int]]:
+    def list_first_new(self, where: Array | None = None) -> Iterable[tuple[Any, int]]:
         first = self._first_new if where is None else self._first_new[where[self._key[self._first_new]]]
         return zip((self.keys[at] for at in self._key[first]), self._times_ms[first].tolist(), strict=True)
 
-    def due(self, limit_ms: int, where: Array | None = None) -> DueRows:
+    def take_due(self, limit_ms: int, where: Array | None = None) -> DueRows:
         """Return the rows up to a time, of all keys or only of those in `where`."""
         self._is_due = is_due = self._times_ms <= limit_ms
         own = True if where is None else where[self._key]
@@ -171,13 +171,13 @@ class WaitingRows:
         columns = [to_values(one) for one in arrays]
         rows = list(zip(*columns[:width], strict=True))
         found = DueRows(rows, columns[-1], columns[width:-1], arrays[:width])
-        for number, begin, end in _runs(self._key[places]):
+        for number, begin, end in _find_runs(self._key[places]):
             found._of_key[self.keys[number]] = begin, end
-        for number, begin, _ in _runs(self._key[later]):
+        for number, begin, _ in _find_runs(self._key[later]):
             found._later_ms[self.keys[number]] = int(self._times_ms[later[begin]])
         return found
 
-    def due_columns(self, limit_ms: int) -> DueColumns:
+    def take_due_columns(self, limit_ms: int) -> DueColumns:
         """Return the rows up to a time as columns."""
         self._is_due = is_due = self._times_ms <= limit_ms
         places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
@@ -226,7 +226,7 @@ def _sort_rows(keys: Array, times_ms: Array) -> Array:
     return whole & ((1 << bits) - 1)
 
 
-def _runs(numbers: Array) -> Iterable[tuple[int, int, int]]:
+def _find_runs(numbers: Array) -> Iterable[tuple[int, int, int]]:
     """Return number, begin and end of each run of equal numbers."""
     if not len(numbers):
         return ()

@@ -164,7 +164,7 @@ def sum_by_key(index: KeyIndex, values: Array) -> Array:
     if values.dtype.kind == "f":
         summed: Array = np.bincount(index.of_row, weights=values, minlength=len(index))
         return summed
-    ordered, begins = _runs(index)
+    ordered, begins = _sort_by_key(index)
     sums: Array = np.add.reduceat(values[ordered].astype(np.int64), begins)
     bound = float(np.abs(values.astype(np.float64)).sum())
     if bound >= 2.0**62:
@@ -178,7 +178,7 @@ def sum_by_key(index: KeyIndex, values: Array) -> Array:
 
 
 def greatest_by_key(index: KeyIndex, values: Array) -> Array:
-    ordered, begins = _runs(index)
+    ordered, begins = _sort_by_key(index)
     greatest: Array = np.maximum.reduceat(values[ordered], begins)
     return greatest
 
@@ -188,7 +188,7 @@ def count_by_key(index: KeyIndex) -> Array:
     return counted
 
 
-def _runs(index: KeyIndex) -> tuple[Array, Array]:
+def _sort_by_key(index: KeyIndex) -> tuple[Array, Array]:
     """Return the stable order of rows by key, and where each key's rows begin."""
     ordered: Array = np.argsort(index.of_row, kind="stable")
     counts = np.bincount(index.of_row, minlength=len(index))

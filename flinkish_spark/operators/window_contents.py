@@ -32,13 +32,13 @@ _TIME_FIELD = "__time_ms LONG"
 Fire = Callable[[Sequence[Any]], None]
 
 
-def part_of(computation: WindowComputation) -> object:
+def get_part_function(computation: WindowComputation) -> object:
     if isinstance(computation, ReduceWindow):
         return computation.reduce
     return computation.aggregate if isinstance(computation, AggregateWindow) else None
 
 
-def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
+def get_window_function(computation: WindowComputation) -> ProcessWindowFunction | None:
     return computation.process if isinstance(computation, ProcessWindow) else computation.then
 
 
@@ -60,11 +60,11 @@ class Folding:
     take: Take | None = None
 
 
-def folding_of(computation: WindowComputation, element_type: ElementType) -> Folding:
+def make_folding(computation: WindowComputation, element_type: ElementType) -> Folding:
     if isinstance(computation, AggregateWindow):
-        return _aggregating(computation, element_type)
+        return _make_aggregating(computation, element_type)
     if isinstance(computation, ReduceWindow):
-        return _reducing(computation, element_type)
+        return _make_reducing(computation, element_type)
     named = element_type.naming()
     return Folding(
         begin=lambda value: [value],
@@ -87,7 +87,7 @@ def make_contents_descriptor(
     return ListStateDescriptor(OPEN, element_type.ddl)
 
 
-def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
+def _make_aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
     aggregate = computation.aggregate
     create, add = aggregate.create_accumulator, aggregate.add
     own = owner_of(state_type(OPEN, computation.accumulator_type))
@@ -102,12 +102,12 @@ def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Fol
         add=add if own is not owned else lambda value, before: own(add(value, before), value, before),
         merge=lambda first, second: own(aggregate.merge(first, second), first, second),
         result=aggregate.get_result,
-        elements=_alone,
+        elements=_wrap,
         take=element_type.take,
     )
 
 
-def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
+def _make_reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
     given: Any = computation.reduce
     reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
     named, take = element_type.naming(), element_type.take
@@ -124,7 +124,7 @@ def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
         add=lambda value, before: apply_reduce(before, value),
         merge=lambda first, second: apply_reduce(first, named(second)),
         result=named,
-        elements=_alone,
+        elements=_wrap,
         take=take,
     )
 
@@ -134,7 +134,7 @@ def _append(value: Any, held: list[Any]) -> list[Any]:
     return held
 
 
-def _alone(result: Any) -> Sequence[Any]:
+def _wrap(result: Any) -> Sequence[Any]:
     return (result,)
 
 
@@ -150,7 +150,7 @@ class WindowContents:
         kept = self._make_descriptor()
         states.any_state(kept)
         self._scope, self._table, self._named = states.scope, states.tables[OPEN], self._type.naming()
-        self._folding = folding_of(self._computation, self._type)
+        self._folding = make_folding(self._computation, self._type)
         own = kept.accumulator_type if isinstance(kept, AggregatingStateDescriptor) else self._type.ddl
         # Emitted values that can change are compared again before they are stored.
         self._held = self._table.lend if may_change(own) else self._table.read

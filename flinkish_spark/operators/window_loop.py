@@ -25,21 +25,21 @@ from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.operators.columnar_windows import (
     AlignedWindows,
     ColumnWindows,
-    NotOverColumns,
+    NoColumnWindows,
     SessionWindows,
     StoredWindows,
-    column_windows_or_why_not,
-    last_of,
+    find_column_windows,
+    find_last_ms,
 )
 from flinkish_spark.operators.context import close_part, open_part
 from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.window_contents import (
     OPEN,
     Folding,
-    folding_of,
-    function_of,
+    get_part_function,
+    get_window_function,
     make_contents_descriptor,
-    part_of,
+    make_folding,
 )
 from flinkish_spark.operators.windowing import FIRED
 from flinkish_spark.state.codec import decode_values, encode_values, values_in
@@ -78,7 +78,7 @@ class ArrivedElements:
         self.times_ms: Array = times.to_numpy()
         self.is_before = is_before
 
-    def place(self, left: Iterator[int]) -> int:
+    def find_place(self, left: Iterator[int]) -> int:
         return len(self.keys) - length_hint(left) - 1
 
 
@@ -110,10 +110,10 @@ class OpenWindows(ABC):
         try:
             self._add(keys, arrived, watermark_ms, late)
         except USER_ERRORS as error:
-            raise ElementError(arrived.place(keys), arrived.is_before, error) from error
+            raise ElementError(arrived.find_place(keys), arrived.is_before, error) from error
         return late
 
-    def due(self, now_ms: int) -> list[OpenWindow]:
+    def take_due(self, now_ms: int) -> list[OpenWindow]:
         """Remove and return the windows that end by a time, in firing order."""
         found = self._take_ended(find_greatest_end(now_ms))
         found.sort(key=attrgetter("end_ms", "order"))
@@ -168,7 +168,7 @@ class OpenSessions(OpenWindows):
                 window.accumulator = begin(value) if before is None else add(value, before)
                 window.row = None
             elif end_ms <= over_ms:
-                late.append((arrived.place(keys), value, time_ms))
+                late.append((arrived.find_place(keys), value, time_ms))
             else:
                 new = OpenWindow(key, time_ms, end_ms, next(orders), begin(value))
                 if windows and time_ms < windows[-1].start_ms:
@@ -243,7 +243,7 @@ class OpenAlignedWindows(OpenWindows):
         times_ms = arrived.times_ms
         # Slices of times too near to the ends of 64 bits would overflow.
         is_near_now = times_ms.min(initial=0) > -_NEAR_NOW_MS and times_ms.max(initial=0) < _NEAR_NOW_MS
-        slices = self._windows.slices(times_ms) if is_near_now else times_ms
+        slices = self._windows.find_slices(times_ms) if is_near_now else times_ms
         begin, add, take = self._folding.begin, self._folding.add, self._folding.take
         # By key and slice, the windows of its elements; none of them fires in this loop.
         taking: list[dict[int, list[OpenWindow]]] = [{} for _ in self._of_key]
@@ -257,7 +257,7 @@ class OpenAlignedWindows(OpenWindows):
                 own = value if take is None or window is windows[-1] else take(value)
                 window.accumulator = begin(own) if before is None else add(own, before)
             if not windows and time_ms <= watermark_ms:
-                late.append((arrived.place(keys), value, time_ms))
+                late.append((arrived.find_place(keys), value, time_ms))
 
     def _open_around(self, key: int, time_ms: int, watermark_ms: int) -> list[OpenWindow]:
         """Return the windows of a time that are not over, latest first; open missing ones."""
@@ -322,19 +322,19 @@ class LoopedWindows:
 
     @property
     def function(self) -> ProcessWindowFunction | None:
-        return None if self.bounds is not None else function_of(self.computation)
+        return None if self.bounds is not None else get_window_function(self.computation)
 
     def open(self, states: KeyedStates) -> Folding:
-        open_part(part_of(self.computation), states.uid, states.max_parallelism)
+        open_part(get_part_function(self.computation), states.uid, states.max_parallelism)
         # State of an earlier program with retractions.
         states.drop_state(FIRED)
         states.per_namespace(OPEN, due=self.clock)
         states.any_state(make_contents_descriptor(self.computation, self.element_type))
-        return folding_of(self.computation, self.element_type)
+        return make_folding(self.computation, self.element_type)
 
     def close(self) -> None:
-        close_part(part_of(self.computation))
-        function = function_of(self.computation)
+        close_part(get_part_function(self.computation))
+        function = get_window_function(self.computation)
         if function is not None:
             function.close()
 
@@ -343,10 +343,10 @@ def make_looped_windows(
     spec: WindowSpec, computation: WindowComputation, element_type: ElementType
 ) -> LoopedWindows | None:
     """Return the loop operator for windows that it supports; None for others."""
-    windows = column_windows_or_why_not(spec)
-    if isinstance(windows, NotOverColumns) or spec.allowed_lateness_ms:
+    windows = find_column_windows(spec)
+    if isinstance(windows, NoColumnWindows) or spec.allowed_lateness_ms:
         return None
-    function = function_of(computation)
+    function = get_window_function(computation)
     # An overridden `open` may declare states, which only a worker would find out.
     own_open = None if function is None else getattr(function.open, "__func__", None)
     if function is not None and own_open is not ProcessWindowFunction.open:
@@ -359,7 +359,7 @@ class StoredOpenWindows(StoredWindows):
 
     def windows(self, keys: Sequence[Any]) -> list[OpenWindow]:
         start_ms, end_ms = self.stored.bounds
-        last_ms, due_ms = last_of(end_ms), self.stored.due_ms
+        last_ms, due_ms = find_last_ms(end_ms), self.stored.due_ms
         # A window whose timer is after its end has fired and is kept for late elements; it does not fire
         # again. This holds for the default trigger, and a restore refuses windows of another trigger.
         living = self.living[due_ms[self.living] <= last_ms[self.living]]
@@ -403,4 +403,4 @@ class StoredOpenWindows(StoredWindows):
         owners = [keys[one.key] for one in changed]
         columns = [pa.array(order, pa.int64()), *encode_values(self.table.layout.contents, values, owners)]
         places = np.array(kept, dtype=np.int64)
-        return self.write(places, key, (start_ms, end_ms), last_of(end_ms), columns)
+        return self.write(places, key, (start_ms, end_ms), find_last_ms(end_ms), columns)

@@ -17,8 +17,8 @@ from flinkish_spark.operators.window_contents import (
     OPEN,
     EvictedContents,
     WindowContents,
-    function_of,
-    part_of,
+    get_part_function,
+    get_window_function,
 )
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -188,7 +188,7 @@ class RetractedResults:
 
     def replace(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
         # A generator runs here, while the window is still current.
-        now = [taken(self._row(row)) for row in elements_of(rows)]
+        now = [taken(self._to_row(row)) for row in elements_of(rows)]
         retracted = self.withdraw(key, window)
         self._last.update(now)
         return [*retracted, *((*row, False) for row in now)]
@@ -205,7 +205,7 @@ class RetractedResults:
         self._scope.enter(key, window)
         self._last.clear()
 
-    def _row(self, row: Any) -> tuple[Any, ...]:
+    def _to_row(self, row: Any) -> tuple[Any, ...]:
         found = as_row(row, self._names)
         if len(found) != len(self._names):
             declared = ", ".join(self._names)
@@ -233,8 +233,8 @@ class WindowOperator(KeyedStreamOperator):
             self._contents = EvictedContents(computation, input_type, spec.evictor)
         #: Copies an element for each window, the trigger and the assigner; None if elements cannot change.
         self._take = input_type.take
-        self._function = function_of(computation)
-        self._part = part_of(computation)
+        self._function = get_window_function(computation)
+        self._part = get_part_function(computation)
         self.clock = spec.assigner.clock
         self._is_event_time = self.clock is TimeDomain.EVENT_TIME
         #: Whether the trigger only registers a timer for the end of the window.
@@ -268,7 +268,7 @@ class WindowOperator(KeyedStreamOperator):
 
     def process_element(self, value: Any, context: FunctionContext) -> None:
         time_ms = context.timestamp_ms
-        windows = self._assign(self._own(value), time_ms, self._timers.processing_time_ms)
+        windows = self._assign(self._copy(value), time_ms, self._timers.processing_time_ms)
         if not self._add(value, time_ms, windows) and self._is_late(time_ms):
             self.put_late(value)
 
@@ -278,7 +278,7 @@ class WindowOperator(KeyedStreamOperator):
             result = self._trigger.on_event_time(timer.time_ms, window, self._trigger_context)
         else:
             result = self._trigger.on_processing_time(timer.time_ms, window, self._trigger_context)
-        self._obey(result, window)
+        self._apply_result(result, window)
         if domain is not self._assigner.clock:
             return
         if timer.time_ms >= self._cleanup_ms(window):
@@ -311,16 +311,16 @@ class WindowOperator(KeyedStreamOperator):
             contents.add(value if take is None else take(value), time_ms)
             if slot in waiting and window.end_ms > watermark_ms + 1:
                 continue
-            result = trigger.on_element(self._own(value), time_ms, window, ctx)
+            result = trigger.on_element(self._copy(value), time_ms, window, ctx)
             if result is not TriggerResult.CONTINUE:
-                self._obey(result, window)
+                self._apply_result(result, window)
             elif self._only_waits:
                 waiting.add(slot)
             if is_new:
                 self._register_cleanup(window)
         return is_taken
 
-    def _own(self, value: Any) -> Any:
+    def _copy(self, value: Any) -> Any:
         return value if self._take is None else self._take(value)
 
     def _slots_waiting(self) -> set[Any]:
@@ -330,7 +330,7 @@ class WindowOperator(KeyedStreamOperator):
             self._queues, self._waiting = self._timers.queues, set()
         return self._waiting
 
-    def _obey(self, result: TriggerResult, window: TimeWindow) -> None:
+    def _apply_result(self, result: TriggerResult, window: TimeWindow) -> None:
         """Apply a trigger's result to the current window."""
         if result is TriggerResult.CONTINUE:
             return
@@ -515,12 +515,12 @@ class MergingWindowOperator(WindowOperator):
                 continue
             is_taken = True
             self._scope.enter(key, actual)
-            self._contents.add(self._own(value), time_ms)
+            self._contents.add(self._copy(value), time_ms)
             if merges and self._ends_in_one_timer:
                 # `on_merge` has registered the timer for the end of the window.
                 continue
-            result = self._trigger.on_element(self._own(value), time_ms, actual, self._trigger_context)
-            self._obey(result, actual)
+            result = self._trigger.on_element(self._copy(value), time_ms, actual, self._trigger_context)
+            self._apply_result(result, actual)
             self._register_cleanup(actual)
         return is_taken
 

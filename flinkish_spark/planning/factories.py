@@ -25,14 +25,14 @@ from flinkish_spark.functions.keyed import (
 from flinkish_spark.functions.match_recognize import MatchRecognize, comparison, measures
 from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
-from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
+from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, make_element_reduce
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.changelogs import (
     ChangelogAggregateOperator,
     ChangelogFoldOperator,
     NormalizeOperator,
     RetractingFold,
-    retracting_fold,
+    make_retracting_fold,
 )
 from flinkish_spark.operators.columnar_aggregates import (
     AggregatedRows,
@@ -40,7 +40,7 @@ from flinkish_spark.operators.columnar_aggregates import (
     Columns,
     MergePartials,
     ReducedRows,
-    element_aggregation,
+    make_element_aggregation,
 )
 from flinkish_spark.operators.columnar_windows import (
     ColumnWindows,
@@ -195,7 +195,7 @@ class ChangelogFolding(OverChangelog):
 
     def _folds(self, schema: T.StructType) -> list[tuple[RetractingFold, T.DataType, str | None]]:
         return [
-            (*retracting_fold(column, schema, number, self.ttl), column.field)
+            (*make_retracting_fold(column, schema, number, self.ttl), column.field)
             for number, column in enumerate(self.columns)
         ]
 
@@ -217,7 +217,7 @@ class FoldingElements(_OfKey):
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         ddl = ddl_of(schemas[0])
-        return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
+        return ReduceOperator(make_element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 
 class _OverColumns(_OfKey):
@@ -235,7 +235,7 @@ class FoldingColumns(_OverColumns):
 
     def aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         if not isinstance(self.columns, tuple):
-            return element_aggregation(self.columns, ddl_of(schema))
+            return make_element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
         return Columns([*own, *self.columns], ddl_of(schema))
 
@@ -285,7 +285,7 @@ class FoldingWindows:
     def aggregation(self, schema: T.StructType) -> ColumnAggregation:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
-            return element_aggregation(self.columns, ddl)
+            return make_element_aggregation(self.columns, ddl)
         return Columns(self.columns, ddl)
 
     def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:

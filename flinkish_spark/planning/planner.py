@@ -254,7 +254,7 @@ class Planner:
     def _deferred(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
         """Return the last pass of the plan, if it makes the rows of all sinks."""
         (chain, first), *others = self._ends.items()
-        made = None if first.by_workers is None else C.pass_of(first.by_workers)
+        made = None if first.by_workers is None else C.find_pass(first.by_workers)
         if made is None or any(other.by_workers is not first.by_workers for _, other in others):
             return None
         given, worker = made

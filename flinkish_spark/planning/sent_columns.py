@@ -16,9 +16,9 @@ from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.columnar_windows import (
     ELEMENTS,
     LAST_MS,
-    NotOverColumns,
+    NoColumnWindows,
     WindowFold,
-    column_windows_or_why_not,
+    find_column_windows,
 )
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.between import RecordStream, SharedRows, functions_between
@@ -234,8 +234,8 @@ def folding_windows(
     check_field_names(output, f"the output of '{uid}'", RENAME)
     if function.spec.late_output is not None:
         check_late_output(function.spec.late_output, schema, uid, types_may_differ=False)
-    windows = column_windows_or_why_not(function.spec)
-    if isinstance(windows, NotOverColumns):
+    windows = find_column_windows(function.spec)
+    if isinstance(windows, NoColumnWindows):
         by_element = function.by_element(schema, keys, result)
         return Sent(transport, transport, Folded(by_element, tuple(schema.names), output))
     operator = function.over_columns(windows, schema, keys)

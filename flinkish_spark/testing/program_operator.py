@@ -69,7 +69,7 @@ from flinkish_spark.types.to_arrow import ValueMismatch
 from flinkish_spark.types.to_python import to_values
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
 from flinkish_spark.worker.keyed_operator import OperatorError
-from flinkish_spark.worker.runners import InputRows, OutputRows, runner_of
+from flinkish_spark.worker.runners import InputRows, OutputRows, make_runner
 
 #: As mapInArrow calls it.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -327,7 +327,7 @@ class ProgramOperator:
         for index in range(self._parallelism):
             own = copy.deepcopy(self._made)
             with running_as(self._subtask(index)):
-                runner: Any = runner_of(own, node.uid, node.max_parallelism, shape)
+                runner: Any = make_runner(own, node.uid, node.max_parallelism, shape)
             self._operators.append(own)
             self._runners.append(runner)
         self._layout = self._runners[0].layout

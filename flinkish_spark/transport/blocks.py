@@ -54,7 +54,7 @@ class BlockError(ValueError):
     """A block does not match its schema."""
 
 
-def block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
+def make_block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
     return arrow_schema([T.StructField(C.TIME, T.LongType()), *fields] if with_times else fields)
 
 
@@ -127,9 +127,9 @@ class BlockPacker:
         run = Packing(self)
         for batch in batches:
             yield from run.take(batch)
-        yield from run.rest()
+        yield from run.finish()
 
-    def blocks(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def pack(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         rows = pa.concat_batches(held)
         blocks = pack_rows(rows if self.combine is None else self.combine(rows), self.schema, self.number)
         if not self.copies:
@@ -138,7 +138,7 @@ class BlockPacker:
         copied = pa.concat_batches([blocks] * len(self.copies))
         return copied.set_column(0, _PACKED.field(0), pa.array(routes, pa.int32()))
 
-    def apart(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    def divide(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
         """Divide a batch into records with routes, and control rows; None without control rows."""
         if C.KIND not in batch.schema.names:
             return batch, None
@@ -170,7 +170,7 @@ class Packing:
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Buffer rows; yield control rows, and blocks if the buffer is full."""
         packer = self._packer
-        records, control = packer.apart(batch)
+        records, control = packer.divide(batch)
         if control is not None:
             yield control
         if records.num_rows and packer.report is not None:
@@ -183,14 +183,14 @@ class Packing:
             self._held.append(records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records)
             self._count += records.num_rows
         if self._count >= packer.rows:
-            yield packer.blocks(self._held)
+            yield packer.pack(self._held)
             self._held, self._count, self._is_called = [], 0, True
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
+    def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the blocks of buffered rows, then calls and reports."""
         packer = self._packer
         if self._held:
-            yield packer.blocks(self._held)
+            yield packer.pack(self._held)
         if packer.calls is not None and (self._is_called or self._held):
             routes, numbers = packer.calls.routes, (0, packer.calls.operator, C.BROADCAST_CALL)
             yield _control_rows(routes, int(C.Kind.WAKE), [[one] * len(routes) for one in numbers])
@@ -281,7 +281,7 @@ class BlockUnpacker:
         """Unpack blocks into few batches, since each batch costs the reader time."""
         out = arrow_schema(self.columns)
         timed = zip(self.outputs, self.timed, strict=True)
-        blocks = [block_schema(one, with_times=with_times) for one, with_times in timed]
+        blocks = [make_block_schema(one, with_times=with_times) for one, with_times in timed]
         for batch in batches:
             is_record = batch.column(C.KIND).to_numpy() == _RECORD
             held, counts = dict[int, list[_Block]](), dict[int, int]()
@@ -355,7 +355,7 @@ class BlockRow:
     side: int = 0
 
 
-def frame_of(rows: list[BlockRow], first_output: int = 0) -> pd.DataFrame:
+def to_frame(rows: list[BlockRow], first_output: int = 0) -> pd.DataFrame:
     numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
     numbers[:, 0] += first_output
     columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}

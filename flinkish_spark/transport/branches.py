@@ -212,7 +212,7 @@ class DealBlocks:
             for one, run in zip(self.inputs, runs, strict=True):
                 yield from run.take(_own(batch, one, kinds))
         for run in runs:
-            yield from run.rest()
+            yield from run.finish()
 
 
 def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.RecordBatch:

@@ -24,7 +24,7 @@ def channel_by_name(topic: str, partition: int) -> int:
     return (number_of_topic(topic) << TOPIC_SHIFT) + partition
 
 
-def check_told_apart(topics: Iterable[str]) -> None:
+def check_distinct_channels(topics: Iterable[str]) -> None:
     """Refuse topics of one source with colliding channel numbers."""
     found: dict[int, str] = {}
     for topic in sorted(topics):

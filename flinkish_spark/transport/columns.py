@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, FIRST_OPERATOR_REPORTER
-from flinkish_spark.transport.routing import topic_of
+from flinkish_spark.transport.routing import find_topic
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX
 
@@ -125,10 +125,10 @@ def map_in_arrow(
 
 def read_records(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
     """Return the records of a source: Spark only gets the splits, a worker reads them."""
-    return as_records(map_in_arrow(pieces, reader, columns))
+    return mark_records(map_in_arrow(pieces, reader, columns))
 
 
-def as_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
+def mark_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
     """Mark the columns of a frame as those of a source's records, or as made of these."""
     # Imported here, since workers import this module and do not need plans.
     from flinkish_spark.bridge.plans import named_records
@@ -145,7 +145,7 @@ def map_records(frame: DataFrame, worker: Worker, columns: T.StructType) -> Data
     """Apply a worker that keeps the columns of a frame, or adds to them; the frame stays one of records."""
     made = map_in_arrow(frame, worker, columns)
     made_of = getattr(frame, _MADE_OF, None)
-    return made if made_of is None else as_records(made, made_of)
+    return made if made_of is None else mark_records(made, made_of)
 
 
 def select_in_pass(
@@ -159,7 +159,7 @@ def select_in_pass(
         name: sorted({one for own in names for one in made_of.get(own, [own])})
         for name, names in used.items()
     }
-    return as_records(map_in_arrow(frame, select, columns), found)
+    return mark_records(map_in_arrow(frame, select, columns), found)
 
 
 def select_aliased(
@@ -224,7 +224,7 @@ class _ColumnRenamer:
         return self.worker(batch.rename_columns(list(self.names)) for batch in batches)
 
 
-def pass_of(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
+def find_pass(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
     """Return the input frame of the workers that made a frame, and these workers; None if Spark made it."""
     made = getattr(frame, _PASS, None)
     if not isinstance(made, _Pass) or frame.is_cached:
@@ -234,7 +234,7 @@ def pass_of(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
 
 def is_made_by_workers(frame: DataFrame) -> bool:
     """Return whether a frame is made by workers, so that a further one can run in the same pass."""
-    return pass_of(frame) is not None
+    return find_pass(frame) is not None
 
 
 def add_position(records: DataFrame) -> DataFrame:
@@ -258,5 +258,5 @@ class Origins:
     def describe(self, channel: int, sequence: int) -> dict[str, Any]:
         if not self.topics:
             return {"channel": channel, "sequence": sequence}
-        topic, partition = topic_of(self.topics, channel), channel & 0xFFFFFFFF
+        topic, partition = find_topic(self.topics, channel), channel & 0xFFFFFFFF
         return {"topic": topic, "partition": partition, "offset": sequence}

@@ -48,7 +48,7 @@ def can_hash(kind: T.DataType) -> bool:
     return kind == T.StringType() or type(kind) in _HASHED
 
 
-def key_hashes(columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.int64]:
+def hash_keys(columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.int64]:
     """Return the hash of each row's values, as `F.xxhash64` computes it; a row of no columns hashes to 0."""
     if not columns:
         return np.zeros(count, dtype=np.int64)
@@ -73,7 +73,7 @@ def _fold(column: pa.Array, seeds: _Words) -> _Words:
 def _fold_valid(column: pa.Array, seeds: _Words) -> _Words:
     kind = column.type
     if any(is_kind(kind) for is_kind in _OF_BYTES):
-        return _hash_bytes(*_bytes_of(column), seeds)
+        return _hash_bytes(*_to_bytes(column), seeds)
     if pa.types.is_decimal128(kind):
         if kind.precision > _LONG_DECIMAL_DIGITS:
             # As Java's BigInteger encodes them: big-endian two's complement in as few bytes as possible.
@@ -116,15 +116,15 @@ def _to_unscaled(column: pa.Array) -> list[int]:
     return [(upper << 64) | lower for upper, lower in zip(high, words[::2].tolist(), strict=True)]
 
 
-def _as_int(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_int(_numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64), seeds)
+def _hash_as_int(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_int(_to_numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64), seeds)
 
 
-def _as_long(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_long(_numbers(column, pa.int64()).view(np.uint64), seeds)
+def _hash_as_long(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_long(_to_numbers(column, pa.int64()).view(np.uint64), seeds)
 
 
-def _numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
+def _to_numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
     if pa.types.is_integer(column.type):
         found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(kind.to_pandas_dtype())
         return found
@@ -133,15 +133,15 @@ def _numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
     return column.view(kind).to_numpy()  # type: ignore[no-any-return]
 
 
-def _as_float(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_int(_bits(column, np.uint32).astype(np.uint64), seeds)
+def _hash_as_float(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_int(_to_bits(column, np.uint32).astype(np.uint64), seeds)
 
 
-def _as_double(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_long(_bits(column, np.uint64), seeds)
+def _hash_as_double(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_long(_to_bits(column, np.uint64), seeds)
 
 
-def _bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
+def _to_bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
     # There is one zero, and one NaN.
     values = column.to_numpy(zero_copy_only=False) + 0.0
     values[np.isnan(values)] = np.nan
@@ -151,14 +151,14 @@ def _bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
 
 #: Hash functions of the other types.
 _BY_KIND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, _Words], _Words]], ...] = (
-    (pa.types.is_boolean, _as_int),
-    (lambda kind: pa.types.is_signed_integer(kind) and kind.bit_width < 64, _as_int),
-    (pa.types.is_date32, _as_int),
-    (pa.types.is_int64, _as_long),
-    (pa.types.is_float32, _as_float),
-    (pa.types.is_float64, _as_double),
-    (lambda kind: kind in (pa.duration("us"), pa.time64("us")), _as_long),
-    (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _as_long),
+    (pa.types.is_boolean, _hash_as_int),
+    (lambda kind: pa.types.is_signed_integer(kind) and kind.bit_width < 64, _hash_as_int),
+    (pa.types.is_date32, _hash_as_int),
+    (pa.types.is_int64, _hash_as_long),
+    (pa.types.is_float32, _hash_as_float),
+    (pa.types.is_float64, _hash_as_double),
+    (lambda kind: kind in (pa.duration("us"), pa.time64("us")), _hash_as_long),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _hash_as_long),
 )
 
 
@@ -192,7 +192,7 @@ def _hash_long(values: _Words, seeds: _Words) -> _Words:
     return _mix(_consume_word(seeds + _P5 + np.uint64(_WORD), values))
 
 
-def _bytes_of(column: pa.Array) -> tuple[npt.NDArray[np.uint8], _Places, _Places]:
+def _to_bytes(column: pa.Array) -> tuple[npt.NDArray[np.uint8], _Places, _Places]:
     """Return the bytes of values with some padding, and the begin and length of each value."""
     is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, offsets, data = column.buffers()

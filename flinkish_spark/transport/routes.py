@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from flinkish_spark.protocol.latency import SUBTASK_MASK
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import INPUT
-from flinkish_spark.transport.key_hash import key_hashes
+from flinkish_spark.transport.key_hash import hash_keys
 from flinkish_spark.transport.routing import Distribution, Routing
 
 _Routes = npt.NDArray[np.int32]
@@ -72,7 +72,7 @@ class RecordRoutes:
 
     def of(self, records: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         """Return hashes and routes; the route is null for a record of another input."""
-        hashes = key_hashes([records.column(name) for name in self.keys], records.num_rows)
+        hashes = hash_keys([records.column(name) for name in self.keys], records.num_rows)
         own = self.own.make_mask(records)
         mask = None if own is None or own.all() else ~own
         return pa.array(hashes), pa.array(self._routes(records, hashes), mask=mask)

@@ -116,7 +116,7 @@ class Distribution(enum.Enum):
     PASSING = "PASSING"
 
 
-def topic_of(topics: Sequence[str], channel: int) -> str:
+def find_topic(topics: Sequence[str], channel: int) -> str:
     number = channel >> TOPIC_SHIFT
     return (
         topics[0] if len(topics) == 1 else next(topic for topic in topics if number_of_topic(topic) == number)

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Worker
-from flinkish_spark.transport.key_hash import key_hashes
+from flinkish_spark.transport.key_hash import hash_keys
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
 #: Rows of a micro-batch that is evaluated once and read in several passes: batches, each as bytes.
@@ -61,7 +61,7 @@ class ToSinkRows:
             hashes = batch.column(self.second)
             if self.has_hash:
                 is_other = kind.to_numpy() != int(C.Kind.RECORD)
-                made = key_hashes(fields, batch.num_rows)
+                made = hash_keys(fields, batch.num_rows)
                 if is_other.any():
                     made = np.where(is_other, hashes.fill_null(0).to_numpy(), made)
                 hashes = pa.array(made, pa.int64())

@@ -35,7 +35,7 @@ from flinkish_spark.operators.recorded_answers import (
     Readers,
     RecordedAnswers,
     Stream,
-    digest_of,
+    compute_digest,
 )
 from flinkish_spark.transport.columns import CHANNEL, SEQUENCE
 from flinkish_spark.types.rows import OutputError
@@ -118,7 +118,7 @@ class AsyncRows(ExpandRows):
     report: Callable[[AsyncStatistics], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        write = self.writer()
+        write = self.make_writer()
         harness = CALLS_IN_HARNESS.get()
         name = self.kept_as if harness is None else f"{self.kept_as}-{harness.name}"
         waiting = _get_or_open(name, self._open)
@@ -210,12 +210,12 @@ class _Task:
         self, values: Sequence[Any], asked: Sequence[AnswerKey], found: dict[int, Answer]
     ) -> list[AsyncElement]:
         return [
-            AsyncElement(at, value, self._key(one))
+            AsyncElement(at, value, self._make_key(one))
             for at, (value, one) in enumerate(zip(values, asked, strict=True))
             if at not in found
         ]
 
-    def _key(self, asked: AnswerKey) -> str:
+    def _make_key(self, asked: AnswerKey) -> str:
         # Several elements may be made of one record; they differ in content.
         place = f"{asked.channel}/{asked.sequence}/{asked.digest.hex()}/{asked.number}"
         if self._rows.stream is Stream.OF_MICRO_BATCH:
@@ -228,7 +228,7 @@ class _Task:
     ) -> None:
         async def take(answers: Sequence[tuple[int, Rows]]) -> None:
             for at, rows in answers:
-                found[at] = self._rows.outputs.answer_of(rows)
+                found[at] = self._rows.outputs.group_rows(rows)
 
         await self._waiting.answer(self._list_missing(values, asked, found), take)
 
@@ -253,7 +253,7 @@ class _Task:
             return
 
         def append(answers: list[tuple[int, Rows]]) -> list[tuple[int, Answer]]:
-            given = [(asked[at], self._rows.outputs.answer_of(rows), at) for at, rows in answers]
+            given = [(asked[at], self._rows.outputs.group_rows(rows), at) for at, rows in answers]
             return list(zip([at for at, _ in answers], recorded.append(given), strict=True))
 
         durable = DurableAnswers[list[tuple[int, Answer]]](append, found.update, self._rows.spec.capacity)
@@ -280,7 +280,7 @@ class _Places:
         seen, own = self._before, Counter[tuple[int, int, bytes]]()
         found = []
         for channel, sequence, value in zip(channels, sequences, values, strict=True):
-            place = channel, sequence, digest_of(value)
+            place = channel, sequence, compute_digest(value)
             found.append(AnswerKey(channel, sequence, seen[place] + own[place], place[2]))
             own[place] += 1
         self._before = own

@@ -40,13 +40,13 @@ from flinkish_spark.worker.runners import (
     InputShape,
     OutputRows,
     RowShape,
-    rows_between,
     runs,
+    select_side,
 )
 from flinkish_spark.worker.time import milliseconds
 
 
-def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+def to_batch(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
     """Return a pandas frame as a batch, without its index. NaN, NaT and None become null."""
     names = [str(name) for name in frame.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -55,11 +55,11 @@ def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.Record
     lost = [name for name in kinds if name not in names and name in frame.index.names]
     if lost:
         raise OutputError(f"emitted a frame with {lost[0]!r} in its index; call reset_index()")
-    columns = [_column(name, frame.iloc[:, at], kinds.get(name)) for at, name in enumerate(names)]
+    columns = [_to_column(name, frame.iloc[:, at], kinds.get(name)) for at, name in enumerate(names)]
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
-def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
+def _to_column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
     is_null = series.isna().to_numpy(dtype=bool)
     if is_null.all():
         # An empty or all-null column may have any type in pandas.
@@ -88,7 +88,7 @@ def _from_pandas(series: pd.Series) -> pa.Array:
     return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
-def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
+def read_event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
     column = None if name is None else given.get(name)
     if column is None:
         return pa.nulls(count, pa.int64())
@@ -141,12 +141,12 @@ class ColumnsRunner(GroupRunner):
         self.keys = [f"{_KEY}{at}" for at in range(len(shape.key_types))]
 
     def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutputRows]:
-        before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
+        before, behind = (self._select_side(inputs, is_before=is_before) for is_before in (True, False))
         if isinstance(self._function, WindowFold):
             return self._fold(self._function, before, behind, group, progress)
         return _Calls(self._function, self, group, progress).run(before, behind)
 
-    def row_of(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         return 0, failure.at
 
     def _fold(
@@ -183,11 +183,11 @@ class ColumnsRunner(GroupRunner):
             named.select(list(self.shape.inputs[0].fields)),
         )
 
-    def _side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
+    def _select_side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
         """Return the rows of all inputs on one side of the watermark; None if there are none."""
         parts = []
         for rows, shape in zip(inputs, self.shape.inputs, strict=True):
-            own = rows_between(rows, shape, is_before=is_before)
+            own = select_side(rows, shape, is_before=is_before)
             if own is not None:
                 parts.append(self._rename_columns(own, shape))
         if len(parts) < 2:
@@ -300,7 +300,7 @@ class _Calls:
         except OutputError as error:
             if error.row is None:
                 raise
-            key = _key_of(rows, self.shape.inputs[0], error.row)
+            key = _describe_key(rows, self.shape.inputs[0], error.row)
             raise OutputError(f"{error} (row {error.row} of the batch{key})", error.row) from error
 
     def _check(self, side: int, rows: Any) -> pa.RecordBatch:
@@ -308,14 +308,16 @@ class _Calls:
         schema, fields = self._schemas[side], self.shape.outputs[side]
         kinds = dict(zip(names, schema.types[len(schema) - len(names) :], strict=True))
         if isinstance(rows, pd.DataFrame):
-            rows = batch_of(rows, kinds)
+            rows = to_batch(rows, kinds)
         if not isinstance(rows, pa.RecordBatch):
             raise OutputError(
                 f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch or pandas.DataFrame"
             )
         given = dict(zip(rows.schema.names, rows.columns, strict=True))
         timed = (
-            [event_times(given, self._function.event_time, rows.num_rows)] if self.shape.with_times else []
+            [read_event_times(given, self._function.event_time, rows.num_rows)]
+            if self.shape.with_times
+            else []
         )
         if self._function.event_time not in names:
             given.pop(self._function.event_time or "", None)
@@ -325,7 +327,7 @@ class _Calls:
         return pa.RecordBatch.from_arrays([*timed, *own], schema=schema)
 
 
-def _key_of(rows: Batch, shape: InputShape, at: int) -> str:
+def _describe_key(rows: Batch, shape: InputShape, at: int) -> str:
     name_of = dict(zip(shape.field_columns, shape.fields, strict=True))
     names = [name_of.get(column) for column in shape.key_columns]
     columns = list(rows.columns) if isinstance(rows, pd.DataFrame) else rows.schema.names

@@ -174,12 +174,12 @@ class ExpandRows:
         return T.StructType([*self.output, *self.carried])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        write = self.writer()
+        write = self.make_writer()
         with self.function.open_for_task():
             for batch in batches:
                 yield write(batch, *self._make_rows(batch))
 
-    def writer(self) -> Callable[[pa.RecordBatch, list[Any], Array], pa.RecordBatch]:
+    def make_writer(self) -> Callable[[pa.RecordBatch, list[Any], Array], pa.RecordBatch]:
         """Return a function that makes a batch from the input batch, new rows, and the input row of each."""
         return partial(self._write, RowWriter.of(self.output), arrow_schema(self.columns))
 
@@ -293,8 +293,10 @@ class AppendColumns:
         writer = RowWriter(arrow_schema(self.made))
         with self.function.open_for_task():
             for batch in batches:
-                places = _places(batch)
-                arrays = self._arrays(batch if places is None else batch.take(pa.array(places)), writer)
+                places = _find_records(batch)
+                arrays = self._compute_columns(
+                    batch if places is None else batch.take(pa.array(places)), writer
+                )
                 if places is not None:
                     # By row, its number among the records; null if it is not a record.
                     number = np.full(batch.num_rows, -1)
@@ -304,7 +306,7 @@ class AppendColumns:
                 names = [*batch.schema.names, *self.names]
                 yield pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
 
-    def _arrays(self, records: pa.RecordBatch, writer: RowWriter) -> list[pa.Array]:
+    def _compute_columns(self, records: pa.RecordBatch, writer: RowWriter) -> list[pa.Array]:
         rows: list[Any] = []
         try:
             for record in records_of(records):
@@ -317,7 +319,7 @@ class AppendColumns:
             raise self.function.make_error(records, error.row or 0, error, f"it {error}") from error
 
 
-def _places(batch: pa.RecordBatch) -> Array | None:
+def _find_records(batch: pa.RecordBatch) -> Array | None:
     """Return the positions of records; None if all rows are records."""
     is_record = np.ones(batch.num_rows, np.bool_)
     if KIND in batch.schema.names:
@@ -358,7 +360,7 @@ class LookupRows(ExpandRows):
     kept_as: str = field(kw_only=True)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        write = self.writer()
+        write = self.make_writer()
         with self._open() as run:
             for batch in batches:
                 made, of_row = self._join(run, batch)
@@ -407,7 +409,7 @@ class TimeStage:
         freeze_modules()
         if self.generator is None:
             for batch in batches:
-                yield self._add_columns(batch, {C.TIME: self._times(batch, list(records_of(batch)))})
+                yield self._add_columns(batch, {C.TIME: self._assign_times(batch, list(records_of(batch)))})
             return
         task = ChannelGenerators(self.generator, self.source)
         #: The last row of each channel, which takes the watermark that the generator emits at the end.
@@ -416,12 +418,12 @@ class TimeStage:
             if not batch.num_rows:
                 continue
             records = list(records_of(batch))
-            times = self._times(batch, records)
+            times = self._assign_times(batch, records)
             if self.assigner is not None and any(map(pa.types.is_nested, batch.schema.types)):
                 # A fresh copy for the generator, since the assigner may have changed the records.
                 records = list(records_of(batch))
-            marks = self._marks(task, batch, records, times)
-            yield from _but_the_last(self._add_columns(batch, {C.TIME: times, C.MARK: marks}), held)
+            marks = self._generate_watermarks(task, batch, records, times)
+            yield from _hold_last(self._add_columns(batch, {C.TIME: times, C.MARK: marks}), held)
         try:
             final = task.finish()
         except UserFunctionError as error:
@@ -431,7 +433,7 @@ class TimeStage:
             mark_ms = final[channel]
             yield self._add_columns(row, {C.MARK: [MIN_WATERMARK_MS if mark_ms is None else mark_ms]})
 
-    def _times(self, batch: pa.RecordBatch, records: list[Any]) -> list[int]:
+    def _assign_times(self, batch: pa.RecordBatch, records: list[Any]) -> list[int]:
         has_time = C.TIME in batch.schema.names
         known: list[Any] = batch.column(C.TIME).to_pylist() if has_time else [None] * batch.num_rows
         if self.assigner is None:
@@ -448,7 +450,7 @@ class TimeStage:
             raise self._make_error(what, batch, len(times), error) from error
         return times
 
-    def _marks(
+    def _generate_watermarks(
         self, task: ChannelGenerators, batch: pa.RecordBatch, records: list[Any], times: list[int]
     ) -> list[int]:
         marks: list[int] = []
@@ -481,7 +483,7 @@ def _strip_failed(error: UserFunctionError) -> str:
     return error.what.removesuffix(" failed")
 
 
-def _but_the_last(batch: pa.RecordBatch, held: dict[int, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _hold_last(batch: pa.RecordBatch, held: dict[int, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield all rows but the last one of each channel, which is held until its channel's next row."""
     channels = batch.column(C.CHANNEL).to_numpy()
     last = {int(channel): at for at, channel in enumerate(channels.tolist())}

@@ -44,7 +44,7 @@ from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundled_groups
 from flinkish_spark.state.operator_state import OperatorValueMismatch
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BlockError, BlockRow, GroupRows, frame_of, sort_blocks, to_block
+from flinkish_spark.transport.blocks import BlockError, BlockRow, GroupRows, sort_blocks, to_block, to_frame
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import place_of
 from flinkish_spark.types.rows import OutputError
@@ -57,7 +57,7 @@ from flinkish_spark.worker.runners import (
     InputRows,
     PartitionSide,
     RowShape,
-    runner_of,
+    make_runner,
 )
 
 StatefulOperator = (
@@ -169,11 +169,11 @@ class KeyedOperator:
             arrived = GroupRows(frame)
             with running_in(len(self.spec.barrier_routes), self.spec.name, self.spec.counts_as):
                 if route in self.spec.broadcast_routes:
-                    out = self._broadcast(self.spec.broadcast_routes[route], arrived, state)
+                    out = self._process_broadcast(self.spec.broadcast_routes[route], arrived, state)
                 else:
-                    out = self._bundle(self.spec.bundle_of_route[route], arrived, state)
+                    out = self._process_bundle(self.spec.bundle_of_route[route], arrived, state)
         if out:
-            yield frame_of(out, self.spec.first_output)
+            yield to_frame(out, self.spec.first_output)
 
     def _pass_on(self, frame: pd.DataFrame, partition: int) -> Iterator[BlockRow]:
         """Pass reports on, and the barrier if that of each upstream channel has arrived exactly once."""
@@ -210,23 +210,23 @@ class KeyedOperator:
                 return False
         return True
 
-    def _bundle(self, bundle: int, arrived: GroupRows, state: SparkState) -> list[BlockRow]:
+    def _process_bundle(self, bundle: int, arrived: GroupRows, state: SparkState) -> list[BlockRow]:
         spec, runner = self.spec, self._open()
         try:
             stored = self._load_state(bundle, arrived, state)
             records = arrived.select_kind(C.Kind.RECORD)
             if not records and not self._is_called(arrived) and not arrived.select_kind(C.Kind.STATE):
                 return []
-            bases = self._bases()
+            bases = self._open_bases()
             entries = GroupState(runner.layout, stored, bases)
-            levels = self._levels(runner, entries, arrived)
+            levels = self._count_open_items(runner, entries, arrived)
             due_before = _next_call_ms(entries)
             progress = self._micro_batch().progress(spec.uid)
             entries.clean_up(progress.processing_time_ms)
             if runner.side is not None and self._begun != self._attempt:
                 raise InternalError("Spark called a key group before its partition's broadcast side")
-            inputs = self._inputs(records)
-            out = self._blaming(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))
+            inputs = self._unpack_inputs(records)
+            out = self._call_function(runner, inputs, lambda: list(runner.process(inputs, entries, progress)))
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else self.spec.base_policy
                 state.update((entries.dump(bundle, policy, progress.processing_time_ms),))
@@ -246,18 +246,18 @@ class KeyedOperator:
         return emitted
 
     @staticmethod
-    def _levels(runner: GroupRunner, entries: GroupState, arrived: GroupRows) -> dict[str, int]:
+    def _count_open_items(runner: GroupRunner, entries: GroupState, arrived: GroupRows) -> dict[str, int]:
         """Return counts of items in state that was restored or discarded, by name."""
         found: dict[str, int] = {}
         if isinstance(runner, ElementRunner):
             if arrived.select_kind(C.Kind.STATE):
-                restored = runner.level_of(entries.living())
+                restored = runner.sum_open_items(entries.living())
                 found |= {} if restored is None else {RESTORED: restored}
-            elif lost := runner.level_of(entries.given_up.items()):
+            elif lost := runner.sum_open_items(entries.given_up.items()):
                 found |= {CLOSED: lost, DISCARDED: lost}
         return found
 
-    def _broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[BlockRow]:
+    def _process_broadcast(self, partition: int, arrived: GroupRows, state: SparkState) -> list[BlockRow]:
         """Process the broadcast side of a partition; called before the partition's key groups."""
         side = self._open().side
         assert side is not None
@@ -269,9 +269,9 @@ class KeyedOperator:
                 kept = {C.FIRST_PARTITION_GROUP - group: bytes(value) for group, value in seeds}
                 former = [kept.get(number) for number in range(max(kept) + 1)]
                 stored = side.restore(former, partition, len(self.spec.broadcast_routes))
-            inputs = self._inputs(arrived.select_kind(C.Kind.RECORD))
+            inputs = self._unpack_inputs(arrived.select_kind(C.Kind.RECORD))
             progress = self._micro_batch().progress(self.spec.uid)
-            done = self._blaming(side, inputs, lambda: side.begin(stored, inputs, progress))
+            done = self._call_function(side, inputs, lambda: side.begin(stored, inputs, progress))
         except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
             raise OperatorError(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
         value = done.value if done.value is not None else (stored if seeds else None)
@@ -308,38 +308,40 @@ class KeyedOperator:
         state.update((value,))
         return value
 
-    def _inputs(self, records: list[tuple[int, Any]]) -> list[pa.RecordBatch | None]:
+    def _unpack_inputs(self, records: list[tuple[int, Any]]) -> list[pa.RecordBatch | None]:
         found: list[pa.RecordBatch | None] = []
         for number, shape in enumerate(self.spec.shape.inputs):
             blocks = [block for sequence, block in records if sequence == number]
             found.append(sort_blocks(blocks, shape.schema) if blocks else None)
         return found
 
-    def _blaming(self, runner: GroupRunner | PartitionSide, inputs: InputRows, run: Callable[[], R]) -> R:
+    def _call_function(
+        self, runner: GroupRunner | PartitionSide, inputs: InputRows, run: Callable[[], R]
+    ) -> R:
         """Call `run`; raise an error of the user's function with the position of its element."""
         try:
             return run()
         except ElementError as failure:
-            number, at = runner.row_of(inputs, failure)
+            number, at = runner.find_row(inputs, failure)
             rows = inputs[number]
             assert rows is not None
             channel, sequence = (int(rows.column(name)[at].as_py()) for name in (C.CHANNEL, C.SEQUENCE))
             origin = self.spec.origins[number].describe(channel, sequence)
-            raise self._blame(_says(failure), **origin) from failure.error
+            raise self._make_error(_describe(failure), **origin) from failure.error
         except TimerError as failure:
             timer, clock = failure.timer, failure.domain.value
             facts = {"key": f"{timer.key!r:.200}", "timer_ms": timer.time_ms, "time_domain": clock}
-            raise self._blame(_says(failure), **facts) from failure.error
+            raise self._make_error(_describe(failure), **facts) from failure.error
         except OutputError as error:
-            raise self._blame(f"the function {error}") from error
+            raise self._make_error(f"the function {error}") from error
         except StateValueError as error:
-            raise self._blame(str(error)) from error
+            raise self._make_error(str(error)) from error
         except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
             raise
         except USER_ERRORS as error:
-            raise self._blame(describe_raised(error)) from error
+            raise self._make_error(describe_raised(error)) from error
 
-    def _blame(self, says: str, **facts: Any) -> OperatorError:
+    def _make_error(self, says: str, **facts: Any) -> OperatorError:
         uid, name = self.spec.uid, self.spec.name
         named = {"what": f"the function of operator '{uid}' ({name})"} if name else {}
         return OperatorError.from_facts(**{"uid": uid, **named, **facts, "error": says})
@@ -350,13 +352,13 @@ class KeyedOperator:
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.sql\.pandas")
             spec = self.spec
             try:
-                self._runner = runner_of(spec.operator, spec.uid, spec.bundling.key_groups, spec.shape)
+                self._runner = make_runner(spec.operator, spec.uid, spec.bundling.key_groups, spec.shape)
             except (FlinkishError, *_STATE_FAULTS):
                 raise
             except USER_ERRORS as error:
                 close_operator(spec.operator, spec.uid)
                 what = f"open() of operator '{spec.uid}'"
-                raise self._blame(describe_raised(error), what=what) from error
+                raise self._make_error(describe_raised(error), what=what) from error
             close_with(self, spec.operator, spec.uid)
             freeze_modules()
         return self._runner
@@ -373,7 +375,7 @@ class KeyedOperator:
             self._task = (number, micro_batch_of_task())
         return self._task[1]
 
-    def _bases(self) -> Bases:
+    def _open_bases(self) -> Bases:
         here, uid, chain = self._micro_batch(), self.spec.uid, self.spec.chain
         if here.bases is None:
             return NoBases()
@@ -399,7 +401,7 @@ class SharedTasks:
         return self.operators[place_of(int(key[0]))](key, frames, state)
 
 
-def _says(failure: ElementError | TimerError) -> str:
+def _describe(failure: ElementError | TimerError) -> str:
     error = failure.error
     return f"the function {error}" if isinstance(error, OutputError) else str(failure)
 

@@ -21,7 +21,7 @@ from flinkish_spark.core.elements import (
     tag_name,
 )
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
-from flinkish_spark.operators.columnar_windows import SessionWindows, last_of, timestamps
+from flinkish_spark.operators.columnar_windows import SessionWindows, find_last_ms, to_timestamps
 from flinkish_spark.operators.process import ElementError, OperatorOutput, TimerError
 from flinkish_spark.operators.window_contents import OPEN, Folding
 from flinkish_spark.operators.window_loop import (
@@ -48,9 +48,9 @@ from flinkish_spark.worker.runners import (
     InputRows,
     OutputRows,
     RowShape,
-    row_of_element,
-    rows_between,
+    find_element_row,
     runs,
+    select_side,
     write_rows,
 )
 
@@ -139,7 +139,7 @@ class ResultWriter:
     ) -> list[pa.Array]:
         """Return the column of times, followed by those of the results."""
         end_ms = np.array([one.end_ms for one in windows], dtype=np.int64)
-        times = pa.array(last_of(end_ms))
+        times = pa.array(find_last_ms(end_ms))
         try:
             if self._then is None:
                 return [times, *self._writer.write(results)]
@@ -149,7 +149,7 @@ class ResultWriter:
                 key = pa.array([one.key for one in windows], pa.int64())
                 with_key = type(self._then) is WithKeyAndWindow
                 own = [column.take(key) for column in key_columns] if with_key else []
-                given = [*own, *columns, timestamps(start_ms), timestamps(end_ms)]
+                given = [*own, *columns, to_timestamps(start_ms), to_timestamps(end_ms)]
                 return [times, *self._writer.write_columns(given)]
         except OutputError:
             pass  # Written one by one below, to find the window.
@@ -162,12 +162,12 @@ class ResultWriter:
             try:
                 self._writer.write(made)
             except OutputError as error:
-                raise TimerError(timer_of(window, keys), self._clock, error) from error
+                raise TimerError(make_timer(window, keys), self._clock, error) from error
             rows += made
         return [times, *self._writer.write(rows)]
 
 
-def timer_of(window: OpenWindow, keys: Sequence[Any]) -> Timer:
+def make_timer(window: OpenWindow, keys: Sequence[Any]) -> Timer:
     own = TimeWindow(window.start_ms, window.end_ms)
     return Timer(own.max_timestamp_ms, keys[window.key], own)
 
@@ -208,7 +208,7 @@ class LoopedRunner(GroupRunner):
         given: list[_Given] = []
         for is_before in (True, False):
             for at, (rows, shape) in enumerate(zip(inputs, self.shape.inputs, strict=True)):
-                part = rows_between(rows, shape, is_before=is_before)
+                part = select_side(rows, shape, is_before=is_before)
                 if part is not None:
                     given.append((at, is_before, part))
         hashes = [rows.column(C.KEY_HASH).to_numpy() for _, _, rows in given]
@@ -221,8 +221,8 @@ class LoopedRunner(GroupRunner):
         windows = StoredOpenWindows(table, stored, hashes, keys)
         yield from _GroupLoop(self, windows, group).run(given, progress)
 
-    def row_of(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
-        return row_of_element(self.shape, inputs, failure)
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+        return find_element_row(self.shape, inputs, failure)
 
 
 class _GroupLoop:
@@ -302,7 +302,7 @@ class _GroupLoop:
             raise ElementError(len(arrived.times_ms), arrived.is_before, error) from error
 
     def _fire(self, now_ms: int, watermark_ms: int, progress: Progress) -> None:
-        due = self._open.due(now_ms)
+        due = self._open.take_due(now_ms)
         if not due:
             return
         calls, folding, take = self._runner.calls, self._runner.folding, self._runner.results.take
@@ -325,7 +325,7 @@ class _GroupLoop:
             raise self._make_timer_error(window, error) from error
 
     def _make_timer_error(self, window: OpenWindow, error: BaseException) -> TimerError:
-        return TimerError(timer_of(window, self._keys), self._clock, error)
+        return TimerError(make_timer(window, self._keys), self._clock, error)
 
     def _write_results(self, fired_before: int) -> list[OutputRows]:
         if not self._fired:

@@ -31,8 +31,8 @@ from flinkish_spark.operators.columnar_patterns import (
     MatchColumns,
     Outcome,
     StoredMatches,
+    find_long_keys,
     to_stored_lists,
-    too_long,
 )
 from flinkish_spark.operators.patterns import FoundMatch, FoundMatches, PatternOperator
 from flinkish_spark.operators.row_conditions import compute_measure, earlier_events
@@ -123,7 +123,7 @@ class _Paths:
         chains, stages = worked.outcome.chains, worked.search.automaton.stages
         last = np.flatnonzero(found.stages != NONE)
         which, names, events = [last], [found.stages[last]], [found.events[last]]
-        for at, link in chains.paths(found.chains):
+        for at, link in chains.walk(found.chains):
             which.append(at)
             names.append(chains.stages[link])
             events.append(chains.events[link])
@@ -170,7 +170,7 @@ class PatternRunner(TimedRunner):
 
     def __init__(self, operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape) -> None:
         super().__init__(operator, uid, max_parallelism, shape)
-        self._patterns, self._searches = operator, operator.columnar()
+        self._patterns, self._searches = operator, operator.make_columnar_matchers()
         self.also_due = [one.states[-1] for one in self._searches]
         self._element = operator.element
         self._worked: list[_PatternRun] = []
@@ -194,7 +194,7 @@ class PatternRunner(TimedRunner):
     def _load_due(self, late: dict[object, int], group: GroupState, progress: Progress) -> DueRows:
         waiting = self._waiting
         limit_ms, index = progress.limits_ms[TimeDomain.EVENT_TIME], waiting.index
-        due = waiting.due_columns(limit_ms)
+        due = waiting.take_due_columns(limit_ms)
         is_left = self._run_columns(due, group, progress, limit_ms)
         # Keys with the same hash are loaded together, so all or none of them are processed as columns.
         same = np.flatnonzero(index.hashes[1:] == index.hashes[:-1])
@@ -213,19 +213,19 @@ class PatternRunner(TimedRunner):
         )
         queue = self._run.timers.queues[TimeDomain.EVENT_TIME]
         if len(left):
-            for key, time_ms in waiting.first_new(is_left):
+            for key, time_ms in waiting.list_first_new(is_left):
                 queue.register(Timer(time_ms, key, None))
         self._patterns.found = {}
         for at, found in told.items():
             self._patterns.found[keys[at]] = found, MIN_WATERMARK_MS
             queue.register(Timer(found.first_ms, keys[at], None))
-        return waiting.due(limit_ms, is_left)
+        return waiting.take_due(limit_ms, is_left)
 
     def _run_columns(self, due: DueColumns, group: GroupState, progress: Progress, limit_ms: int) -> Array:
         """Run the patterns over columns; return the mask of keys to process event by event."""
         index, self._worked = self._waiting.index, []
         now_ms = progress.processing_time_ms
-        is_left = too_long(due.counts)
+        is_left = find_long_keys(due.counts)
         far = np.repeat(np.arange(len(index)), due.counts)[np.abs(due.times_ms) > FAR_MS]
         is_left[far] = True
         is_left |= (due.later_ms > FAR_MS) & (due.later_ms < (1 << 63) - 1)
@@ -301,7 +301,7 @@ class PatternRunner(TimedRunner):
             stage = numbers.get(name, NONE - 1)
             own = found.stages == stage
             event[own] = found.events[own]
-            for which, link in chains.paths(found.chains):
+            for which, link in chains.walk(found.chains):
                 own = chains.stages[link] == stage
                 own &= (event[which] == NONE) | (not is_last)
                 event[which[own]] = chains.events[link[own]]

@@ -29,7 +29,7 @@ from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.layered import Array
 from flinkish_spark.state.operator_state import any_copy
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BEHIND, block_schema
+from flinkish_spark.transport.blocks import BEHIND, make_block_schema
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter
 from flinkish_spark.types.to_python import taking
@@ -77,7 +77,7 @@ class RowShape:
 
     @property
     def block_schemas(self) -> tuple[pa.Schema, ...]:
-        return tuple(block_schema(fields, with_times=self.with_times) for fields in self.outputs)
+        return tuple(make_block_schema(fields, with_times=self.with_times) for fields in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,13 @@ class PartitionSide(ABC):
         """Return the initial value of a partition, from those of all partitions of a savepoint."""
         return any_copy(values)
 
-    def row_of(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         """Return the input of the element at which the function failed, and its row there."""
         is_broadcast = isinstance(failure, BroadcastElementError)
         way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
         shape = self.shape
         own = [one if of.distribution is way else None for one, of in zip(inputs, shape.inputs, strict=True)]
-        return row_of_element(shape, own, failure)
+        return find_element_row(shape, own, failure)
 
     def write(self, run: Callable[[Check | None], OperatorOutput]) -> tuple[OutputRows, ...]:
         emitted = run(None)
@@ -154,7 +154,7 @@ class PartitionSide(ABC):
         values: list[Any] = []
         times: list[int | None] = []
         for given, one in zip(inputs, self.shape.inputs, strict=True):
-            rows = rows_between(given, one, is_before=is_before) if one.distribution is way else None
+            rows = select_side(given, one, is_before=is_before) if one.distribution is way else None
             if rows is not None:
                 values += RowReader(one.fields, one.field_columns, ()).read(rows)[1]
                 is_timed = C.TIME in rows.schema.names
@@ -177,7 +177,7 @@ class GroupRunner(ABC):
         """Process the rows of a key group, then update its state."""
 
     @abstractmethod
-    def row_of(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         """Return the input of the element at which the function failed, and its row there."""
 
 
@@ -197,7 +197,7 @@ def runs(*operators: type) -> Callable[[_Made], _Made]:
     return register
 
 
-def runner_of(operator: object, uid: str, max_parallelism: int, shape: RowShape) -> GroupRunner:
+def make_runner(operator: object, uid: str, max_parallelism: int, shape: RowShape) -> GroupRunner:
     for kind in type(operator).__mro__:
         if (make := _RUNNERS.get(kind)) is not None:
             return make(operator, uid, max_parallelism, shape)
@@ -230,8 +230,8 @@ class ElementRunner(GroupRunner):
         self._store(group)
         yield from written
 
-    def level_of(self, entries: Iterable[tuple[str, pa.RecordBatch]]) -> int | None:
-        found = [self._operator.level_in(name, rows) for name, rows in entries]
+    def sum_open_items(self, entries: Iterable[tuple[str, pa.RecordBatch]]) -> int | None:
+        found = [self._operator.count_open_items(name, rows) for name, rows in entries]
         counted = [level for level in found if level is not None]
         return sum(counted) if counted else None
 
@@ -242,7 +242,7 @@ class ElementRunner(GroupRunner):
         sides: dict[bool, list[Elements]] = {True: [], False: []}
         for number, (rows, shape) in enumerate(zip(inputs, self._shape.inputs, strict=True)):
             for is_before, elements in sides.items():
-                part = rows_between(rows, shape, is_before=is_before)
+                part = select_side(rows, shape, is_before=is_before)
                 if part is None:
                     continue
                 keys, values = self._readers[number].read(part)
@@ -259,8 +259,8 @@ class ElementRunner(GroupRunner):
         before, behind = self._prepare(inputs, group, progress)
         self._run.run_checked(before, progress, behind, self._write)
 
-    def row_of(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
-        return row_of_element(self._shape, inputs, failure)
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+        return find_element_row(self._shape, inputs, failure)
 
     def _load(self, group: GroupState, hash_of: dict[object, int], progress: Progress) -> None:
         run, also = self._run, self._operator.hashes_to_load(group)
@@ -271,7 +271,7 @@ class ElementRunner(GroupRunner):
         return list(write_rows(self._shape, self._writers, emitted))
 
 
-def row_of_element(shape: RowShape, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+def find_element_row(shape: RowShape, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
     """Return the input of the element at which a function failed, and its row there."""
     at = failure.at
     for source, (rows, own) in enumerate(zip(inputs, shape.inputs, strict=True)):
@@ -319,7 +319,7 @@ def write_rows(
         yield from OutputRows.divide(side, batch, before)
 
 
-def rows_between(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:
+def select_side(rows: pa.RecordBatch | None, shape: InputShape, *, is_before: bool) -> pa.RecordBatch | None:
     """Return the rows on one side of the watermark; None if there are none."""
     if rows is None:
         return None

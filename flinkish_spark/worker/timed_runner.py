@@ -14,7 +14,7 @@ from flinkish_spark.operators.timed_rows import DueRows, TimedRowsOperator, Wait
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.transport import columns as C
-from flinkish_spark.worker.columns_runner import event_times
+from flinkish_spark.worker.columns_runner import read_event_times
 from flinkish_spark.worker.runners import ElementRunner, InputRows, InputShape, RowShape, runs
 
 
@@ -61,7 +61,7 @@ class TimedRunner(ElementRunner):
         del self._run.states.tables[self._timed.state.name]
         self._late: dict[bool, list[_Part]] = {}
 
-    def row_of(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         late = self._late[failure.is_before]
         return [(part.source, at) for part in late for at in part.places.tolist()][failure.at]
 
@@ -91,9 +91,9 @@ class TimedRunner(ElementRunner):
         hash_of = dict(zip(waiting.keys, waiting.index.hashes.tolist(), strict=True))
         self._load(group, hash_of | late, progress)
         timers = self._run.timers.queues[TimeDomain.EVENT_TIME]
-        for key, time_ms in waiting.first_new():
+        for key, time_ms in waiting.list_first_new():
             timers.register(Timer(time_ms, key, None))
-        return waiting.due(progress.limits_ms[TimeDomain.EVENT_TIME])
+        return waiting.take_due(progress.limits_ms[TimeDomain.EVENT_TIME])
 
     def _store(self, group: GroupState) -> None:
         super()._store(group)
@@ -108,7 +108,9 @@ class TimedRunner(ElementRunner):
             if len(places):
                 own = rows if len(places) == rows.num_rows else rows.take(pa.array(places))
                 given = dict(zip(own.schema.names, own.columns, strict=True))
-                times = event_times(given, C.TIME if at is None else shape.field_columns[at], own.num_rows)
+                times = read_event_times(
+                    given, C.TIME if at is None else shape.field_columns[at], own.num_rows
+                )
                 yield _Part(source, shape, own, places, times.fill_null(MIN_WATERMARK_MS).to_numpy())
 
     def _put_together(self, coming: Sequence[_Part], group: GroupState, progress: Progress) -> WaitingRows:

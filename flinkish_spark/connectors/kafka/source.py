@@ -74,7 +74,7 @@ from flinkish_spark.protocol.limits import UNLIMITED, Unlimited, checked_whole
 from flinkish_spark.protocol.plan_layout import Position, offsets_in
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.channels import channel_of, check_told_apart
+from flinkish_spark.transport.channels import channel_of, check_distinct_channels
 
 #: Reader options that change nothing that the source promises; all others are refused.
 READER_OPTIONS = frozenset(
@@ -440,7 +440,7 @@ class KafkaSource(KafkaInput):
                 what_to_do="leave it out",
             )
         wanted = Wanted.of(self.topics, self.pattern, self.partitions)
-        check_told_apart(wanted.topics)
+        check_distinct_channels(wanted.topics)
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
         with refused_as_config_errors("give a number of records, or 0 for no limit"):
             checked_whole("max_offsets_per_trigger", self.max_offsets_per_trigger, least=0)
@@ -548,7 +548,7 @@ class KafkaSource(KafkaInput):
 
     def topics_now(self) -> Sequence[str]:
         found = super().topics_now()
-        check_told_apart(found)
+        check_distinct_channels(found)
         return found
 
     def places(self, admin: KafkaAdmin) -> list[Place]:
@@ -661,7 +661,7 @@ class KafkaSource(KafkaInput):
 
     def _fields(self, raw: DataFrame, place: JobPlace, kept: Sequence[str]) -> DataFrame:
         if self.decoding is None:
-            return C.as_records(raw)
+            return C.mark_records(raw)
         # Two scans that begin at different places count apart what they drop.
         # A name of Spark's, in which a pattern might be anything.
         read = ("topics", *self.topics) if self.topics else ("pattern", self.fact("pattern"))

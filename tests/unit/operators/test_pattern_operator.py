@@ -31,7 +31,7 @@ from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.worker.keyed_operator import runner_of
+from flinkish_spark.worker.keyed_operator import make_runner
 from flinkish_spark.worker.runners import RowShape
 from tests.support.cep_cases import cases
 from tests.support.effort import examples
@@ -511,7 +511,7 @@ class SqlHarness(ColumnsHarness):
         shape = RowShape(
             (input_shape(travels, fields.names),), travels.key_types, (parse_ddl(OUTPUT),), with_times=True
         )
-        runner = runner_of(operator, "found", 16, shape)
+        runner = make_runner(operator, "found", 16, shape)
         super().__init__(
             runner,
             fields,

@@ -23,7 +23,7 @@ from flinkish_spark.operators.recorded_answers import (
     RecordedAnswers,
     Recording,
     Stream,
-    digest_of,
+    compute_digest,
 )
 from flinkish_spark.types.ddl import parse_ddl
 
@@ -59,11 +59,11 @@ def opened(
 
 
 def asked(sequence: int, value: Any = 1, channel: int = 0, number: int = 0) -> AnswerKey:
-    return AnswerKey(channel, sequence, number, digest_of((value,)))
+    return AnswerKey(channel, sequence, number, compute_digest((value,)))
 
 
 def answer(n: int) -> Answer:
-    return OUTPUTS.answer_of([(n, AT, 0.1), ToSide(SIDE, ("because",)), (n + 1, None, None)])
+    return OUTPUTS.group_rows([(n, AT, 0.1), ToSide(SIDE, ("because",)), (n + 1, None, None)])
 
 
 def put(recorded: RecordedAnswers, *pairs: tuple[AnswerKey, int]) -> list[int]:
@@ -128,7 +128,7 @@ def test_a_program_with_other_outputs_asks_again(store: LocalStore) -> None:
 
 
 def test_a_row_that_does_not_fit_names_its_element(store: LocalStore) -> None:
-    wrong = OUTPUTS.answer_of([("text", AT, 0.1)])
+    wrong = OUTPUTS.group_rows([("text", AT, 0.1)])
     with pytest.raises(ElementError) as failed:
         opened(store).append([(asked(1), answer(1), 4), (asked(2), wrong, 7)])
     assert failed.value.at == 7
@@ -198,13 +198,13 @@ def test_outputs_may_be_declared_in_another_order(store: LocalStore) -> None:
     more = OutputTag("more", "n LONG")
     outputs = Outputs(("", "letters", "more"), (*OUTPUTS.fields, fields("n LONG")))
     rows = [(1, AT, 0.1), ToSide(more, (5,)), ToSide(more, (6,)), ToSide(SIDE, ("because",))]
-    opened(store, outputs=outputs).append([(asked(1), outputs.answer_of(rows), 0)])
+    opened(store, outputs=outputs).append([(asked(1), outputs.group_rows(rows), 0)])
     other = Outputs(("", "more"), (OUTPUTS.fields[0], fields("n LONG")))
     assert opened(store, outputs=other).find(asked(1)) == (((1, AT, 0.1),), ((5,), (6,)))
 
 
 def test_one_row_that_does_not_fit_costs_no_other_answer(store: LocalStore) -> None:
-    wrong = OUTPUTS.answer_of([("text", AT, 0.1)])
+    wrong = OUTPUTS.group_rows([("text", AT, 0.1)])
     with pytest.raises(ElementError):
         opened(store).append([(asked(1), answer(1), 4), (asked(2), wrong, 7), (asked(3), answer(3), 8)])
     again = opened(store)
@@ -229,4 +229,4 @@ def test_a_repeated_task_counts_what_it_has_taken_over(store: LocalStore) -> Non
 
 def test_digests_tell_values_apart_that_look_alike() -> None:
     values: list[Any] = [1, 1.0, "1", True, None, b"1", (1,), [1], 0.1 + 0.2, 0.3]
-    assert len({digest_of((one,)) for one in values}) == len(values)
+    assert len({compute_digest((one,)) for one in values}) == len(values)

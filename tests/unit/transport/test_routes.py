@@ -13,7 +13,7 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import place_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import INPUT
-from flinkish_spark.transport.key_hash import key_hashes
+from flinkish_spark.transport.key_hash import hash_keys
 from flinkish_spark.transport.routes import ControlRoutes, OwnRows, RecordRoutes, RouteRows
 from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import parse_ddl
@@ -57,7 +57,7 @@ GIVEN = fields(f"key STRING, {C.CHANNEL} LONG")
 
 def test_a_record_goes_to_the_bundle_of_its_key_group() -> None:
     found = routed(RouteRows((one_input(),), (), GIVEN), records(KEYS))
-    hashes = key_hashes([pa.array(KEYS, pa.string())], len(KEYS)).tolist()
+    hashes = hash_keys([pa.array(KEYS, pa.string())], len(KEYS)).tolist()
     assert [row["hash"] for row in found] == hashes
     assert [row["route"] for row in found] == [ROUTING.of_group[one % 16] for one in hashes]
     assert found[0]["route"] == found[4]["route"]

@@ -19,7 +19,7 @@ from flinkish_spark.core.elements import (
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.datastream.windowed_stream import WindowedStream
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
-from flinkish_spark.operators import columnar_windows as column_windows
+from flinkish_spark.operators import columnar_windows
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.columnar_windows import ELEMENTS, LAST_MS
 from flinkish_spark.operators.window_contents import OPEN
@@ -336,7 +336,9 @@ def test_what_cannot_be_folded_is_refused_with_what_to_use(spec, says) -> None:
 
 
 def test_the_trigger_that_windows_have_anyway_may_be_named() -> None:
-    assert column_windows.column_windows(WindowSpec(EventTimeSessionWindows(5), EventTimeTrigger()), "x")
+    assert columnar_windows.require_column_windows(
+        WindowSpec(EventTimeSessionWindows(5), EventTimeTrigger()), "x"
+    )
 
 
 def test_folds_that_are_none_are_refused() -> None:

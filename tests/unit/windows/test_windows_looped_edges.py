@@ -123,7 +123,7 @@ def outcome(group: Group, steps: Any) -> Any:
         try:
             out.append(group.step(inputs, progress))
         except ElementError as error:
-            row = group.runner.row_of(inputs, error)
+            row = group.runner.find_row(inputs, error)
             out.append(("element", error.at, error.is_before, row, repr(error.error)))
         except TimerError as error:
             out.append(("timer", error.timer, error.domain, repr(error.error)))

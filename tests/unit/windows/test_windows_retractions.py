@@ -12,7 +12,7 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.joins.spec import WindowJoin
-from flinkish_spark.operators.columnar_windows import column_windows
+from flinkish_spark.operators.columnar_windows import require_column_windows
 from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
@@ -283,7 +283,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="fields of these are not known"):
         window_operator(spec, ProcessWindow(One()), INPUT)
     with pytest.raises(ConfigError, match="Folds do not keep"):
-        column_windows(spec, "sums")
+        require_column_windows(spec, "sums")
     with pytest.raises(ConfigError, match="a join cannot have retractions"):
         WindowJoin("k STRING", "k STRING", spec)
     with pytest.raises(ConfigError, match="retraction_field"):

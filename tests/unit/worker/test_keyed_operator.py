@@ -32,9 +32,9 @@ from flinkish_spark.transport.blocks import (
     BlockRow,
     BlockUnpacker,
     TimeReport,
-    frame_of,
     from_block,
     to_block,
+    to_frame,
 )
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Routing, place_of, spark_hash_int
@@ -798,7 +798,7 @@ def test_what_comes_together_goes_out_in_few_batches():
         BlockRow(0, 0, 4, 5, to_block(pa.RecordBatch.from_pydict({"y": [6]}, schema=plain)), 1),
         BlockRow(0, 0, 5, 2, to_block(pa.RecordBatch.from_pydict({C.TIME: [9], "x": [3]}, schema=timed)), 0),
     ]
-    found = list(unpacker(iter([pa.RecordBatch.from_pandas(frame_of(rows), arrow_schema(EMITTED))])))
+    found = list(unpacker(iter([pa.RecordBatch.from_pandas(to_frame(rows), arrow_schema(EMITTED))])))
     assert [batch.num_rows for batch in found] == [3, 1, 1]
     assert [row[C.TIME] for batch in found for row in batch.to_pylist()] == [7, 8, 9, None, None]
     said = [
