@@ -45,8 +45,8 @@ class _NoKey:
 
     def __hash__(self) -> int:
         raise TypeError(
-            "no key is the current one while broadcast elements are processed: keyed state and timers are "
-            "the element side's; use ctx.apply_to_keyed_state()"
+            "there is no current key while broadcast elements are processed; only the element side has keyed "
+            "state and timers; use ctx.apply_to_keyed_state()"
         )
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ class BroadcastSideContext(ContextFacts):
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: KeyedStateFunction) -> None:
         if not self._is_declared(descriptor):
             raise TypeError(
-                f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
+                f"apply_to_keyed_state() got the state '{descriptor.name}', which open() did not declare"
             )
         check_function(function, "the function of apply_to_keyed_state()", 2)
         self.applications.append((descriptor, function))

@@ -250,7 +250,7 @@ def merge(
     return pa.RecordBatch.from_arrays(columns, names=aggregation.names)
 
 
-class Columns(ColumnAggregation):
+class AggregateColumns(ColumnAggregation):
     """A table of aggregates: each column is a fold of one field."""
 
     def __init__(self, columns: Sequence[AggregateColumn], input_type: str) -> None:
@@ -349,7 +349,7 @@ def make_element_aggregation(aggregate: ElementAggregate, input_type: str) -> Co
     _find_result_type(AggregateColumn(aggregate.field, aggregate.fold, aggregate.field), kinds)
     folds = [aggregate.fold if name == aggregate.field else Fold.FIRST for name in kinds]
     columns = [AggregateColumn(name, fold, name) for name, fold in zip(kinds, folds, strict=True)]
-    return Columns(columns, input_type)
+    return AggregateColumns(columns, input_type)
 
 
 class MergePartials(VectorizedProcessFunction):

@@ -197,10 +197,10 @@ def find_column_windows(spec: WindowSpec) -> ColumnWindows | NoColumnWindows:
     kind, default = type(assigner), type(assigner.default_trigger())
     if spec.evictor is not None:
         return NoColumnWindows(
-            f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away"
+            f"the evictor {type(spec.evictor).__name__}", "aggregates over columns do not store elements"
         )
     if spec.retraction_field is not None:
-        return NoColumnWindows("retractions", "folds do not keep what they have emitted")
+        return NoColumnWindows("retractions", "aggregates over columns do not store their results")
     if spec.trigger is not None and type(spec.trigger) is not default:
         return NoColumnWindows(
             f"the trigger {type(spec.trigger).__name__}",
@@ -214,8 +214,8 @@ def find_column_windows(spec: WindowSpec) -> ColumnWindows | NoColumnWindows:
         return AlignedWindows(clock, *assigner.periods_ms)
     return NoColumnWindows(
         kind.__name__,
-        f"folds over columns are there for tumbling and sliding windows and for sessions with a fixed gap, "
-        f"and {kind.__name__} is none of these",
+        f"only tumbling and sliding windows and sessions with a fixed gap can be folded over columns, not "
+        f"{kind.__name__}",
     )
 
 

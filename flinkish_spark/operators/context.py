@@ -103,8 +103,8 @@ class _NoOwnState(NoKeyedState):
     """Runtime context for `open` of a reduce or aggregate function, whose result is the only state."""
 
     refusal = (
-        "a reduce or aggregate function of operator '{uid}' asks for the state '{name}', but what it "
-        "returns is all that is kept; use process() with a function that has states"
+        "a reduce or aggregate function of operator '{uid}' asks for the state '{name}', but its result is "
+        "its only state; use process() with a function that has states"
     )
 
 
@@ -118,7 +118,7 @@ def close_part(function: object) -> None:
         function.close()
 
 
-class Closes(Protocol):
+class Closeable(Protocol):
     def close(self) -> None: ...
 
 

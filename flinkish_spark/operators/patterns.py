@@ -88,8 +88,8 @@ class _NoState(NoKeyedState):
     """Runtime context for `open` of a condition."""
 
     refusal = (
-        "a condition of operator '{uid}' asks for the state '{name}', but it sees only what its partial "
-        "match has taken; give state to the function of the matches"
+        "a condition of operator '{uid}' asks for the state '{name}', but it sees only the events of its "
+        "partial match; use state in the function for matches"
     )
 
 

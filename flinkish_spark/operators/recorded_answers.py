@@ -199,8 +199,7 @@ class RecordedAnswers:
             raise CorruptObjectError(
                 f"{key} cannot be read",
                 why=str(error),
-                what_to_do="see to the job directory's disk; delete the object if what it answers may be "
-                "asked again",
+                what_to_do="check the job directory's disk; delete the object if its calls may be repeated",
             ) from error
 
     def _load(self) -> None:

@@ -172,7 +172,7 @@ def sum_by_key(index: KeyIndex, values: Array) -> Array:
         for number, value in zip(index.of_row.tolist(), values.tolist(), strict=True):
             exact[number] += value
         if any(not -(1 << 63) <= total < 1 << 63 for total in exact):
-            raise OverflowError("a sum of LONG values leaves 64 bits")
+            raise OverflowError("a sum of LONG values overflows 64 bits")
         return np.array(exact, dtype=np.int64)
     return sums
 

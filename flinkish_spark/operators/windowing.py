@@ -117,7 +117,7 @@ class DeclaredStates:
         if not self.is_sealed:
             self.names.add(name)
         elif name not in self.names:
-            raise ValueError(f"the window function uses the state '{name}', for which its open() did not ask")
+            raise ValueError(f"the window function uses the state '{name}', which its open() did not declare")
 
 
 class _WindowStates(DeclaredStates):

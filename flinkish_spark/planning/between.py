@@ -47,13 +47,18 @@ from flinkish_spark.planning.transforms import (
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import Chained
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import ORIGIN, DealRows, DealtRows, SideBySide
+from flinkish_spark.transport.branches import ORIGIN, InputPath, InputPaths, ParallelWorkers
 from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, add_position
-from flinkish_spark.transport.routes import OwnRows
+from flinkish_spark.transport.routes import InputRecords
 from flinkish_spark.types.ddl import quoted
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import TimeStage
-from flinkish_spark.worker.time import KeepsTimes, OnlyRecords, PassControl, TakeTimes
+from flinkish_spark.worker.time import (
+    ControlRowBypass,
+    DroppedTimesKeeper,
+    TimeRowFilter,
+    TimestampsFromColumn,
+)
 
 _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
@@ -65,7 +70,7 @@ class SharedRows:
     #: The same object for all of them.
     frame: DataFrame
     #: Which records are for this input.
-    own: OwnRows
+    own: InputRecords
     #: Each with the name by which expressions of the user's, and what travels, know it.
     columns: tuple[tuple[str, str], ...]
     #: Column with the place of a record in its source; null in one that was dropped, and is there for its
@@ -159,7 +164,7 @@ def worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[Worker
         check_same_fields(first, fields_of(made), f"operator '{uid}'")
     control = [field for field in given if field.name.startswith(PREFIX)]
     columns = T.StructType([*control, *first])
-    return SideBySide(tuple(ComposedWorker(workers) for workers, _ in made_on), columns), columns
+    return ParallelWorkers(tuple(ComposedWorker(workers) for workers, _ in made_on), columns), columns
 
 
 def shared_inputs(
@@ -169,7 +174,7 @@ def shared_inputs(
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
     beside = T.StructType([field for field in control if field.name not in (C.KIND, C.CHECKPOINT)])
-    dealt, keys = list[DealtRows](), list[tuple[KeyPart, ...]]()
+    dealt, keys = list[InputPath](), list[tuple[KeyPart, ...]]()
     for number, (input_, stream) in enumerate(zip(inputs, streams, strict=True)):
         schema, columns, place = stream.schema, _columns_of(stream), C.SEQUENCE
         frames, rest = _frames_in_front(input_)
@@ -189,13 +194,13 @@ def shared_inputs(
         workers: tuple[Worker, ...] = of_keys if worker is None else (worker, *of_keys)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        dealt.append(DealtRows(stream.side, columns, given, ComposedWorker(workers), taken, names, place))
+        dealt.append(InputPath(stream.side, columns, given, ComposedWorker(workers), taken, names, place))
         keys.append(own)
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
         given = T.StructType([*beside, *stream.schema])
         columns = _columns_of(stream)
-        dealt.append(DealtRows(stream.side, columns, given, ComposedWorker(()), stream.schema, names))
+        dealt.append(InputPath(stream.side, columns, given, ComposedWorker(()), stream.schema, names))
         keys.append(())
     has_expressions = any(isinstance(key, Column) for own in keys for key in own)
     rows = _dealt(replace(frame_of_all, frame=frame), dealt, control, has_expressions)
@@ -227,7 +232,7 @@ def _is_of(stream: TaggedStream) -> Column:
 
 
 def _dealt(
-    stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType, has_expressions: bool
+    stream: TaggedStream, inputs: Sequence[InputPath], control: T.StructType, has_expressions: bool
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in inputs):
         return _dealt_by_workers(stream.frame, tuple(map(_without_dropped, inputs)), control)
@@ -245,27 +250,27 @@ def _dealt(
         columns = [one.names for one in inputs]
     found = []
     for one, names in zip(inputs, columns, strict=True):
-        owned = OwnRows(side=one.side if stream.outputs else None, place=one.place)
+        owned = InputRecords(side=one.side if stream.outputs else None, place=one.place)
         found.append(SharedRows(frame, owned, tuple(zip(names, one.made.names, strict=True))))
     return found
 
 
 def _dealt_by_workers(
-    frame: DataFrame, inputs: tuple[DealtRows, ...], control: T.StructType
+    frame: DataFrame, inputs: tuple[InputPath, ...], control: T.StructType
 ) -> list[SharedRows]:
-    deal = DealRows(inputs, control)
+    deal = InputPaths(inputs, control)
     made = C.map_in_arrow(frame, deal, deal.columns)
     return [
-        SharedRows(made, OwnRows(number), tuple(zip(one.names, one.made.names, strict=True)))
+        SharedRows(made, InputRecords(number), tuple(zip(one.names, one.made.names, strict=True)))
         for number, one in enumerate(inputs)
     ]
 
 
-def _without_dropped(one: DealtRows) -> DealtRows:
+def _without_dropped(one: InputPath) -> InputPath:
     """Return an input whose worker does not see what DataFrame functions have dropped."""
     if one.place == C.SEQUENCE:
         return one
-    return replace(one, worker=ComposedWorker((OnlyRecords(), *one.worker.workers)))
+    return replace(one, worker=ComposedWorker((TimeRowFilter(), *one.worker.workers)))
 
 
 def _functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
@@ -418,7 +423,7 @@ def _behind_record_function(stream: RecordStream, function: RecordFunction) -> R
     if kept.settings.parallelism is not None:
         raise MustStandApart
     worker, made = kept.worker_of(stream.frame.schema)
-    passing = PassControl(worker, made)
+    passing = ControlRowBypass(worker, made)
     frame = C.map_in_arrow(stream.frame, passing, passing.columns, kept.settings.resources)
     return replace(stream, frame=frame, has_kept_times=stream.is_timed, fields=fields_of(made))
 
@@ -459,7 +464,7 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
             time = F.when(F.col(C.KIND) == int(C.Kind.RECORD), time)
         stream = replace(stream, frame=plain.withColumn(C.TIME, time))
     elif assigner is None or isinstance(assigner, str):
-        take = TakeTimes(named_time(plain, assigner))
+        take = TimestampsFromColumn(named_time(plain, assigner))
         # A time beside the columns of a source leaves them what they are.
         timed = C.map_records(plain, take, take.columns(plain.schema))
         stream = replace(stream, frame=timed)
@@ -471,7 +476,7 @@ def with_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStrea
     columns = stage.columns(timed.schema)
     if not stream.is_marked:
         return replace(stream, frame=C.map_in_arrow(timed, stage, columns))
-    passing = PassControl(stage, columns)
+    passing = ControlRowBypass(stage, columns)
     return replace(stream, frame=C.map_in_arrow(timed, passing, passing.columns))
 
 
@@ -518,12 +523,12 @@ def branch_rows(
     stream: RecordStream, branches: Sequence[Branch]
 ) -> list[tuple[SharedRows, T.StructType, list[tuple[KeyPart, ...]]]]:
     """Return the rows of branches that begin with a stream, all in one frame, with fields and keys."""
-    # Where there are functions of Python, DealRows runs those of all branches in one worker for each task;
+    # Where there are functions of Python, InputPaths runs those of all branches in one worker for each task;
     # else Spark has the fields of all branches beside each other.
     beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _stem_names(stream), strict=True)
     frame = stream.frame.select(*beside.names, *[F.col(quoted(field)).alias(name) for field, name in stem])
-    dealt, keys = list[DealtRows](), list[list[tuple[KeyPart, ...]]]()
+    dealt, keys = list[InputPath](), list[list[tuple[KeyPart, ...]]]()
     for number, branch in enumerate(branches):
         fields, names, place = stream.schema, _stem_names(stream), C.SEQUENCE
         if branch.read is not None:
@@ -534,7 +539,7 @@ def branch_rows(
         worker, made, own = _branch_worker(stream, branch, given)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         made_names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        dealt.append(DealtRows(0, names, given, worker, taken, made_names, place))
+        dealt.append(InputPath(0, names, given, worker, taken, made_names, place))
         keys.append(own)
     rows = _rows_of_branches(stream, frame, dealt, beside)
     return [
@@ -543,7 +548,7 @@ def branch_rows(
 
 
 def _rows_of_branches(
-    stream: RecordStream, frame: DataFrame, dealt: Sequence[DealtRows], beside: T.StructType
+    stream: RecordStream, frame: DataFrame, dealt: Sequence[InputPath], beside: T.StructType
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in dealt):
         wanted = [name for one in dealt for name in (one.place, *one.columns)]
@@ -551,7 +556,7 @@ def _rows_of_branches(
         return _dealt_by_workers(frame.select(*dict.fromkeys([*beside.names, *wanted])), inputs, beside)
     found = []
     for one in dealt:
-        own = OwnRows(place=None if stream.is_timed else one.place)
+        own = InputRecords(place=None if stream.is_timed else one.place)
         columns = tuple(zip(one.columns, one.made.names, strict=True))
         found.append(SharedRows(frame, own, columns, one.place))
     return found
@@ -564,7 +569,7 @@ def _branch_worker(
     for function in branch.functions:
         (worker,), given = in_turn([function], given)
         if stream.is_timed:
-            worker = KeepsTimes(worker, given)
+            worker = DroppedTimesKeeper(worker, given)
             given = worker.columns
         workers.append(worker)
     of_keys, made, keys = key_workers(given, branch.readers, stream.origins)

@@ -56,7 +56,7 @@ from flinkish_spark.types.hints import (
 )
 from flinkish_spark.types.schemas import PREFIX, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WithWindow
-from flinkish_spark.worker.functions import AppendColumns, One, RowFunction
+from flinkish_spark.worker.functions import AppendColumns, RowFunction, SingleRow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -418,7 +418,7 @@ def _key_function(function: Any, declared: StateType | None) -> KeyFunction:
     if isinstance(kind, T.StructType):
         made = KeyFunction(call, rich, kind)
     else:
-        made = KeyFunction(One(call), rich, T.StructType([T.StructField("key", kind)]))
+        made = KeyFunction(SingleRow(call), rich, T.StructType([T.StructField("key", kind)]))
     for part in made.parts:
         refuse_unfit_key(part.dataType, "the function of key_by() makes", part.name)
     return made

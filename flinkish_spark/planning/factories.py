@@ -35,9 +35,9 @@ from flinkish_spark.operators.changelogs import (
     make_retracting_fold,
 )
 from flinkish_spark.operators.columnar_aggregates import (
+    AggregateColumns,
     AggregatedRows,
     ColumnAggregation,
-    Columns,
     MergePartials,
     ReducedRows,
     make_element_aggregation,
@@ -237,7 +237,7 @@ class FoldingColumns(_OverColumns):
         if not isinstance(self.columns, tuple):
             return make_element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
-        return Columns([*own, *self.columns], ddl_of(schema))
+        return AggregateColumns([*own, *self.columns], ddl_of(schema))
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class FoldingWindows:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
             return make_element_aggregation(self.columns, ddl)
-        return Columns(self.columns, ddl)
+        return AggregateColumns(self.columns, ddl)
 
     def key_places(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
         if isinstance(self.columns, ElementChoice):

@@ -40,8 +40,8 @@ from flinkish_spark.transport.key_hash import can_hash
 from flinkish_spark.transport.sink_rows import (
     CONTROL,
     PACKED,
-    EachSink,
     PackBatches,
+    SinkFanOut,
     ToSinkRows,
     UnpackBatches,
 )
@@ -498,7 +498,7 @@ class WorkersRows:
 
     def of_sinks(self, joined: JoinedByWorkers) -> DataFrame:
         """Return rows that say by their places whose they are; only another worker can read them."""
-        each = EachSink(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
+        each = SinkFanOut(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
         # No batch has the columns of all sinks, and none leaves the pass.
         return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, each)), each.columns)
 

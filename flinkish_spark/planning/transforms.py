@@ -34,15 +34,22 @@ from flinkish_spark.planning.partitioning import Spread, is_partitioning
 from flinkish_spark.planning.stream_graph import Input, Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import DealRows, DealtRows
+from flinkish_spark.transport.branches import InputPath, InputPaths
 from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, map_in_arrow
 from flinkish_spark.transport.select import SelectColumns
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quoted
 from flinkish_spark.types.expressions import Expression
 from flinkish_spark.types.hints import unfit_for_rows
 from flinkish_spark.types.schemas import PREFIX, nullable, output_schema
-from flinkish_spark.worker.functions import ExpandRows, FilterRows, LookupRows, One, ProcessRows, RowFunction
-from flinkish_spark.worker.time import KeepsTimes
+from flinkish_spark.worker.functions import (
+    ExpandRows,
+    FilterRows,
+    LookupRows,
+    ProcessRows,
+    RowFunction,
+    SingleRow,
+)
+from flinkish_spark.worker.time import DroppedTimesKeeper
 
 
 @dataclass
@@ -68,13 +75,13 @@ class RecordFunction:
 
     #: Shared with all that is made of this.
     settings: TransformSettings
-    #: What is put around the worker: with a :class:`~flinkish_spark.worker.time.KeepsTimes` the times
+    #: What is put around the worker: with a :class:`~flinkish_spark.worker.time.DroppedTimesKeeper` the times
     #: of records that the function drops go on.
-    wraps: type[KeepsTimes] | None
+    wraps: type[DroppedTimesKeeper] | None
 
     def keeping_times(self) -> Self:
         changed: Any = self
-        made: Self = replace(changed, wraps=KeepsTimes)
+        made: Self = replace(changed, wraps=DroppedTimesKeeper)
         return made
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -101,7 +108,7 @@ class RowTransform(RecordFunction):
     #: Fields of the result; None where they stay as they are.
     output: T.StructType | None
     settings: TransformSettings
-    wraps: type[KeepsTimes] | None = None
+    wraps: type[DroppedTimesKeeper] | None = None
 
     def located(self, origins: Origins) -> RowTransform:
         return replace(self, function=replace(self.function, origins=origins))
@@ -221,7 +228,7 @@ def connected_ways(node: StreamNode) -> tuple[TransformNode, ...]:
 def _of_call(
     method: str, made: RecordCall, fields: T.StructType | None, settings: TransformSettings
 ) -> RowTransform:
-    call = One(made.call) if method == "map" else made.call
+    call = SingleRow(made.call) if method == "map" else made.call
     return RowTransform(_row_function(settings.name, call, made.rich), fields, settings)
 
 
@@ -256,7 +263,7 @@ class LookupTransform(RecordFunction):
     output: T.StructType | None
     settings: TransformSettings
     origins: Origins
-    wraps: type[KeepsTimes] | None = None
+    wraps: type[DroppedTimesKeeper] | None = None
     #: Name of the side output that is read; None for the main output.
     side: str | None = None
     #: By what name workers keep answers; those of side outputs are the same.
@@ -511,7 +518,7 @@ def named_field(column: Column, field: T.StructField) -> Column:
 @dataclass(frozen=True, eq=False)
 class InWorkers(ReadRows):
     #: Runs them, in one worker per task.
-    deal: DealRows
+    deal: InputPaths
     schema: T.StructType
     #: With the fields that go in; one may stand for several.
     columns: tuple[str, ...]
@@ -531,8 +538,8 @@ class InWorkers(ReadRows):
         fields = fields_of(made)
         names = tuple(f"{PREFIX}way_{at}" for at in range(len(fields)))
         into = tuple(f"{PREFIX}into_{at}" for at in range(len(schema)))
-        dealt = DealtRows(0, into, given, ComposedWorker(workers), fields, names)
-        return cls(DealRows((dealt,), control), fields, tuple(columns))
+        dealt = InputPath(0, into, given, ComposedWorker(workers), fields, names)
+        return cls(InputPaths((dealt,), control), fields, tuple(columns))
 
     def over(self, frame: DataFrame) -> DataFrame:
         """Return control columns and, beside those of records, :attr:`fields` of what comes out."""

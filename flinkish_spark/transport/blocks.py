@@ -86,7 +86,7 @@ class TimeReport:
 
 
 @dataclass(frozen=True)
-class Calls:
+class RouteCalls:
     """Further routes to call if an input has records."""
 
     #: Number of the operator among the reporters to the driver.
@@ -118,8 +118,8 @@ class BlockPacker:
     number: int = 0
     #: Routes that each get a copy of each block, instead of the rows' own route; empty for most inputs.
     copies: tuple[int, ...] = ()
-    #: Routes to call if a task has rows; see :class:`Calls`.
-    calls: Calls | None = None
+    #: Routes to call if a task has rows; see :class:`RouteCalls`.
+    calls: RouteCalls | None = None
     #: Greatest number of buffered rows, plus or minus one of Spark's batches.
     rows: int = PACKED_ROWS
 

@@ -1,9 +1,9 @@
 """Paths from one stream into several operator inputs: their functions run side by side on each record.
 
-    rows of the stream  --DealRows-->  rows by input  --hash of the key, route-->  DealBlocks  -->  blocks
+    rows of the stream  --InputPaths-->  rows by input  --hash of the key, route-->  InputPackers  -->  blocks
 
-The stream is in the plan once. :class:`DealRows` runs the functions of all paths; without functions, columns
-of the JVM do the same. All of this runs in mapInArrow, once per task.
+The stream is in the plan once. :class:`InputPaths` runs the functions of all paths; without functions, JVM
+columns do the same. All of this runs in mapInArrow, once per task.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_batchwise(workers: Iterable[Worker]) -> Iterator[list[_BatchwiseWorker]]
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class ParallelWorkers:
     """Runs workers over the same rows; the results of a row are adjacent, in the order of the workers."""
 
     workers: tuple[Worker, ...]
@@ -90,7 +90,7 @@ class SideBySide:
 
 
 @dataclass(frozen=True)
-class DealtRows:
+class InputPath:
     """How one input gets its rows from those of a stream; pickled into the plan."""
 
     #: Number of the operator's output that it reads; a source has one output.
@@ -114,10 +114,10 @@ class DealtRows:
 
 
 @dataclass(frozen=True)
-class DealRows:
+class InputPaths:
     """Turns the rows of a stream into rows per input; control rows, if any, pass through."""
 
-    inputs: tuple[DealtRows, ...]
+    inputs: tuple[InputPath, ...]
     #: Columns of all rows: control columns, and the event time if there is one.
     control: T.StructType
 
@@ -145,9 +145,9 @@ class DealRows:
                     own = batch.filter(pa.array(is_own))
                     made = run.process(_select_input(own, one)) if own.num_rows else own
                     if made.num_rows:
-                        yield self._deal(made, number, schema)
+                        yield self._to_rows(made, number, schema)
 
-    def _deal(self, made: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
+    def _to_rows(self, made: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
         one, count = self.inputs[number], made.num_rows
         arrays = dict(zip(one.names, (made.column(name) for name in one.made.names), strict=True))
         arrays[INPUT] = pa.array(np.full(count, number, dtype=np.int32))
@@ -165,7 +165,7 @@ class DealRows:
         return as_schema(plain, schema)
 
 
-def _select_input(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
+def _select_input(rows: pa.RecordBatch, one: InputPath) -> pa.RecordBatch:
     control = [
         one.place if name == C.SEQUENCE else name for name in one.given.names if name.startswith(PREFIX)
     ]
@@ -173,7 +173,7 @@ def _select_input(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
     return as_schema(pa.RecordBatch.from_arrays(columns, names=one.given.names), arrow_schema(one.given))
 
 
-class Takes(enum.Enum):
+class ControlRows(enum.Enum):
     """The control rows that an input takes from those of the shared stream."""
 
     #: Every control row passes once.
@@ -185,7 +185,7 @@ class Takes(enum.Enum):
 
 
 @dataclass(frozen=True)
-class DealtBlocks:
+class InputPacker:
     """Columns of one input among those of all inputs, and its packer."""
 
     #: Column with the route of a row; null if the row is not for this input.
@@ -195,14 +195,14 @@ class DealtBlocks:
     names: tuple[str, ...]
     packer: BlockPacker
     #: Control rows to take, which already have routes.
-    takes: Takes
+    takes: ControlRows
 
 
 @dataclass(frozen=True)
-class DealBlocks:
+class InputPackers:
     """Packs rows into blocks per input. A record may be for several inputs; a barrier is for all of them."""
 
-    inputs: tuple[DealtBlocks, ...]
+    inputs: tuple[InputPacker, ...]
     columns: ClassVar[T.StructType] = PACKED
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -215,7 +215,7 @@ class DealBlocks:
             yield from run.finish()
 
 
-def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.RecordBatch:
+def _own(batch: pa.RecordBatch, one: InputPacker, kinds: Array | None) -> pa.RecordBatch:
     """Return the rows of an input after their routes; `kinds` is None if all rows are records."""
     routes = batch.column(one.route)
     if kinds is None:
@@ -224,9 +224,9 @@ def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.Rec
         return pa.RecordBatch.from_arrays(columns, names=[C.ROUTE, *one.names])
     has_route = routes.is_valid().to_numpy(zero_copy_only=False)
     own_rows = (kinds == _RECORD) & has_route
-    if one.takes is Takes.ALL:
+    if one.takes is ControlRows.ALL:
         own_rows |= kinds != _RECORD
-    elif one.takes is Takes.BARRIERS:
+    elif one.takes is ControlRows.BARRIERS:
         own_rows |= kinds == _BARRIER
     rows = batch if own_rows.all() else batch.filter(pa.array(own_rows))
     route = pc.if_else(rows.column(one.route).is_valid(), rows.column(one.route), rows.column(C.ROUTE))

@@ -1,6 +1,6 @@
 """Adds routes to the rows of a stream: a record goes to its key group, a barrier to every partition.
 
-    rows of the stream  --RouteRows-->  rows with hash and route  --DealBlocks-->  blocks
+    rows of the stream  --RouteRows-->  rows with hash and route  --InputPackers-->  blocks
 
 If several inputs read one frame, a record has a route for each of them.
 """
@@ -30,7 +30,7 @@ _RECORD, _BARRIER, _WAKE, _MARKER = (
 
 
 @dataclass(frozen=True)
-class OwnRows:
+class InputRecords:
     """Selects the records of one input from a frame that several inputs read."""
 
     #: The input's number in the column of a worker that deals rows; None without such a worker.
@@ -68,7 +68,7 @@ class RecordRoutes:
     #: Names of the added columns with hash and route.
     hash_name: str
     route_name: str
-    own: OwnRows = OwnRows()
+    own: InputRecords = InputRecords()
 
     def of(self, records: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         """Return hashes and routes; the route is null for a record of another input."""

@@ -87,7 +87,7 @@ class ToSinkRows:
 
 
 @dataclass(frozen=True)
-class EachSink:
+class SinkFanOut:
     """Makes the rows of each sink, with the sink's number. For mapInArrow, never as the last worker."""
 
     sinks: tuple[Worker, ...]

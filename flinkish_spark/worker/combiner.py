@@ -98,7 +98,7 @@ class WindowCombiner:
 
 
 @dataclass(frozen=True)
-class BlamedCombine:
+class CombinerStep:
     """Runs a combiner before the shuffle; reports its errors as those of the operator after the shuffle."""
 
     uid: str

@@ -27,7 +27,7 @@ from flinkish_spark.core.suggestions import describe_raised
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators, WatermarkGenerator
 from flinkish_spark.joins.lookup import LookupJoin
-from flinkish_spark.operators.context import Closes, close_operator
+from flinkish_spark.operators.context import Closeable, close_operator
 from flinkish_spark.operators.lookup_join import LookupJoinRun, find_cached_answers
 from flinkish_spark.operators.process import ElementError
 from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, checked_time
@@ -99,7 +99,7 @@ class RowFunction:
             yield
 
     @contextmanager
-    def closing(self, rich: Closes) -> Iterator[None]:
+    def closing(self, rich: Closeable) -> Iterator[None]:
         """Close an opened function at the end of the block, also after an error."""
         try:
             yield
@@ -216,7 +216,7 @@ class ExpandRows:
 
 
 @dataclass(frozen=True)
-class One:
+class SingleRow:
     """Turns a function that returns one row into one that returns rows; pickled into the plan."""
 
     function: Callable[[Any], Any]
@@ -332,7 +332,7 @@ def _find_records(batch: pa.RecordBatch) -> Array | None:
 
 
 @dataclass(frozen=True)
-class TargetOf:
+class RecordPartitioner:
     """Computes the target partition of a record, as a row; pickled into the plan."""
 
     #: From a key and the number of partitions to a partition.

@@ -87,7 +87,7 @@ class OperatorError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class PassingRows:
+class PassThroughRows:
     """Rows of an upstream operator that pass through to a downstream one, with channels and sequences."""
 
     #: Schema of the incoming blocks.
@@ -135,7 +135,7 @@ class KeyedOperatorSpec:
     #: Its display name, for errors.
     name: str = ""
     #: Inputs after its own ones whose rows pass through to further outputs.
-    passing: tuple[PassingRows, ...] = ()
+    passing: tuple[PassThroughRows, ...] = ()
     #: Name under which its accumulators are counted; empty if they are not.
     counts_as: str = ""
     #: Name of its chain; with the uid the identity of its state.

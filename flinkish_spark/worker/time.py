@@ -52,7 +52,7 @@ class _WorkerWrapper:
         return nullable(self.made)
 
 
-class PassControl(_WorkerWrapper):
+class ControlRowBypass(_WorkerWrapper):
     """Passes only records to a worker; emits a task's control rows after the worker's output."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,7 +83,7 @@ class PassControl(_WorkerWrapper):
 
 
 @dataclass(frozen=True)
-class OnlyRecords:
+class TimeRowFilter:
     """Drops rows that carry only a time; called by mapInArrow, once per task."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,7 +91,7 @@ class OnlyRecords:
 
 
 @dataclass(frozen=True)
-class TakeTimes:
+class TimestampsFromColumn:
     """Sets the event time of each record from one of its columns; control rows have none."""
 
     #: Column with timestamps, or milliseconds since 1970.
@@ -154,7 +154,7 @@ class _Greatest:
         return found
 
 
-class KeepsTimes(_WorkerWrapper):
+class DroppedTimesKeeper(_WorkerWrapper):
     """Keeps the times of records that a worker drops; called by mapInArrow, once per task.
 
     The worker makes one batch of each batch; its rows have the channel and time of the record they come from.

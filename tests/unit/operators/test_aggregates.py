@@ -19,9 +19,9 @@ from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, 
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, make_element_reduce
 from flinkish_spark.operators.columnar_aggregates import (
     AGGREGATE,
+    AggregateColumns,
     AggregatedRows,
     AggregateOverflow,
-    Columns,
     MergePartials,
     ReducedRows,
     combine,
@@ -185,7 +185,7 @@ def test_both_forms_do_what_the_model_says(case, data) -> None:
 
 def test_a_table_of_aggregates_counts_too() -> None:
     input_type = "k STRING, v INT, w DOUBLE"
-    table = Columns(
+    table = AggregateColumns(
         [
             AggregateColumn("rows", Fold.COUNT),
             AggregateColumn("there", Fold.COUNT, "v"),
@@ -203,7 +203,7 @@ def test_a_table_of_aggregates_counts_too() -> None:
 
 
 def test_one_column_alone_is_kept_as_it_is() -> None:
-    one = Columns([AggregateColumn("total", Fold.SUM, "v")], "k STRING, v LONG")
+    one = AggregateColumns([AggregateColumn("total", Fold.SUM, "v")], "k STRING, v LONG")
     run = Vectorised(one, "k STRING, v LONG")
     assert (one.state_type(), run.run([("a", 2)]), run.run([("a", 3)])) == (
         "bigint",

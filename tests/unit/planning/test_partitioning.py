@@ -30,7 +30,7 @@ from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
-from flinkish_spark.worker.functions import TargetOf
+from flinkish_spark.worker.functions import RecordPartitioner
 from flinkish_spark.worker.keyed_operator import OperatorError
 from tests.unit.planning.test_row_functions import rows
 
@@ -209,7 +209,7 @@ def test_the_planner_knows_what_only_moves_records() -> None:
 def test_a_target_travels_with_its_function() -> None:
     moved = by_partitioner(ByLength(), "text", 2)
     assert isinstance(moved, ByPartitioner) and moved.name == "partition_custom ByLength"
-    assert TargetOf(ByLength().partition, lambda r: r, 2)("abc") == (1,)
+    assert RecordPartitioner(ByLength().partition, lambda r: r, 2)("abc") == (1,)
 
 
 def test_in_front_of_a_keyed_operator_behind_another_one_nothing_moves_records() -> None:

@@ -132,7 +132,7 @@ def test_states_that_cannot_be_are_refused() -> None:
             context.window_state.get_state(ValueStateDescriptor("both", "LONG"))
 
     one = Restoring(WindowSpec(GlobalWindows(), CountTrigger(1)), ProcessWindow(Undeclared()))
-    with pytest.raises(ElementError, match=r"'unknown', for which its open\(\) did not ask"):
+    with pytest.raises(ElementError, match=r"'unknown', which its open\(\) did not declare"):
         one.push((1, 1))
     with pytest.raises(ValueError, match="both as a state of the key and of the window"):
         Restoring(WindowSpec(GlobalWindows()), ProcessWindow(Twice()))

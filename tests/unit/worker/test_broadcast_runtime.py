@@ -17,7 +17,7 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state import MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.state.operator_state import OperatorListDescriptor, Redistribution
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import EMITTED, BlockPacker, BlockUnpacker, Calls
+from flinkish_spark.transport.blocks import EMITTED, BlockPacker, BlockUnpacker, RouteCalls
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution, Routing, spark_hash_int
 from flinkish_spark.types.ddl import parse_ddl
@@ -180,7 +180,7 @@ def test_without_keys_all_is_on_the_broadcast_route() -> None:
 
 
 def test_a_packer_copies_blocks_and_calls_others() -> None:
-    packer = BlockPacker(arrow_schema(INPUT), number=1, copies=(-1, -2), calls=Calls(4, (8, 9)))
+    packer = BlockPacker(arrow_schema(INPUT), number=1, copies=(-1, -2), calls=RouteCalls(4, (8, 9)))
     blocks, calls = packer(iter([records([("a", 1), ("b", 2)], route=-1)]))
     assert blocks.column(C.ROUTE).to_pylist() == [-1, -2]
     first, second = blocks.column(C.BLOCK).to_pylist()
