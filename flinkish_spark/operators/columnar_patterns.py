@@ -25,14 +25,14 @@ from flinkish_spark.state.layered import Array
 
 #: No event, no chain, no name.
 NONE = -1
-#: The rows of an array of partial matches: key, state, where the chain ends, the first event, its time, and
-#: that of the last event. Behind them, for each name that conditions look back at, its first and last event.
+#: Rows of the array of partial matches: key, state, last link of the chain, first event, its time, time of the
+#: last event. Further rows have the earlier events that conditions read.
 _KEY, _STATE, _CHAIN, _FIRST, _FIRST_MS, _LAST_MS, _NAMED = range(7)
-#: Times beyond could not be added to a window. Ends of windows come before the third, and no end behind it.
+#: Greatest time to which a window can be added. Ends of windows are below _BEHIND_ALL_MS, no end is above it.
 FAR_MS = 1 << 60
 _BEHIND_ALL_MS, _NO_WINDOW_MS = 5 * FAR_MS // 2, 4 * FAR_MS
 _LAST_STEP = 1 << 31
-#: What a step costs, and what an event costs that is taken alone, in microseconds: about.
+#: Approximate costs of a step over columns, and of an event processed by itself, in microseconds.
 _STEP_COSTS, _EVENT_COSTS = 150, 4
 
 

@@ -284,7 +284,7 @@ class ArrivedParts:
 
 @dataclass(frozen=True)
 class WindowRules:
-    """Windows, how long they wait for late elements, and what is computed; travels in the plan."""
+    """Windows, their allowed lateness and their aggregation; pickled into the plan."""
 
     windows: ColumnWindows
     #: Ignored for processing time.

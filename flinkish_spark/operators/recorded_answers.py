@@ -88,7 +88,7 @@ class Stream(enum.Enum):
 
 
 class Readers(enum.Enum):
-    """Who may ask about the same elements at the same time."""
+    """Tasks that may process the same elements at the same time."""
 
     #: Attempts of one task.
     ONE_WAY = "ONE_WAY"

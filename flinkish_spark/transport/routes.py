@@ -33,7 +33,7 @@ _RECORD, _BARRIER, _WAKE, _MARKER = (
 class InputRecords:
     """Selects the records of one input from a frame that several inputs read."""
 
-    #: The input's number in the column of a worker that deals rows; None without such a worker.
+    #: The input's number in the column of :class:`~.branches.InputPaths`; None without that worker.
     number: int | None = None
     #: The upstream operator's output; None if it has only one.
     side: int | None = None

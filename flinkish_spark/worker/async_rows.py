@@ -89,7 +89,7 @@ CALLS_IN_HARNESS: ContextVar[CallsInHarness | None] = ContextVar("CALLS_IN_HARNE
 
 @dataclass(frozen=True)
 class AnswerPlace:
-    """Place of an operator's recorded answers, and who reads them; pickled into the plan."""
+    """Place of an operator's recorded answers, and their readers; pickled into the plan."""
 
     job_dir: StoreSpec
     #: The operator's folder below it.
