@@ -25,8 +25,8 @@ from flinkish_spark.state.layered import Array
 
 #: No event, no chain, no name.
 NONE = -1
-#: Rows of the array of partial matches: key, state, last link of the chain, first event, its time, time of the
-#: last event. Further rows have the earlier events that conditions read.
+#: Rows of the array of partial matches: key, state, last link of the chain, first event, its time, time of
+#: the last event. Further rows have the earlier events that conditions read.
 _KEY, _STATE, _CHAIN, _FIRST, _FIRST_MS, _LAST_MS, _NAMED = range(7)
 #: Greatest time to which a window can be added. Ends of windows are below _BEHIND_ALL_MS, no end is above it.
 FAR_MS = 1 << 60
