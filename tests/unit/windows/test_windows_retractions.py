@@ -282,7 +282,7 @@ def test_what_cannot_be_is_refused():
     spec = WindowSpec(EventTimeSessionWindows(5), retraction_field="gone")
     with pytest.raises(ConfigError, match="fields of these are not known"):
         window_operator(spec, ProcessWindow(One()), INPUT)
-    with pytest.raises(ConfigError, match="Folds do not keep"):
+    with pytest.raises(ConfigError, match="do not store their results"):
         require_column_windows(spec, "sums")
     with pytest.raises(ConfigError, match="a join cannot have retractions"):
         WindowJoin("k STRING", "k STRING", spec)

@@ -156,7 +156,7 @@ def test_a_failure_names_the_broadcast_element() -> None:
 
 
 def test_a_group_in_front_of_its_broadcast_side_is_an_error() -> None:
-    with pytest.raises(InternalError, match="in front of"):
+    with pytest.raises(InternalError, match="before its partition"):
         Partition().run(keyed(), {ROUTING.of_group[0]: block([("a", 1)])})
 
 
