@@ -51,14 +51,14 @@ from flinkish_spark.planning.sent_columns import (
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BlockPacker, in_order, to_block
+from flinkish_spark.transport.blocks import BlockPacker, sort_blocks, to_block
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import EventTimeSessionWindows, KeyAndWindowBounds, SlidingEventTimeWindows
 from flinkish_spark.windows.spec import AggregateWindow, WindowSpec
 from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.combiner import Combiner
-from flinkish_spark.worker.keyed_operator import runner_of as opened
+from flinkish_spark.worker.keyed_operator import make_runner as opened
 from flinkish_spark.worker.runners import InputShape, RowShape
 from tests.support.operator_harness import MemoryBases
 
@@ -119,7 +119,7 @@ def sent_of(work):
     return _send_partials(transport, kept, tuple(output), folded)
 
 
-def runner_of(work, engine):
+def make_runner(work, engine):
     """Return the runner, the schema of its blocks, and what combines in front of the shuffle."""
     if engine == "fold":
         sent = sent_of(work)
@@ -194,7 +194,7 @@ class Job:
 
     def __init__(self, variant):
         self.work, _, engine = variant.partition("-")
-        self.runner, transport, combiner = runner_of(self.work, engine)
+        self.runner, transport, combiner = make_runner(self.work, engine)
         self.schema = arrow_schema(transport.schema)
         self.packer = BlockPacker(self.schema, combine=combiner)
         self.values, self.bases, self.policy = {}, MemoryBases(), BasePolicy()
@@ -217,7 +217,7 @@ class Job:
         self.watermark_ms = watermark_ms
         for group in sorted(blocks.keys() | self.values.keys()):
             state = GroupState(self.runner.layout, self.values.get(group), self.bases)
-            rows = in_order(blocks[group], self.schema) if group in blocks else None
+            rows = sort_blocks(blocks[group], self.schema) if group in blocks else None
             for out in self.runner.process([rows], state, progress):
                 self.rows += out.rows.num_rows
                 to_block(out.rows)

@@ -29,7 +29,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.protocol.ids import BatchId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, StagedBatch
 from flinkish_spark.state.key_group import NO_BASE, GroupState
-from flinkish_spark.transport.blocks import in_order
+from flinkish_spark.transport.blocks import sort_blocks
 from tests.support.coordinator_rig import MemoryStore, ack
 
 _EVENTS, _KEYS, _MICRO_BATCHES = 12_000, 1_000, 3
@@ -103,7 +103,7 @@ def _state_value() -> Callable[[], object]:
     def once() -> None:
         for group, value in job.values.items():
             state = GroupState(job.runner.layout, value, job.bases)
-            rows = in_order(more[group], job.schema) if group in more else None
+            rows = sort_blocks(more[group], job.schema) if group in more else None
             for _ in job.runner.process([rows], state, Progress(0, 0, 0)):
                 pass
             state.dump(group, NO_BASE, 0)

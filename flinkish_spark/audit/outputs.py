@@ -208,7 +208,7 @@ def _text_of(value: object) -> str | None:
     return str(value) if is_told else None
 
 
-def key_hashes(keys: Any, places: Int64s) -> npt.NDArray[np.uint64]:
+def hash_keys(keys: Any, places: Int64s) -> npt.NDArray[np.uint64]:
     """Return a hash of key and place for each record; records must have keys."""
     from pandas.util import hash_array
 
@@ -494,7 +494,7 @@ class OutputReader:
         keys = batch.column("key")
         # Records without key have no order among themselves.
         ordered = np.flatnonzero(first & ~late & pc.is_valid(keys).to_numpy(zero_copy_only=False))
-        hashes = key_hashes(keys.take(pa.array(ordered)), found.places[ordered])
+        hashes = hash_keys(keys.take(pa.array(ordered)), found.places[ordered])
         behind = by_key.add(hashes, found.offsets[ordered])
         counts.reordered = (counts.reordered or 0) + behind + int(late.sum())
 

@@ -10,7 +10,7 @@ from flinkish_spark.bridge.session import stateful_parts, streaming_options, str
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.transport.columns import with_position
+from flinkish_spark.transport.columns import add_position
 from flinkish_spark.types.schemas import check_field_names
 
 #: Spark sources that return the same rows for the same offsets, also after a crash.
@@ -71,9 +71,9 @@ class DataFrameSource(Source):
         for given in streaming_options(self.frame):
             options = {name.lower(): value for name, value in given.items()}
             topics = [one.strip() for one in options.get("subscribe", "").split(",") if one.strip()]
-            found += Dataset.of_topics(options.get("kafka.bootstrap.servers", ""), topics)
-            found += [Dataset.of_path(options["path"])] if "path" in options else []
+            found += Dataset.from_topics(options.get("kafka.bootstrap.servers", ""), topics)
+            found += [Dataset.from_path(options["path"])] if "path" in options else []
         return tuple(dict.fromkeys(found))
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        return with_position(self.frame)
+        return add_position(self.frame)

@@ -86,12 +86,12 @@ class HybridSource(SplitSource):
         self.schema = parts[0].record_type
         self._parts: tuple[SplitSource, ...] = parts
 
-    def known_as(self, uid: str) -> tuple[str, ...]:
+    def list_uids(self, uid: str) -> tuple[str, ...]:
         return (uid, *(_part_uid(uid, index) for index in range(len(self._parts))))
 
-    def bound(self, uid: str) -> Self:
-        parts = tuple(part.bound(_part_uid(uid, index)) for index, part in enumerate(self._parts))
-        return super(HybridSource, self._replace("_parts", parts)).bound(uid)
+    def bind(self, uid: str) -> Self:
+        parts = tuple(part.bind(_part_uid(uid, index)) for index, part in enumerate(self._parts))
+        return super(HybridSource, self._replace("_parts", parts)).bind(uid)
 
     def datasets(self) -> tuple[Dataset, ...]:
         return tuple(dict.fromkeys(one for part in self._parts for one in part.datasets()))

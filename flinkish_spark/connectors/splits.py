@@ -328,7 +328,7 @@ class SplitSource(Source):
         """The schema as Spark's type."""
         return output_schema(self.schema, self._fs_uid or type(self).__name__)
 
-    def bound(self, uid: str) -> Self:
+    def bind(self, uid: str) -> Self:
         """Return this source with its uid in a job, after checking the user's class."""
         if not hasattr(self, "schema"):
             raise ConfigError(
@@ -381,7 +381,7 @@ class SplitSource(Source):
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
         fields = T.StructType([*self.record_type, *_PLACE])
-        return C.records_read_by(spark.readStream.format(source.name()).load(), ReadSplits(own), fields)
+        return C.read_records(spark.readStream.format(source.name()).load(), ReadSplits(own), fields)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         if job_dir.place is not None:

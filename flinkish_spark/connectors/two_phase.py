@@ -603,11 +603,11 @@ def translate_failures(sink: TwoPhaseCommitSink, uid: str, method: str) -> Itera
         raise SinkUnavailable(_one_line(text)) from error
     except USER_ERRORS as error:
         # Imported here since it imports pandas, which a successful task does not need.
-        from flinkish_spark.worker.keyed_operator import OperatorFailed
+        from flinkish_spark.worker.keyed_operator import OperatorError
 
         facts = {"uid": uid, "error": f"{type(error).__name__}: {error}"}
         facts["what"] = f"{method}() of the sink '{uid}'"
-        raise OperatorFailed(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
+        raise OperatorError(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
 
 
 def to_bad_record_error(uid: str, reason: str) -> BadRecordError:

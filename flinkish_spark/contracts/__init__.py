@@ -1,1 +1,1 @@
-"""What a connector implements: the contracts of sources, sinks, manifests and hooks."""
+"""Interfaces for connectors: sources, sinks, manifests and master hooks."""

@@ -1,4 +1,4 @@
-"""What a source reads and a sink writes, by the names that OpenLineage gives to data sets."""
+"""Data sets that sources read and sinks write, with their OpenLineage names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _S3 = {"s3a": "s3", "s3n": "s3"}
 class Dataset:
     """Data outside the job: a topic, a table, a folder."""
 
-    #: The system that has it, such as ``kafka://broker:9092``. Holds no credentials.
+    #: The system that stores it, such as ``kafka://broker:9092``, without credentials.
     namespace: str
-    #: What the system calls it.
+    #: Its name in that system.
     name: str
 
     @classmethod
-    def of_path(cls, path: str) -> Dataset:
-        """Return the data set at a path or a URL; user and password in it are left out."""
+    def from_path(cls, path: str) -> Dataset:
+        """Return the data set at a path or URL, without user and password."""
         found = _URL.fullmatch(path)
         if found is None:
             return cls("file", path.removeprefix("file:") or "/")
@@ -30,12 +30,12 @@ class Dataset:
         if scheme.lower() == "file":
             return cls("file", f"/{(host + name).strip('/')}")
         user, at, server = host.rpartition("@")
-        # In Azure what stands before it is the container.
+        # In Azure the part before the @ is the container.
         shown = server if ":" in user else f"{user}{at}{server}"
         return cls(f"{_S3.get(scheme.lower(), scheme.lower())}://{shown}", name.strip("/") or "/")
 
     @classmethod
-    def of_topics(cls, servers: str, topics: Iterable[str]) -> tuple[Dataset, ...]:
-        """Return the data sets that are topics, at the first of the bootstrap servers."""
+    def from_topics(cls, servers: str, topics: Iterable[str]) -> tuple[Dataset, ...]:
+        """Return the data sets of Kafka topics, at the first bootstrap server."""
         first = servers.split(",")[0].strip()
         return tuple(cls(f"kafka://{first}", topic) for topic in topics)

@@ -10,8 +10,8 @@ from typing import Any
 class MasterHook(ABC):
     """A participant outside Spark, for example a metastore whose version belongs to a checkpoint.
 
-    Called by the driver, one hook after the other, never two calls of one hook at a time. What
-    `trigger` returns is stored in the checkpoint's decision, so it must be a JSON value and no
+    The driver calls one hook after the other, and never one hook concurrently. The result of
+    `trigger` is stored in the checkpoint's decision, so it must be a JSON value and not
     secret. The semantics are those of Flink's MasterTriggerRestoreHook.
 
     Examples
@@ -31,7 +31,7 @@ class MasterHook(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return its stable name; its state is found again by it."""
+        """Return the stable name under which its state is stored."""
 
     @abstractmethod
     def trigger(self, checkpoint_id: int) -> Mapping[str, Any] | None:
@@ -40,13 +40,13 @@ class MasterHook(ABC):
         Returns
         -------
         mapping or None
-            JSON values that `restore` will get; None for nothing to remember, which is an
-            acknowledgement too.
+            JSON values to pass to `restore`; None, without a state, also acknowledges the
+            checkpoint.
 
         Raises
         ------
         Exception
-            The checkpoint is aborted before any task has heard of it.
+            The checkpoint is aborted before its barrier is sent.
         """
 
     @abstractmethod
@@ -62,7 +62,7 @@ class MasterHook(ABC):
         """
 
     def reset(self) -> None:
-        """Begin from nothing: the query starts and there is no checkpoint."""
+        """Reset the system: the query starts without a checkpoint."""
 
     def close(self) -> None:
-        """Release what it holds; the job has ended."""
+        """Release all resources, after the job has ended."""

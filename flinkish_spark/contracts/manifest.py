@@ -1,9 +1,9 @@
-"""The contract of a manifest: one record per confirmed checkpoint, outside, where readers find it.
+"""The interface of a manifest: one record per confirmed checkpoint in an external system.
 
-Sinks show a decided checkpoint one after the other. A reader of several sinks who must not see one half of
-it reads the manifest first, and from the sinks no more than its newest record names. The record is
-written behind the last sink and before the group offsets and the receipt; again after a crash in between,
-so writing must be idempotent.
+Sinks commit a decided checkpoint one after the other. A reader of several sinks that must not see a part of
+it reads the manifest first, and from the sinks only the data of checkpoints in the manifest. The record is
+written after the last sink and before the group offsets and the receipt; again after a crash in between, so
+writing must be idempotent.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ManifestContext:
-    """Which job writes."""
+    """The job that writes the manifest."""
 
     job: JobUuid
     owner_epoch: OwnerEpoch
     job_name: str
-    #: Rooted at the job directory; a manifest keeps what it needs to be idempotent below ``manifest/``.
+    #: The job directory; a manifest may store objects below ``manifest/``, for example to be idempotent.
     store: Store
-    #: Of the job directory: which records are its own.
+    #: Timeline of the job directory, which tells its own records from those of other copies.
     timeline: Timeline = NO_TIMELINE
 
 
 class ManifestWriter(ABC):
-    """Writes records; called by the coordinator or the recovery, one at a time."""
+    """Writes records; called by the coordinator or the recovery, never concurrently."""
 
     @abstractmethod
     def write(self, record: ManifestRecord) -> CommitAnswer:
-        """Write the record of a checkpoint that all sinks have committed, once however often it is called.
+        """Write the record of a checkpoint that all sinks have committed; must be idempotent.
 
-        Checkpoints come in order: of one before the last, every record is durable.
+        Checkpoints come in order: the records of all earlier ones are durable.
         """
 
     def newest_marks(self) -> Sequence[Mark]:
@@ -54,15 +54,15 @@ class ManifestWriter(ABC):
 
 
 class Manifest(ABC):
-    """What a user gives to the environment: settings only, usable for several starts."""
+    """Settings of a manifest, which a user passes to the environment; reusable for several starts."""
 
     @abstractmethod
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
-        """Refuse what cannot work, with one clear error, before anything starts; nothing is written."""
+        """Check the settings before anything starts and raise one clear error; write nothing."""
 
     @abstractmethod
     def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
-        """Return what writes the records."""
+        """Return the writer of records."""
 
 
 class _NoManifest(ManifestWriter):

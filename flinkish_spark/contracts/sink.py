@@ -3,27 +3,26 @@
 Life of the data of one sink, in order. `W` is the writer, whose tasks run on executors; `C` the
 committer, in the user's process:
 
-1. **begin** (W): a task attempt opens something of its own, under a name that no other attempt has:
-   owner epoch, block, task, attempt. Attempts that fail, and speculative ones, leave theirs behind.
-2. **write** (W): records go in, durably or on their way, invisibly.
-3. **flush** = pre-commit (W): everything is durable and still invisible; the **committable** says how
-   any process can commit or abort it later. 1 to 3 are :meth:`SinkWriter.stage`, which may be
+1. **begin** (W): a task attempt opens a transaction or file under a unique name: owner epoch, block, task,
+   attempt. Failed and speculative attempts leave theirs behind.
+2. **write** (W): records are written, but stay invisible and need not be durable yet.
+3. **flush** = pre-commit (W): all records are durable and still invisible; with the **committable** any
+   process can commit or abort them later. 1 to 3 are :meth:`SinkWriter.stage`, which may be
    called again for the same micro-batch after a crash, a failed attempt or a rewind; each call stages
    anew. Then the staged file names the committables, Spark writes commits/N, the checkpoint is decided.
-4. **commit** (C): what a decided checkpoint names becomes visible. Any number of times, by any process,
-   until there is a receipt; all but the first change nothing. The same call is **recover and commit**.
-5. **checkpoint_complete** (C): every sink has committed. For what goes by checkpoints and not by records,
-   and so called for those in which nothing was staged, too. Also repeated until there is a receipt.
+4. **commit** (C): makes the committables of a decided checkpoint visible. It is repeated, by any process,
+   until there is a receipt; all calls but the first change nothing. The same call is **recover and commit**.
+5. **checkpoint_complete** (C): every sink has committed. For work per checkpoint instead of per record, so it
+   is also called if nothing was staged. It is repeated until there is a receipt, too.
 6. **abort** (C): gives up committables that no decision contains. Idempotent. The same call is
-   **recover and abort**; what no committable names (see 1) is found by :meth:`Committer.sweep`.
-7. **close** (C): releases connections. Nothing is flushed or committed here.
+   **recover and abort**; :meth:`Committer.sweep` finds data without a committable (see 1).
+7. **close** (C): releases connections. It neither flushes nor commits.
 
-Whoever has a new system derives from :class:`flinkish_spark.TwoPhaseCommitSink`, which has these steps as
-methods of one object (`docs/two-phase-sinks.md`). What must hold of every sink is there to be run:
-:mod:`flinkish_spark.testing.sink_contract`.
+For a new system derive from :class:`flinkish_spark.TwoPhaseCommitSink`, which has these steps as methods of
+one object (`docs/two-phase-sinks.md`), and test it with :mod:`flinkish_spark.testing.sink_contract`.
 
-What must survive a crash is in the committable, a JSON value. A writer keeps nothing between calls that
-matters. Nobody concludes LOST without evidence, and LOST that is proven is replayed, not lost.
+All that must survive a crash is in the committable, a JSON value; a writer keeps no state between calls. An
+outcome is LOST only with evidence, and lost data is replayed.
 """
 
 from __future__ import annotations
@@ -62,37 +61,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Who a sink works for; the same for the life of a process."""
+    """The job that a sink works for; the same for the life of a process."""
 
-    #: Part of every name that the sink leaves outside.
+    #: Part of every name that the sink creates in its system.
     job: JobUuid
     owner_epoch: OwnerEpoch
     uid: str
-    #: Fields of the records it gets.
+    #: Fields of the records.
     schema: T.StructType
     checkpoint: CheckpointConfig
     job_name: str
-    #: A place below the job directory that is this sink's alone. Nothing but the sink writes or deletes
-    #: there; tasks can, where executors see the job directory (:attr:`.Sink.stages_in_job_dir`).
+    #: A folder below the job directory for this sink alone. Only the sink writes or deletes there; its tasks
+    #: can if executors reach the job directory (:attr:`.Sink.stages_in_job_dir`).
     place: StoreSpec
     clock: Clock
-    #: Of the job directory: which marks outside are its own.
+    #: Timeline of the job directory, which tells its own marks from those of other copies.
     timeline: Timeline = NO_TIMELINE
 
     @property
     def folder(self) -> Path:
-        """The place as an absolute path, which need not exist."""
+        """Return the place as an absolute path, which need not exist."""
         return self.place.folder
 
     def is_left_over(self, owner_epoch: OwnerEpoch, block: int, running: frozenset[int]) -> bool:
-        """Return whether nobody will decide about what an owner of the job staged in a block.
+        """Return whether the data that an owner of the job staged in a block will never be decided.
 
-        What belongs to a newer owner is never touched, whatever this process believes.
+        Data of a newer owner is never left over, even if this process believes that it owns the job.
         """
         return owner_epoch < self.owner_epoch or (owner_epoch == self.owner_epoch and block not in running)
 
     def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
-        """Raise AnotherTimelineError if a mark was not left by this job directory's own past."""
+        """Raise AnotherTimelineError unless a mark was left by this job directory."""
         why = self.timeline.why_not_ours(mark, upto)
         if why:
             raise another_timeline(f"sink '{self.uid}'", mark, upto, why)
@@ -105,7 +104,7 @@ def another_timeline(
     why: str,
     ahead: Mapping[str, CheckpointId] = MappingProxyType({}),
 ) -> AnotherTimelineError:
-    """Return the error that says who holds what, and what can be done."""
+    """Return the error for a participant with a checkpoint that this job directory has not committed."""
     others = ", ".join(f"{one} ({checkpoint})" for one, checkpoint in ahead.items() if one != who)
     return AnotherTimelineError(
         f"{who} holds checkpoint {mark.checkpoint}, which this job directory has not committed; its newest "
@@ -113,7 +112,7 @@ def another_timeline(
         why=f"{why}: the directory is an older copy of itself, or a copy of it runs elsewhere",
         what_to_do="put the newest job directory back, or stop the other job and use its directory. To go on "
         "from this directory all the same, run `flinkish timeline accept JOB_DIR` and start the job: sinks "
-        f"keep what they have, and what was read behind checkpoint {newest} is read and written again",
+        f"keep their data, and all input after checkpoint {newest} is read and written again",
         participant=who,
         ahead=dict(ahead) or {who: mark.checkpoint},
         found=mark.checkpoint,
@@ -123,9 +122,9 @@ def another_timeline(
 
 @dataclass(frozen=True)
 class GroupOffsets:
-    """Where a consumer group is to stand behind a checkpoint."""
+    """Offsets of a consumer group after a checkpoint."""
 
-    #: Of its brokers, as the source names them.
+    #: Bootstrap servers, as in the source's settings.
     servers: str
     group: str
     offsets: Mapping[Place, int]
@@ -140,26 +139,25 @@ class StageRequest:
     rows: DataFrame
     lineage: Lineage
     batch: BatchId
-    #: A number that no other micro-batch in flight has, leased until the receipt.
+    #: A number unique among micro-batches in flight, leased until the receipt.
     block: int
-    #: The checkpoint that the rows are expected to become visible with. Another one, always a later one,
-    #: if that is aborted: what is staged passes to the next.
+    #: The checkpoint with which the rows are expected to become visible; a later one if that is aborted.
     checkpoint: CheckpointId
-    #: Counts the records, without the barriers; a Spark job, unless a sink of the same stream has
-    #: counted them already. Only for writers that declare more than one pass.
+    #: Counts the records, without the barriers, with a Spark job unless a sink of the same stream has counted
+    #: them. Only for writers that declare more than one pass.
     count_records: Callable[[], int]
-    #: Returns where the groups of the sources are to stand behind the micro-batch, for a sink whose system
-    #: commits that together with its records.
+    #: Returns the offsets of the sources' consumer groups after the micro-batch, for a sink whose system
+    #: commits them together with its records.
     input_offsets: Callable[[], Sequence[GroupOffsets]] = tuple
-    #: For a :class:`JoiningWriter` that stages with others, the column of the rows for each of its names.
+    #: For a :class:`JoiningWriter` that stages with others, the rows' column for each of its field names.
     columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a writer staged: one ack per task, and what can be committed later.
+    """The staged data of one micro-batch: one ack per task, and committables.
 
-    `bytes` is the size of it, None where the system does not tell.
+    `bytes` is its size, None if the system does not tell.
     """
 
     tasks: tuple[TaskAck, ...]
@@ -174,9 +172,9 @@ class CompletedCheckpoint:
     Parameters
     ----------
     decided_at_ms
-        Wall-clock time of its decision: the time to go by, since it is the same for all who ask.
+        Wall-clock time of its decision, the same in every repetition; use it instead of the clock.
     purpose
-        What it was for. Behind one that is final the job ends.
+        Purpose of the checkpoint. After a final one the job ends.
     """
 
     checkpoint: CheckpointId
@@ -187,7 +185,7 @@ class CompletedCheckpoint:
 class SinkWriter(ABC):
     """Stages micro-batches. Lives in the user's process; its tasks run on executors."""
 
-    #: How often it goes over the rows; above one in total, they are evaluated once and kept.
+    #: Number of times it reads the rows; if the sinks' total is above one, the rows are cached.
     passes = 1
 
     @abstractmethod
@@ -196,43 +194,43 @@ class SinkWriter(ABC):
 
 
 class JoiningWriter(SinkWriter):
-    """A writer that can stage a micro-batch in one pass over its rows with others of its class.
+    """A writer that can stage a micro-batch together with writers of its class, in one pass over the rows.
 
-    A pass is a job of Spark's, which costs the same for few rows as for none.
+    A pass is a Spark job, whose fixed cost is so paid once.
     """
 
     @property
     @abstractmethod
     def columns(self) -> Mapping[str, Column]:
-        """Return what it reads of a record, by name: columns over the fields of the stream."""
+        """Return the columns that it reads, by name: expressions over the fields of the stream."""
 
     @classmethod
     @abstractmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
-        """Stage the same micro-batch for several, as :meth:`stage` would for each of them."""
+        """Stage one micro-batch for several writers, like :meth:`stage` for each of them."""
 
 
 class ShownOrder(enum.Enum):
-    """In which order readers of a sink's system see what two micro-batches hold of a key."""
+    """The order in which readers of a sink's system see a key's records of two micro-batches."""
 
-    #: As it was staged: the place of a record is fixed by then, as in a topic. What is staged again comes
-    #: behind what was staged meanwhile.
+    #: The order of staging, which fixes a record's position, as in a topic. Data that is staged again comes
+    #: after data that was staged meanwhile.
     OF_STAGING = "OF_STAGING"
-    #: As it was committed, or in none.
+    #: The order of commits, or none.
     OF_COMMITS = "OF_COMMITS"
 
 
 class Committer(ABC):
-    """Ends what was staged. Called only by the coordinator or the recovery, one at a time."""
+    """Commits or aborts staged data. Called by the coordinator or the recovery, never concurrently."""
 
-    #: Under OF_STAGING a replay of what this sink has lost gives up what it staged behind it: that would
-    #: come before. Right for every system, if not the cheapest for some.
+    #: Under OF_STAGING a replay of lost data also gives up data that was staged after it, which would
+    #: otherwise become visible first. Right for every system, but not the cheapest for some.
     shown_order = ShownOrder.OF_STAGING
-    #: How long after its staging data can be committed, in milliseconds; None for as long as one likes.
-    #: The job warns when half of it has passed.
+    #: How long staged data can be committed, in milliseconds; None for no limit. The job warns when half of
+    #: it has passed.
     staged_lifetime_ms: int | None = None
-    #: Whether all that a checkpoint shows of this sink was staged as one. Then nothing is handed on: what an
-    #: earlier start of the query staged and no decision contains counts as dead, and the job goes back.
+    #: Whether a checkpoint's data must be staged by one start of the query. Then undecided data of an earlier
+    #: start counts as dead, and the job goes back to the last checkpoint.
     shows_whole = False
 
     @abstractmethod
@@ -240,12 +238,12 @@ class Committer(ABC):
         """Commit all committables of a decided checkpoint, in the given (batch) order."""
 
     def checkpoint_complete(self, completed: CompletedCheckpoint) -> CommitAnswer:
-        """Do what goes by checkpoints: roll files by their age, finish partitions.
+        """Do the work per checkpoint: roll files by age, finish partitions.
 
-        Called for every checkpoint, in order, also for those in which this sink staged nothing; after all
-        sinks have committed, before the group offsets and the receipt; again after a crash in between.
+        Called for every checkpoint in order, also if this sink staged nothing; after all sinks have committed
+        and before the group offsets and the receipt; again after a crash in between.
         """
-        return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing goes by checkpoints")
+        return CommitAnswer(Outcome.ALREADY_COMMITTED, "no work per checkpoint")
 
     @abstractmethod
     def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -253,22 +251,22 @@ class Committer(ABC):
 
     @abstractmethod
     def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
-        """Return the reason for each committable, by position, that cannot be committed any more."""
+        """Return, by position, the reasons of committables that cannot be committed any more."""
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Abort what this job left open and neither `kept` nor a running micro-batch names."""
+        """Abort data that this job left open and that is neither in `kept` nor in a running block."""
         return 0
 
     def why_not_superseded(self, target: CheckpointId) -> str:
-        """Return why what was committed after `target` cannot be taken back; empty if it can.
+        """Return why data committed after `target` cannot be taken back; empty if it can.
 
-        Asked before a rewind under ``Tables.RESTORE`` touches anything. The default takes nothing
-        back: readers tell dead records from live ones by themselves.
+        Called before a rewind under ``Tables.RESTORE`` changes anything. The default takes nothing
+        back: readers distinguish dead records from live ones themselves.
         """
         return ""
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        """Take back what was committed after `target`, with everything of this job in the table.
+        """Take back all data that this job committed to the table after `target`.
 
         Called only under ``Tables.RESTORE``, after the intent of the rewind that starts `lineage` is
         durable and before it is closed; so again after a crash in between. Must be idempotent per
@@ -277,26 +275,25 @@ class Committer(ABC):
         return CommitAnswer(Outcome.ALREADY_COMMITTED, "nothing to take back")
 
     def newest_marks(self) -> Sequence[Mark]:
-        """Return what the sink's system says about the last checkpoint that was committed to it by this job.
+        """Return the marks of the last checkpoint that this job committed to the sink's system.
 
-        Asked once behind every takeover, before anything is committed, aborted or started. Empty if nothing
-        was committed, or the system keeps no such record: then a directory that is an older copy is not
-        noticed by this sink.
+        Called once after every takeover, before any commit, abort or start. Empty if nothing was committed or
+        the system stores no marks; then this sink cannot detect an older copy of the job directory.
         """
         return ()
 
     def task_of(self, committable: Committable) -> int | None:
-        """Return the Spark partition whose rows, and no others, a committable holds; None if it is not one.
+        """Return the Spark partition whose rows make up a committable; None if it is not exactly one.
 
-        Asked when some of a micro-batch's committables are lost and others are committed: only then
+        Called when some committables of a micro-batch are lost and others committed: only with a partition
         can the lost ones be staged again alone.
         """
         return None
 
     def interrupt(self) -> None:
-        """Let a call that another thread is in fail soon, where that can be done: the job is cancelled.
+        """Let a call in another thread fail soon, if possible, since the job is cancelled.
 
-        Perhaps several times. What the call did or did not do by then is found out by the next start.
+        May be called several times. The next start finds out what the interrupted call has done.
         """
 
     def close(self) -> None:
@@ -304,39 +301,39 @@ class Committer(ABC):
 
 
 class Sink(ABC):
-    """What a user gives to `sink_to`: settings only, usable for several starts."""
+    """Settings of a sink, which a user passes to `sink_to`; reusable for several starts."""
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Refuse a parameter that is misspelt."""
+        """Refuse misspelt parameters."""
         refuse_unknown_parameters(cls, settings)
         return super().__new__(cls)
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Kafka topics it writes; empty for others."""
+        """Return the Kafka topics it writes; empty for other systems."""
         return ()
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return what it writes, for who follows data through systems; empty where nobody else knows it."""
+        """Return the data sets it writes, for lineage tools; empty if other systems do not know them."""
         return ()
 
     @property
     def stages_in_job_dir(self) -> bool:
-        """Whether its tasks write into the job directory, from which the driver commits."""
+        """Return whether its tasks write into the job directory, from which the driver commits."""
         return False
 
     def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
-        """Return the sinks that write, each with its uid: this one, unless it is made of others."""
+        """Return the sinks that write, with their uids: this one, unless it consists of others."""
         return ((uid, self),)
 
     @abstractmethod
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
-        """Refuse what cannot work, with one clear error, before anything starts."""
+        """Check the settings before anything starts and raise one clear error."""
 
     @abstractmethod
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
-        """Return the staging half."""
+        """Return the writer, which stages."""
 
     @abstractmethod
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
-        """Return the committing half."""
+        """Return the committer."""

@@ -1,4 +1,4 @@
-"""What the planner, the preflight and the confirmation need of a source."""
+"""The interface of sources for the planner, the preflight and the confirmation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SideOutput:
-    """Records that leave a source beside its stream, with the sink that takes them."""
+    """A further stream of a source, such as dead letters, with its sink."""
 
     uid: str
     frame: DataFrame
@@ -35,81 +35,81 @@ class SideOutput:
 
 @dataclass(frozen=True)
 class JobPlace:
-    """The place where a job's sources find their facts, in any process of the driver's host."""
+    """Location of the facts that a job's sources store, for any process of the driver's host."""
 
-    #: The job directory; None for a plan that belongs to no job.
+    #: The job directory; None for a plan without a job.
     job_dir: StoreSpec | None
-    #: File in which the coordinator offers the next checkpoint, in a scratch folder of this process; files
-    #: of the same name lie beside it. For a plan that belongs to no job a file that is never there.
+    #: File in which the coordinator offers the next checkpoint, in a scratch folder of this process, with
+    #: related files beside it. For a plan without a job a file that never exists.
     control_path: str
 
     def beginnings(self, start: SourceStart | None) -> str:
-        """Return where is kept at which offsets a source began: the job's, or of the lineage that it began.
+        """Return the folder with the first offsets of sources: the job's, or that of a seeded lineage.
 
-        Empty for a plan that belongs to no job.
+        Empty for a plan without a job.
         """
         if start is not None:
             return start.folder
         return "" if self.job_dir is None else self.job_dir.to_child(BEGINNINGS).to_text()
 
 
-#: A plan that belongs to no job.
+#: Place of a plan without a job.
 NO_JOB = JobPlace(None, "/nonexistent/no-control")
 
 
 @dataclass(frozen=True)
 class SourceStart:
-    """Where a scan begins in a lineage that was seeded."""
+    """The position where a scan begins in a seeded lineage."""
 
-    #: As the source of the savepoint logged it.
+    #: The position in the savepoint.
     position: Position
-    #: The lineage's own folder for what a source has to note about its beginning.
+    #: The lineage's folder for facts about the source's beginning.
     folder: str
-    #: Tells this start from others of the same source in the same plan.
+    #: Name of this start, unique among those of the same source in a plan.
     label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much of an input lies before a position, for people."""
+    """Number of records of an input before a position, for display."""
 
-    #: Before it. Counted from anywhere, as offsets are: only differences mean something, unless
-    #: `all_records` is known.
+    #: Records before the position. As with offsets only differences are meaningful, unless `all_records` is
+    #: known.
     records: int
-    #: Before the end of a bounded input; None where that is not known.
+    #: Records of a bounded input in total; None if unknown.
     all_records: int | None = None
 
 
 class Source(ABC):
-    """A replayable input. All methods are called on the driver, in the user's process."""
+    """A replayable input. All methods are called on the driver."""
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Refuse a parameter that is misspelt."""
+        """Refuse misspelt parameters."""
         refuse_unknown_parameters(cls, settings)
         return super().__new__(cls)
 
     #: Kafka topics it reads; empty for others.
     topics: tuple[str, ...] = ()
-    #: In place of topics, a regular expression that the whole name of each matches; empty for others.
+    #: Instead of topics, a regular expression for full names of topics; empty for others.
     topic_pattern: str = ""
-    #: Whether ``_fs_channel`` means the same in every micro-batch.
+    #: Whether ``_fs_channel`` identifies the same input in every micro-batch.
     has_channels: bool = True
-    #: What its positions are positions in; part of savepoints.
+    #: Kind of its positions; part of savepoints.
     kind: str = "dataframe"
 
-    def bound(self, uid: str) -> Source:
-        """Return the source with that uid, this one or the one that it stands for; before anything else."""
+    def bind(self, uid: str) -> Source:
+        """Return the source for a uid: this one or a replacement; called before anything else."""
         return self
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it can come to an end. A job ends when all of its sources have."""
+        """Return whether it can end. A job ends when all of its sources have ended."""
         return False
 
     def has_ended(self, position: LoggedOffsets) -> bool:
-        """Whether a bounded source has nothing behind `position`, now and for ever.
+        """Return whether a bounded source will never have records after `position`.
 
-        Called behind each micro-batch, in the query's thread, with the offsets that it was read up to.
+        Called after each micro-batch, in the query's thread, with its end offsets.
         """
         return False
 
@@ -126,35 +126,35 @@ class Source(ABC):
         raise NotImplementedError
 
     def extent(self, position: LoggedOffsets | None) -> Extent | None:
-        """Return how much lies before a position (None: where a new job begins); in any thread.
+        """Return the number of records before a position (None: where a new job begins); in any thread.
 
-        None where a source cannot say it without asking a system.
+        None if the source would have to ask a system for it.
         """
         return None
 
     def datasets(self) -> tuple[Dataset, ...]:
-        """Return what it reads, for who follows data through systems; empty where nobody else knows it."""
+        """Return the data sets it reads, for lineage tools; empty if other systems do not know them."""
         return ()
 
-    def with_own_time(self) -> Source | None:
-        """Return this source with each record's time (ms) in ``_fs_time``; None if they have none."""
+    def add_own_time(self) -> Source | None:
+        """Return a copy with each record's time (ms) in ``_fs_time``; None if records have no time."""
         return None
 
     def channels_in(self, position: LoggedOffsets) -> frozenset[int] | None:
-        """Return the channels that may still bring records behind `position`: numbers in ``_fs_channel``.
+        """Return the channels (``_fs_channel``) that may still have records after `position`.
 
-        One that has not brought anything yet is waited for. None: they are known from their first records on.
+        The watermark waits for channels without records. None: channels are known from their first record.
         """
         return None
 
     def check_alignable(self, uid: str) -> None:
-        """Raise GraphError for a source that cannot hold back what is ahead of the others.
+        """Raise GraphError for a source that cannot hold back channels for watermark alignment.
 
-        Who can reads `checkpoint/control.py` each time it is asked for new offsets.
+        Other sources read the control file (`checkpoint/control.py`) before they return new offsets.
         """
         raise GraphError(
             f"the source '{uid}' cannot be aligned with others",
-            why="Spark's own reader reads it, which cannot hold back what is ahead",
+            why="Spark's own reader reads it, which cannot hold back channels that are ahead",
             what_to_do="read files with FileSource, a Delta table with DeltaSource, "
             "Kafka with KafkaSource(...); or leave with_watermark_alignment() out",
             uid=uid,
@@ -162,132 +162,132 @@ class Source(ABC):
 
     @property
     def is_positionable(self) -> bool:
-        """Whether :meth:`starting_at` makes it begin at a position of a savepoint."""
+        """Return whether :meth:`starting_at` can start it at the position of a savepoint."""
         return False
 
     def starting_at(self, start: SourceStart) -> Source:
-        """Return this source so that a query without a log begins at `start`.
+        """Return a copy that begins at `start` in a query without an offset log.
 
-        Called once per scan whose start differs, at each start of the query. Inputs that the position does
-        not name are read from their beginning: they were added since.
+        Called once per scan with another start, at each start of the query. Inputs that are missing in the
+        position were added since; they are read from their beginning.
         """
         return self
 
     def check_start(self, uid: str, position: Position) -> None:
-        """Raise InputLostError if input from a savepoint's position on is gone. Called before a restore."""
+        """Raise InputLostError if input after a savepoint's position is gone. Called before a restore."""
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return what the job recorded to know its input again, for savepoints.
+        """Return the recorded identity of the job's input, for savepoints.
 
-        By the names of `JobDir.record_fact`, so that a restored job finds an input that was replaced.
+        Keys are names of `JobDir.record_fact`; with them a restored job detects a replaced input.
         """
         return {}
 
     @property
     def is_checked_apart(self) -> bool:
-        """Return whether preflight and :meth:`check_retention` may run in a thread beside the plan.
+        """Return whether preflight and :meth:`check_retention` may run in parallel to planning.
 
-        Only if they ask nothing of Spark, and change nothing that the plan looks at.
+        Only if they do not use Spark, and change nothing that planning reads.
         """
         return False
 
     @property
     def has_side_outputs(self) -> bool:
-        """Whether :meth:`side_outputs` returns any."""
+        """Return whether :meth:`side_outputs` returns any."""
         return False
 
     @property
     def plan_name(self) -> str:
-        """What tells its plan from another one of the same source; recorded with the job."""
+        """Return a name that distinguishes alternative plans of the source; recorded with the job."""
         return ""
 
     @property
     def drops_records(self) -> bool:
-        """Whether it leaves out bad records and counts them in an observed metric."""
+        """Return whether it skips bad records and counts them in an observed metric."""
         return False
 
     @abstractmethod
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return the stream, at each start of the query: own columns, ``_fs_channel`` and ``_fs_seq``."""
+        """Return the stream: own columns, ``_fs_channel``, ``_fs_seq``. Called at each start of the query."""
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame | None:
-        """Return, in place of :meth:`load`, the stream with barriers if the source injects them itself.
+        """Return the stream with barriers, instead of :meth:`load`, if the source injects them itself.
 
-        Own columns and the control columns kind, checkpoint, channel, sequence. Every channel of a barrier
-        announces how many there are (`protocol/alignment.py`).
+        It has own columns and the control columns kind, checkpoint, channel, sequence. The channel of each
+        barrier also encodes the number of channels (`protocol/alignment.py`).
         """
         return None
 
-    def known_as(self, uid: str) -> tuple[str, ...]:
-        """Return the uids under which the job keeps facts about its input: its own, those of its parts."""
+    def list_uids(self, uid: str) -> tuple[str, ...]:
+        """Return the uids under which the job stores facts about its input: its own or those of its parts."""
         return (uid,)
 
     def side_uids(self, uid: str) -> tuple[str, ...]:
-        """Return the uids of :meth:`side_outputs`, without planning them."""
+        """Return the uids of :meth:`side_outputs` without planning them."""
         return ()
 
     def side_outputs(
         self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
     ) -> tuple[SideOutput, ...]:
-        """Return dead-letter streams; what nobody says of their sinks, `peers` say: the sinks of the user."""
+        """Return dead-letter streams; their sinks copy missing settings from `peers`, the user's sinks."""
         return ()
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Refuse what cannot work, before anything starts. Called once per process."""
+        """Check the settings before anything starts. Called once per process."""
 
     def check_retention(self, uid: str, needed_ms: int) -> None:
-        """Raise ConfigError for an input that does not keep its records for `needed_ms`.
+        """Raise ConfigError if the input does not retain its records for `needed_ms`.
 
-        So long (interval + restart budget) after it was read a record may have to be read again.
+        This is interval + restart budget: the time after which a record may have to be read again.
         """
 
     def check_input(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Raise InputLostError if input from `position` on is gone. Called before each start."""
+        """Raise InputLostError if input after `position` is gone. Called before each start."""
 
     def check_identity(self, job_dir: JobDir, uid: str) -> None:
         """Raise InputLostError if the input is not the one that the job began with.
 
         Called in the query's thread, after the records of a checkpoint were read and before it can be
-        decided: what was read from a replaced input is never committed.
+        decided, so records of a replaced input are never committed.
         """
 
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:
-        """Return what :meth:`commit_offsets` would store, for a sink that commits it with its records.
+        """Return the offsets of :meth:`commit_offsets`, for a sink that commits them with its records.
 
-        Behind the sinks it is stored all the same, which then changes nothing.
+        :meth:`commit_offsets` is called after the sinks all the same, and then changes nothing.
         """
         return None
 
     def commit_offsets(
         self, position: LoggedOffsets, note: str = ""
     ) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-        """Tell the source that everything before `position` is committed in every sink.
+        """Commit offsets: all records before `position` are committed in every sink.
 
-        Called once per checkpoint after the last sink answered and before the receipt, so again after a crash
-        between the two; must be idempotent. Keeps the job's mark (`note`) beside the offsets where the system
-        can, and returns for the receipt what was committed: group -> topic -> partition -> offset. A
-        restartable EnvironmentFault means: repeat the call.
+        Called once per checkpoint after the last sink and before the receipt, so again after a crash between
+        the two; must be idempotent. Stores the job's mark (`note`) with the offsets if the system can, and
+        returns the committed offsets for the receipt: group -> topic -> partition -> offset. The call is
+        repeated after a restartable EnvironmentFault.
         """
         return {}
 
     def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        """Return the newest mark of `job` that :meth:`commit_offsets` left; behind every takeover.
+        """Return the newest mark of `job` that :meth:`commit_offsets` stored; called after every takeover.
 
-        Empty if the system keeps none. A restartable EnvironmentFault means: repeat the call.
+        Empty if the system stores none. The call is repeated after a restartable EnvironmentFault.
         """
         return ()
 
     def lower_offsets(self, position: LoggedOffsets) -> None:
-        """Set what :meth:`commit_offsets` stored back to `position`, also downwards; may be repeated.
+        """Set the committed offsets to `position`, also to lower ones; must be idempotent.
 
-        Called while an ordered rewind is carried out, with no query running. A restartable EnvironmentFault
-        means: repeat the call.
+        Called during an ordered rewind, while no query runs. The call is repeated after a restartable
+        EnvironmentFault.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class SourceNode:
-    """Where records come in."""
+    """A source in the stream graph."""
 
     uid: str
     source: Source

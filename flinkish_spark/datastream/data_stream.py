@@ -79,7 +79,7 @@ from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.schemas import output_schema
-from flinkish_spark.worker.broadcast_runner import Checkpointed
+from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -761,7 +761,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         if output is None:
             output = infer_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
-        made = Checkpointed(function)
+        made = UnkeyedCheckpointedFunction(function)
         node = declare_operator(self._environment.graph, [entry], made, output, uid, max_parallelism)
         return DataStream(self._environment, node)
 

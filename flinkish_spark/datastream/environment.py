@@ -303,7 +303,7 @@ class StreamExecutionEnvironment:
         check_methods(source, Source, f"the source '{known}'")
         if watermark_strategy is not None:
             check_strategy(watermark_strategy, "from_source()", known)
-        node = SourceNode(known, source.bound(known))
+        node = SourceNode(known, source.bind(known))
         self.graph.sources.append(node)
         stream = DataStream(self, node)
         if watermark_strategy is None:

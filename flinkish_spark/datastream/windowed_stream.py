@@ -11,7 +11,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import check_aggregate
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
-from flinkish_spark.operators.columnar_windows import column_windows
+from flinkish_spark.operators.columnar_windows import require_column_windows
 from flinkish_spark.planning.declare import (
     check_accumulator_type,
     infer_aggregate_output,
@@ -191,7 +191,7 @@ class WindowedStream:
                 f"fold() of '{uid}' got {columns!r}",
                 what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
             )
-        column_windows(self._spec, uid)
+        require_column_windows(self._spec, uid)
         return self._add_fold(columns, uid, max_parallelism)
 
     def sum(self, field: str, *, uid: str | None = None, max_parallelism: int | None = None) -> DataStream:

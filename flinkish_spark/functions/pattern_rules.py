@@ -165,7 +165,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         self._facts = _ConditionFacts(context.uid, context.max_parallelism)
         self._function.open(context)
 
-    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+    def count_open_items(self, state: str, rows: pa.RecordBatch) -> int | None:
         """Return how many partial matches are open in entries of a state; None if it has none."""
         if state != _OPEN:
             return None

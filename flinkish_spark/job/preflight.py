@@ -52,7 +52,7 @@ def check_source_names(sources: Sequence[SourceNode]) -> None:
     """Raise GraphError where facts about two inputs would be kept under one name, for one only."""
     seen: dict[str, SourceNode] = {}
     for node in sources:
-        for uid in node.source.known_as(node.uid):
+        for uid in node.source.list_uids(node.uid):
             for name in (f"source-{uid}", *(f"topic-{uid}-{topic}" for topic in node.source.topics)):
                 other = seen.setdefault(name, node)
                 if other is not node:

@@ -387,7 +387,7 @@ class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
     ) -> Mapping[str, AsyncStatistics]:
         nothing = AsyncStatistics()
         both = value1.keys() | value2.keys()
-        return {uid: value1.get(uid, nothing).merged(value2.get(uid, nothing)) for uid in sorted(both)}
+        return {uid: value1.get(uid, nothing).merge(value2.get(uid, nothing)) for uid in sorted(both)}
 
 
 def _add_cost(costs: Accumulator[Mapping[str, AsyncStatistics]], uid: str, cost: AsyncStatistics) -> None:
@@ -527,7 +527,7 @@ class SparkEngine:
                 recording.folder, AnswerRetention(self._job_dir.store, recording)
             )
             try:
-                self._job_dir.delete_all(retention.unneeded(decision.lineage.value, batches))
+                self._job_dir.delete_all(retention.find_unneeded(decision.lineage.value, batches))
             except StoreError as error:
                 LOG.warning("answers that are not needed any more are deleted later: %s", error)
 

@@ -1,6 +1,6 @@
-"""What happens to one key group in one micro-batch: state, timers, windows. Knows nothing of Spark.
+"""Operators: one key group in one micro-batch, with state, timers and windows. Independent of Spark.
 
-An operator here sees elements, a watermark and a processing time, and emits elements; where they come
-from and where its state is kept is others' concern (`flinkish_spark/worker/keyed_operator.py`).
+An operator sees elements, a watermark and a processing time, and emits elements.
+`flinkish_spark/worker/keyed_operator.py` reads the elements from Spark and keeps the state.
 `tests.support.operator_harness` runs it step by step.
 """

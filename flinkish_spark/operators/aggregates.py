@@ -1,4 +1,4 @@
-"""Running aggregates of a keyed stream, element by element: the same results as of `columnar_aggregates`."""
+"""Running aggregates of a keyed stream, element by element, with the results of `columnar_aggregates`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.iterators import refuse_not_run
 from flinkish_spark.functions.aggregates import ElementAggregate, ElementChoice, Fold, Ties
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
-from flinkish_spark.operators.columnar_aggregates import AggregateOverflow, element_aggregation
+from flinkish_spark.operators.columnar_aggregates import AggregateOverflow, make_element_aggregation
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.descriptors import AggregatingStateDescriptor, StateTtl, ValueStateDescriptor
@@ -27,7 +27,7 @@ _REDUCED, _AGGREGATED = "reduced", "aggregated"
 
 
 class ReduceOperator(KeyedStreamOperator):
-    """Emits, for each element, what all elements of its key so far are reduced to."""
+    """Emits, for each element, the reduction of all elements of its key so far."""
 
     def __init__(
         self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str, ttl: StateTtl | None = None
@@ -57,7 +57,7 @@ class ReduceOperator(KeyedStreamOperator):
 
 
 class AggregateOperator(KeyedStreamOperator):
-    """Emits, for each element, the result of its key's accumulator; not if that is None."""
+    """Emits, for each element, the result of its key's accumulator, unless it is None."""
 
     def __init__(
         self, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None = None
@@ -84,17 +84,17 @@ _BITS: dict[type[T.DataType], int] = {T.ByteType: 8, T.ShortType: 16, T.IntegerT
 _EXACT = decimal.Context(prec=80)
 
 
-def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
-    element_aggregation(aggregate, input_type)
+def make_element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
+    make_element_aggregation(aggregate, input_type)
     element = ElementType(input_type)
     at = [field.name for field in element.fields].index(aggregate.field)
     kind = element.fields[at].dataType
     if isinstance(aggregate, ElementChoice):
-        is_better = _comparing(aggregate.fold)
+        is_better = _make_comparison(aggregate.fold)
         if aggregate.ties is Ties.FIRST:
             return lambda first, second: second if is_better(second[at], first[at]) else first
         return lambda first, second: first if is_better(first[at], second[at]) else second
-    fold = value_fold(aggregate.fold, aggregate.field, kind)
+    fold = make_value_fold(aggregate.fold, aggregate.field, kind)
     gather = element.gathering()
 
     def reduce(first: Any, second: Any) -> Any:
@@ -103,10 +103,10 @@ def element_reduce(aggregate: ElementAggregate, input_type: str) -> Reduce:
     return reduce
 
 
-def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
-    """Return the sum, least or greatest of two values of a field; null is nothing."""
+def make_value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
+    """Return a function for the sum, minimum or maximum of two values of a field; it skips nulls."""
     if fold is Fold.SUM:
-        add = _adding(name, kind)
+        add = _make_adder(name, kind)
 
         def sum_of(first: Any, second: Any) -> Any:
             if first is None or second is None:
@@ -114,12 +114,12 @@ def value_fold(fold: Fold, name: str, kind: T.DataType) -> Reduce:
             return add(first, second)
 
         return sum_of
-    is_better = _comparing(fold)
+    is_better = _make_comparison(fold)
     return lambda first, second: second if is_better(second, first) else first
 
 
-def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:
-    """Return whether a value is strictly better than another; null is the worst, NaN the greatest number."""
+def _make_comparison(fold: Fold) -> Callable[[Any, Any], bool]:
+    """Return a strict comparison in which null is the worst value and NaN the greatest number."""
 
     def is_less(one: Any, other: Any) -> bool:
         if isinstance(one, float) and math.isnan(one):
@@ -136,13 +136,13 @@ def _comparing(fold: Fold) -> Callable[[Any, Any], bool]:
     return is_better
 
 
-def _adding(name: str, kind: T.DataType) -> Reduce:
+def _make_adder(name: str, kind: T.DataType) -> Reduce:
     if isinstance(kind, T.DecimalType):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
 
         def add_decimals(first: Any, second: Any) -> Any:
             total = _EXACT.add(first, second)
-            # Not abs(): that rounds to the precision of the thread.
+            # Not abs(), which rounds to the precision of the thread's decimal context.
             if total.copy_abs() >= limit:
                 raise AggregateOverflow(name, arrow_type(kind))
             return total

@@ -1,7 +1,7 @@
-"""Runs async functions over the elements of a batch: how many calls at once, time-outs, retries, limits.
+"""Runs async functions over the elements of a batch, with capacity, time-outs, retries and limits.
 
-Knows neither Spark nor where answers are kept. Nothing is pending when a batch has ended, so a micro-batch
-has all that its calls have brought, and a checkpoint never completes over a call that is still on its way.
+Independent of Spark and of the place where answers are stored. No call is pending when a batch ends, so a
+micro-batch contains the results of all of its calls, and no checkpoint completes over a pending call.
 """
 
 from __future__ import annotations
@@ -30,53 +30,53 @@ from flinkish_spark.functions.async_io import (
     CallLimits,
     ToSide,
 )
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.protocol.latency import LatencyHistogram
 from flinkish_spark.types.to_python import copy_if_mutable
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-#: The rows that came of an element, of all outputs.
+#: The rows made of one element, for all outputs.
 Rows = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class AsyncSpec:
-    """What a program says of an async function; see :class:`~flinkish_spark.datastream.AsyncDataStream`."""
+    """An async function and its settings; see :class:`~flinkish_spark.datastream.AsyncDataStream`."""
 
     function: AsyncFunction | AsyncBatchFunction
     timeout_ms: int
     capacity: int
     retry: AsyncRetryStrategy = NO_RETRY_STRATEGY
     limits: CallLimits = NO_LIMITS
-    #: How many elements a call has at most; 1 for an :class:`.AsyncFunction`.
+    #: Greatest number of elements per call; 1 for an :class:`.AsyncFunction`.
     batch_size: int = 1
-    #: Whether answers are durable before anybody uses them.
+    #: Whether answers are stored durably before they are used.
     is_recorded: bool = False
 
 
 @dataclass(frozen=True)
 class AsyncStatistics:
-    """What async calls of an operator cost; names as in PyFlink's metrics where it has them."""
+    """Statistics of an operator's async calls, named as in PyFlink's metrics where it has them."""
 
-    #: With a result; those whose answer was recorded before are not among them.
+    #: Elements with a result, without those whose answer had been recorded earlier.
     elements: int = 0
-    #: Calls that were begun, and how many of them were made again.
+    #: Calls that were started, and how many of them were retries.
     calls: int = 0
     retries: int = 0
-    #: Calls that raised, and elements whose calls together took too long.
+    #: Calls that raised, and elements that timed out over all of their calls.
     failures: int = 0
     timeouts: int = 0
-    #: The most calls that ran at once in a worker.
+    #: Greatest number of concurrent calls in one worker.
     inflight: int = 0
     batch_size: LatencyHistogram = field(default_factory=LatencyHistogram)
-    #: From the begin of an element's first call to its result, with all retries and waits.
+    #: From the start of an element's first call to its result, including retries and waits.
     batch_latency_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
-    #: Of each call by itself.
+    #: Duration of each single call.
     async_call_duration_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
 
-    def merged(self, other: AsyncStatistics) -> AsyncStatistics:
+    def merge(self, other: AsyncStatistics) -> AsyncStatistics:
         both: dict[str, Any] = {}
         for each in fields(self):
             one, two = getattr(self, each.name), getattr(other, each.name)
@@ -106,7 +106,7 @@ class _Meter:
         self.running -= 1
         self.durations_ms.append(round(took_s * 1_000))
 
-    def statistics(self) -> AsyncStatistics:
+    def to_statistics(self) -> AsyncStatistics:
         return AsyncStatistics(
             **self.counted,
             inflight=self.inflight,
@@ -117,9 +117,9 @@ class _Meter:
 
 
 class _Gate:
-    """Holds a call back until its turn by the rate, and while the circuit breaker is open.
+    """Delays calls to keep the rate limit, and while the :class:`.CircuitBreaker` is open.
 
-    See :class:`.CircuitBreaker`, which holds calls back after failures. Belongs to one event loop.
+    Belongs to one event loop.
     """
 
     def __init__(self, limits: CallLimits, workers: int) -> None:
@@ -128,18 +128,18 @@ class _Gate:
         self._next_s = float("-inf")
         self._breaker, self._failures = limits.circuit_breaker, 0
         self._opens_at_s: float | None = None
-        #: Set as long as nobody tries: while one does, all others wait for what comes of it.
+        #: Cleared while one call probes a half-open breaker; the others wait for its result.
         self._nobody_tries = asyncio.Event()
         self._nobody_tries.set()
 
-    async def passed(self) -> None:
-        """Wait; what came of the call is to be :meth:`told` then."""
+    async def wait_for_turn(self) -> None:
+        """Wait until a call may start; report its result to :meth:`on_result` afterwards."""
         if self._pause_s:
             now_s = asyncio.get_running_loop().time()
             turn_s = max(self._next_s, now_s)
             self._next_s = turn_s + self._pause_s
             await asyncio.sleep(turn_s - now_s)
-        # Last: who is admitted to try must come to an end, or nobody else is.
+        # Last: the call that probes the breaker must end, or the others wait for ever.
         while self._opens_at_s is not None:
             wait_s = self._opens_at_s - asyncio.get_running_loop().time()
             if wait_s > 0:
@@ -150,8 +150,8 @@ class _Gate:
             else:
                 await self._nobody_tries.wait()
 
-    def told(self, error: BaseException | None) -> None:
-        """Tell what became of a call."""
+    def on_result(self, error: BaseException | None) -> None:
+        """Count the result of a call: its error, or None for success."""
         if self._breaker is None:
             return
         if error is None:
@@ -164,15 +164,17 @@ class _Gate:
 
 
 @dataclass(frozen=True)
-class Asked:
-    #: Its place in the batch.
+class AsyncElement:
+    """One element to call the function for, with its idempotency key."""
+
+    #: Its position in the batch.
     at: int
     value: Any
     key: str
 
 
-#: Takes the rows that came of elements; returns when they may be used.
-Answered = Callable[[Sequence[tuple[int, Rows]]], Awaitable[None]]
+#: Takes positions of elements and the rows made of them; returns when the rows may be used.
+TakeAnswers = Callable[[Sequence[tuple[int, Rows]]], Awaitable[None]]
 
 
 class AsyncWait:
@@ -188,13 +190,13 @@ class AsyncWait:
         self._meter = _Meter()
 
     def open(self, context: Any) -> None:
-        self.run_until_complete(_finished(self._spec.function.open, context))
+        self.run_until_complete(_call_and_await(self._spec.function.open, context))
 
     def close(self) -> None:
         if self._loop.is_closed():
             return
         try:
-            self.run_until_complete(_finished(self._spec.function.close))
+            self.run_until_complete(_call_and_await(self._spec.function.close))
             self.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
@@ -204,65 +206,65 @@ class AsyncWait:
             asyncio.get_running_loop()
         except RuntimeError:
             return self._loop.run_until_complete(work)
-        # A harness in a notebook's cell: this thread has a loop that runs.
+        # In a notebook's cell this thread already runs an event loop.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(copy_context().run, self._loop.run_until_complete, work).result()
 
-    async def answer(self, elements: Sequence[Asked], answered: Answered) -> None:
-        """Call the function for elements; at most `capacity` of them are on their way."""
+    async def answer(self, elements: Sequence[AsyncElement], take: TakeAnswers) -> None:
+        """Call the function for elements, at most `capacity` of them at a time."""
         size = self._spec.batch_size
         calls = iter([elements[at : at + size] for at in range(0, len(elements), size)])
 
         async def caller() -> None:
             for call in calls:
-                await answered(await self._one(call))
+                await take(await self._call(call))
 
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(max(1, self._spec.capacity // size)):
                     group.create_task(caller())
         except BaseExceptionGroup as failed:
-            # Tasks that were cancelled are not among them; of several failures the first is told.
+            # Cancelled tasks are not among the exceptions; report the first failure.
             raise failed.exceptions[0] from None
 
-    def taken_statistics(self) -> AsyncStatistics:
+    def take_statistics(self) -> AsyncStatistics:
         meter, self._meter = self._meter, _Meter()
-        return meter.statistics()
+        return meter.to_statistics()
 
-    async def _one(self, call: Sequence[Asked]) -> list[tuple[int, Rows]]:
-        await self._gate.passed()
+    async def _call(self, call: Sequence[AsyncElement]) -> list[tuple[int, Rows]]:
+        await self._gate.wait_for_turn()
         began_s = self._loop.time()
         try:
-            made = await self._in_time(call)
-            rows = self._checked(call, made)
+            made = await self._call_with_timeout(call)
+            rows = self._check_rows(call, made)
         except USER_ERRORS as error:
-            raise ElementFailed(call[0].at, False, error) from error
+            raise ElementError(call[0].at, False, error) from error
         self._meter.counted["elements"] += len(call)
         self._meter.latencies_ms.append(round((self._loop.time() - began_s) * 1_000))
         return [(one.at, found) for one, found in zip(call, rows, strict=True)]
 
-    async def _in_time(self, call: Sequence[Asked]) -> Any:
-        """Return what calls with retries bring, or what the function says if that takes too long."""
+    async def _call_with_timeout(self, call: Sequence[AsyncElement]) -> Any:
+        """Return the result of the calls, or of the function's `timeout` or `failed` method."""
         error: Exception | None = None
         try:
             async with asyncio.timeout(self._spec.timeout_ms / 1_000) as limit:
-                result, error = await self._with_retries(call, limit)
+                result, error = await self._call_with_retries(call, limit)
         except TimeoutError:
             if not limit.expired():
                 raise
             self._meter.counted["timeouts"] += len(call)
-            return self._called("timeout", call)
-        return result if error is None else self._called("on_error", call, error)
+            return self._invoke("timeout", call)
+        return result if error is None else self._invoke("on_error", call, error)
 
-    async def _with_retries(
-        self, call: Sequence[Asked], limit: asyncio.Timeout
+    async def _call_with_retries(
+        self, call: Sequence[AsyncElement], limit: asyncio.Timeout
     ) -> tuple[Any, Exception | None]:
         attempt = 0
         while True:
             result, error = await self._attempt(call, attempt)
             attempt += 1
             if limit.expired():
-                # Whatever the function has made of being cancelled.
+                # Even if the function has caught its cancellation.
                 raise TimeoutError
             if not self._spec.retry.wants_another(attempt, result, error):
                 return result, error
@@ -270,27 +272,27 @@ class AsyncWait:
             when_s = limit.when()
             assert when_s is not None
             left_s = when_s - self._loop.time()
-            # What is held back is not late.
+            # Waiting for the rate limit or the breaker does not count towards the time-out.
             limit.reschedule(None)
-            await self._gate.passed()
+            await self._gate.wait_for_turn()
             limit.reschedule(self._loop.time() + left_s)
 
-    async def _attempt(self, call: Sequence[Asked], attempt: int) -> tuple[Any, Exception | None]:
+    async def _attempt(self, call: Sequence[AsyncElement], attempt: int) -> tuple[Any, Exception | None]:
         keys = tuple(one.key for one in call)
         CURRENT_CALL.set(AsyncCall(keys[0] if self._spec.batch_size == 1 else None, attempt, keys))
         self._meter.begin(len(call), attempt > 0)
         began_s = self._loop.time()
         failed: BaseException | None = None
         try:
-            # Each attempt begins with the element as it came.
-            return await self._called("async_invoke", call), None
+            # Each attempt gets an unchanged copy of the element.
+            return await self._invoke("async_invoke", call), None
         except asyncio.CancelledError as cut_off:
             task = asyncio.current_task()
             assert task is not None
             if task.cancelling():
                 failed = cut_off
                 raise
-            # Nobody has cancelled this call: it awaited something else that was.
+            # This call was not cancelled itself: it awaited something that was.
             failed = error = RuntimeError("what the call awaited was cancelled")
             error.__cause__ = cut_off
             self._meter.counted["failures"] += 1
@@ -305,18 +307,18 @@ class AsyncWait:
         finally:
             self._meter.end(self._loop.time() - began_s)
             CURRENT_CALL.set(None)
-            self._gate.told(failed)
+            self._gate.on_result(failed)
 
-    def _called(self, method: str, call: Sequence[Asked], *error: Exception) -> Any:
+    def _invoke(self, method: str, call: Sequence[AsyncElement], *error: Exception) -> Any:
         function = self._spec.function
         if isinstance(function, AsyncBatchFunction):
             return getattr(function, f"{method}_batch")([copy_if_mutable(one.value) for one in call], *error)
         return getattr(function, method)(copy_if_mutable(call[0].value), *error)
 
-    def _checked(self, call: Sequence[Asked], made: Any) -> list[Rows]:
+    def _check_rows(self, call: Sequence[AsyncElement], made: Any) -> list[Rows]:
         function = self._spec.function
         if not isinstance(function, AsyncBatchFunction):
-            return [_rows_of(made, type(function).__name__)]
+            return [_to_rows(made, type(function).__name__)]
         if made is None or isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
             raise TypeError(
                 f"async_invoke_batch() of {type(function).__name__} returned a {type(made).__name__}; return "
@@ -326,12 +328,12 @@ class AsyncWait:
         if len(rows) != len(call):
             raise ValueError(
                 f"async_invoke_batch() of {type(function).__name__} returned {len(rows)} rows for "
-                f"{len(call)} elements; return one for each, and None where nothing comes of it"
+                f"{len(call)} elements; return one for each, and None for an element without a row"
             )
-        return [() if row is None else (_taken(row),) for row in rows]
+        return [() if row is None else (_copy_row(row),) for row in rows]
 
 
-def _rows_of(made: Any, name: str) -> Rows:
+def _to_rows(made: Any, name: str) -> Rows:
     if made is None:
         return ()
     is_row = (
@@ -339,27 +341,27 @@ def _rows_of(made: Any, name: str) -> Rows:
     )
     if is_row or is_dataclass(made) or not isinstance(made, Iterable):
         raise TypeError(f"async_invoke() of {name} returned a {type(made).__name__}; return a list of rows")
-    return tuple(map(_taken, elements_of(made)))
+    return tuple(map(_copy_row, elements_of(made)))
 
 
-def _taken(row: Any) -> Any:
+def _copy_row(row: Any) -> Any:
     return ToSide(row.tag, copy_if_mutable(row.row)) if isinstance(row, ToSide) else copy_if_mutable(row)
 
 
-async def _finished(method: Callable[..., Any], *given: Any) -> None:
+async def _call_and_await(method: Callable[..., Any], *given: Any) -> None:
     result = method(*given)
     if inspect.isawaitable(result):
         await result
 
 
-#: How long an answer waits for others that are made durable with it.
+#: How long an answer waits for others to be written with it.
 _TOGETHER_MS = 50
 
 
 class DurableAnswers(Generic[_T]):
-    """Hands answers on when they are durable, many at a time, while other calls run.
+    """Writes answers durably in batches while other calls run, then hands them on.
 
-    What a crash costs is bounded: there are never more than `most` answers that are not durable.
+    At most `most` answers are not durable at any time, so a crash repeats at most that many calls.
     """
 
     def __init__(
@@ -373,7 +375,7 @@ class DurableAnswers(Generic[_T]):
         self._failure: BaseException | None = None
 
     async def put(self, answers: Sequence[tuple[int, Rows]]) -> None:
-        """Take answers; waits while there are too many that are not durable."""
+        """Queue answers for writing; wait while too many of them are not durable."""
         async with self._changed:
             self._waiting.extend(answers)
             self._changed.notify_all()
@@ -384,8 +386,8 @@ class DurableAnswers(Generic[_T]):
             raise self._failure
 
     @asynccontextmanager
-    async def written(self) -> AsyncIterator[None]:
-        """Write answers as long as this lasts, and the last ones at its end, also if it fails."""
+    async def run_writer(self) -> AsyncIterator[None]:
+        """Run the writer during the block; at its end write the remaining answers, even after an error."""
         writer = asyncio.create_task(self._write())
         try:
             yield
@@ -393,7 +395,7 @@ class DurableAnswers(Generic[_T]):
             async with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
-            # What was answered cost a call: it is kept also where another element has failed.
+            # Each answer cost a call, so keep it even if another element has failed.
             await writer
 
     async def _write(self) -> None:
@@ -409,13 +411,13 @@ class DurableAnswers(Generic[_T]):
                     self._changed.notify_all()
         except BaseException as failure:
             async with self._changed:
-                # Nobody waits for a writer that has failed.
+                # Wake up all who wait for the writer.
                 self._failure, self._is_over = failure, True
                 self._changed.notify_all()
             raise
 
     async def _wait_for_some(self) -> bool:
-        """Wait until there is something to write; return whether there is, or ever will be."""
+        """Wait for answers to write; return False if there are none and none will come."""
         async with self._changed:
             await self._changed.wait_for(lambda: bool(self._waiting) or self._is_over)
             if self._is_over or len(self._waiting) >= self._most:

@@ -1,4 +1,4 @@
-"""Operators with a broadcast input: keyed ones, and such as have no key."""
+"""Keyed and unkeyed operators with a broadcast input."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from flinkish_spark.core.elements import MIN_WATERMARK_MS, OutputTag, Progress, 
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of, refuse_not_run
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import BroadcastProcessFunction, KeyedBroadcastProcessFunction
-from flinkish_spark.operators.context import FunctionContext, KeyedStateWithoutKey, NoKeyedState
+from flinkish_spark.operators.context import FunctionContext, NoKeyedState
 from flinkish_spark.operators.process import (
     Check,
-    ElementFailed,
+    ElementError,
     Elements,
-    Emitted,
     GroupRun,
     KeyedStreamOperator,
+    OperatorOutput,
     Sides,
-    checked,
+    wrap_with_check,
 )
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateDescriptor
 from flinkish_spark.state.key_group import GroupState
@@ -31,30 +31,22 @@ from flinkish_spark.state.operator_state import BroadcastState, BroadcastTables,
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.to_python import copy_if_mutable
 
-#: Takes an element and the context; returns what is emitted.
+#: Takes an element and the context; returns the rows to emit.
 ElementProcessor = Callable[[Any, Any], Iterable[Any] | None]
 KeyedStateFunction = Callable[[Any, Any], None]
 
 
-class BroadcastElementFailed(ElementFailed):
-    """The function raised at a broadcast element; `at` is its place among those."""
-
-
-class ApplicationFailed(Exception):
-    """A function that was given to `apply_to_keyed_state` raised."""
-
-    def __init__(self, state: str, key: Any, error: BaseException) -> None:
-        super().__init__(f"state '{state}' of the key {key!r}: {type(error).__name__}: {error}")
-        self.state, self.key, self.error = state, key, error
+class BroadcastElementError(ElementError):
+    """The function raised at a broadcast element; `at` is its position among the broadcast elements."""
 
 
 class _NoKey:
-    """Stands where the key would be; whatever looks something up by it is told."""
+    """Placeholder for the current key; using it for a lookup raises."""
 
     def __hash__(self) -> int:
-        raise KeyedStateWithoutKey(
-            "no key is the current one while broadcast elements are processed: keyed state and timers are "
-            "the element side's; use ctx.apply_to_keyed_state()"
+        raise TypeError(
+            "there is no current key while broadcast elements are processed; only the element side has keyed "
+            "state and timers; use ctx.apply_to_keyed_state()"
         )
 
     def __repr__(self) -> str:
@@ -65,13 +57,13 @@ NO_KEY = _NoKey()
 
 
 class ContextFacts:
-    """Times of the current micro-batch and element, and where rows go; shared by contexts."""
+    """Times of the current micro-batch and element, and its output; base class of the contexts."""
 
     __slots__ = ("check", "emitted", "processing_time_ms", "timestamp_ms", "watermark_ms")
 
     def __init__(self) -> None:
-        self.emitted = Emitted()
-        #: What looks at the rows of each call; set where it is to be found out which one was wrong.
+        self.emitted = OperatorOutput()
+        #: Checks the rows of each call; set only to find the call that emitted a wrong row.
         self.check: Check | None = None
         self.timestamp_ms: int | None = None
         self.watermark_ms, self.processing_time_ms = MIN_WATERMARK_MS, 0
@@ -88,10 +80,10 @@ class ContextFacts:
     def output(self, tag: OutputTag, value: Any) -> None:
         self.emitted.side.setdefault(tag_name(tag), []).append((copy_if_mutable(value), self.timestamp_ms))
 
-    def process_sides(self, process: ElementProcessor, sides: Sides, progress: Progress) -> Emitted:
-        """Give elements on both sides of the watermark to a function; return what it emits."""
-        # What it makes of an element before the watermark is before it, too: it is not late for who reads it.
-        self.emitted = emitted = Emitted()
+    def process_sides(self, process: ElementProcessor, sides: Sides, progress: Progress) -> OperatorOutput:
+        """Call a function for the elements before and behind the watermark; return its output."""
+        # Rows of an element before the watermark are before it, too: they are not late in the next operator.
+        self.emitted = emitted = OperatorOutput()
         self.processing_time_ms = progress.processing_time_ms
         self.watermark_ms = progress.watermark_before_ms
         self.process(process, sides[0], is_before=True)
@@ -103,7 +95,7 @@ class ContextFacts:
 
     def process(self, process: ElementProcessor, elements: Elements, *, is_before: bool) -> None:
         if self.check is not None:
-            process = checked(process, lambda: self.emitted, self.check)
+            process = wrap_with_check(process, lambda: self.emitted, self.check)
         rows, times = self.emitted.rows, self.emitted.times_ms
         stamps: Iterable[int | None] = elements.times_ms or [None] * len(elements.keys)
         for at, (value, time_ms) in enumerate(zip(elements.values, stamps, strict=True)):
@@ -111,7 +103,7 @@ class ContextFacts:
             try:
                 rows.extend(map(copy_if_mutable, elements_of(process(value, self) or ())))
             except USER_ERRORS as error:
-                raise ElementFailed(at, is_before, error) from error
+                raise ElementError(at, is_before, error) from error
             times.extend([time_ms] * (len(rows) - len(times)))
 
 
@@ -124,9 +116,9 @@ class BroadcastSideContext(ContextFacts):
         super().__init__()
         self.tables: BroadcastTables
         self._is_declared = is_declared
-        #: What is to be done with keyed state, in this order.
+        #: Functions to apply to keyed state, in this order.
         self.applications: list[tuple[StateDescriptor, KeyedStateFunction]] = []
-        #: For functions of ours, while something is applied to keyed state: adds to a number of the operator.
+        #: For internal functions applied to keyed state: adds to one of the operator's counters.
         self.count: Callable[..., None]
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
@@ -134,15 +126,15 @@ class BroadcastSideContext(ContextFacts):
 
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: KeyedStateFunction) -> None:
         if not self._is_declared(descriptor):
-            raise KeyedStateWithoutKey(
-                f"apply_to_keyed_state() is given the state '{descriptor.name}', for which open() did not ask"
+            raise TypeError(
+                f"apply_to_keyed_state() got the state '{descriptor.name}', which open() did not declare"
             )
         check_function(function, "the function of apply_to_keyed_state()", 2)
         self.applications.append((descriptor, function))
 
 
 class BroadcastSide:
-    """The broadcast elements of one operator in a partition: `begin`, `process`, `dump`, then the others."""
+    """Broadcast side of an operator in a partition; `begin`, `process`, `dump` precede the element side."""
 
     def __init__(
         self,
@@ -157,28 +149,28 @@ class BroadcastSide:
         self.context.tables = BroadcastTables(uid, self._descriptors, None)
 
     def begin(self, value: bytes | memoryview | None) -> None:
-        """Begin a micro-batch with what was stored for the partition; None where nothing was."""
+        """Begin a micro-batch with the stored value of the partition, or None."""
         self.context.applications = []
         if value != self._value or self.context.tables.is_changed:
             self.context.tables = BroadcastTables(self._uid, self._descriptors, value)
             self._value = None if value is None else bytes(value)
 
     def dump(self) -> bytes | None:
-        """Return what is to be stored for the partition; None if nothing has changed."""
+        """Return the value to store for the partition; None if nothing has changed."""
         tables = self.context.tables
         if not tables.is_changed:
             return None
-        # Whoever begins with just that again finds the states as they are, without reading them anew.
+        # If the next micro-batch begins with this value, the tables need not be read again.
         self._value = tables.dump()
         tables.settle()
         return self._value
 
-    def process(self, sides: Sides, progress: Progress, check: Check | None = None) -> Emitted:
+    def process(self, sides: Sides, progress: Progress, check: Check | None = None) -> OperatorOutput:
         self.context.check = check
         try:
             return self.context.process_sides(self._process_one, sides, progress)
-        except ElementFailed as failed:
-            raise BroadcastElementFailed(failed.at, failed.is_before, failed.error) from failed.error
+        except ElementError as failed:
+            raise BroadcastElementError(failed.at, failed.is_before, failed.error) from failed.error
 
     def _process_one(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
         rows = list(map(copy_if_mutable, elements_of(self._process(value, context) or ())))
@@ -199,7 +191,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         self._states = states = states.of_function()
-        #: The broadcast half, which runs once per partition and micro-batch, before that's key groups.
+        #: The broadcast half; runs once per partition and micro-batch, before the partition's key groups.
         self.side = BroadcastSide(states.uid, self._descriptors, self._process_broadcast, self._is_declared)
         self.side.context.count = context.count
         self._context = context
@@ -212,9 +204,9 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
     def close(self) -> None:
         self._function.close()
 
-    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
-        level_in = getattr(self._function, "level_in", None)
-        return None if level_in is None else level_in(state, rows)
+    def count_open_items(self, state: str, rows: pa.RecordBatch) -> int | None:
+        count_open_items = getattr(self._function, "count_open_items", None)
+        return None if count_open_items is None else count_open_items(state, rows)
 
     def hashes_to_load(self, group: GroupState) -> Array:
         names = {descriptor.name for descriptor, _ in self.side.context.applications}
@@ -222,7 +214,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
     def apply(self, run: GroupRun, progress: Progress) -> None:
-        """Do what `apply_to_keyed_state` was asked for, with the key group that is loaded."""
+        """Apply the functions passed to `apply_to_keyed_state` to the loaded key group."""
         # Called before `GroupRun.run`, also for key groups that have no elements and no timers.
         scope = run.states.scope
         scope.now_ms = progress.processing_time_ms
@@ -230,14 +222,15 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
             state, table = self._states.any_state(descriptor), self._states.tables[descriptor.name]
             for key in list(table.entries):
                 scope.enter(key)
-                # What is expired is not there.
+                # Skip expired entries.
                 if table.read(scope) is None:
                     continue
                 try:
                     call: Callable[..., object] = function
                     refuse_not_run(call(key, state), "the function of apply_to_keyed_state()")
                 except USER_ERRORS as error:
-                    raise ApplicationFailed(descriptor.name, key, error) from error
+                    place = f"state '{descriptor.name}' of the key {key!r}"
+                    raise RuntimeError(f"{place}: {type(error).__name__}: {error}") from error
                 self._states.puts.settle()
 
     def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any] | None:
@@ -245,7 +238,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
 
     def _process_broadcast(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
         self._states.scope.enter(NO_KEY)
-        # As a list: a generator would run when nobody knows any more whose turn it is.
+        # As a list: a generator would run after the current key has changed.
         rows = self._function.process_broadcast_element(value, context)
         return list(map(copy_if_mutable, elements_of(rows or ())))
 
@@ -276,7 +269,7 @@ class BroadcastRun:
         elements: Sides,
         progress: Progress,
         check: Check | None = None,
-    ) -> tuple[Emitted, bytes | None]:
+    ) -> tuple[OperatorOutput, bytes | None]:
         self.side.begin(value)
         emitted = self.side.process(broadcast, progress, check)
         stored = self.side.dump()
@@ -289,7 +282,7 @@ class BroadcastRun:
 
 
 class _ElementContext(ContextFacts):
-    """Given to a function without keys for an element."""
+    """Context of a function on an unkeyed stream, for one element."""
 
     __slots__ = ("get_broadcast_state",)
     get_broadcast_state: Callable[[MapStateDescriptor], ReadOnlyBroadcastState[Any, Any]]

@@ -1,7 +1,7 @@
-"""Operators over changelogs, whose elements say whether a row comes or goes: aggregates, and upserts.
+"""Operators over changelogs, whose elements insert or retract rows: aggregates and upserts.
 
-An aggregate says what it said before -U and what it says now +U; +I when a key gets its first row, -D when it
-loses its last one, and nothing while it stays the same. That is Flink's group aggregate.
+An aggregate emits its former result as -U and its new one as +U; +I for the first row of a key, -D after the
+last one is retracted, and nothing if the result is unchanged. This is Flink's group aggregate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.aggregates import value_fold
+from flinkish_spark.operators.aggregates import make_value_fold
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part
 from flinkish_spark.operators.process import KeyedStreamOperator
@@ -34,25 +34,25 @@ from flinkish_spark.types.to_python import copy_if_mutable, copy_result
 _KINDS: Mapping[str, RowKind] = {kind.value: kind for kind in RowKind}
 
 
-def kind_of(value: Any) -> RowKind:
+def parse_kind(value: Any) -> RowKind:
     kind = _KINDS.get(value)
     if kind is None:
         raise ValueError(f"{value!r} is no row kind: {', '.join(_KINDS)}")
     return kind
 
 
-def _change(before: Any, after: Any) -> Iterable[Any]:
-    """Return the rows by which a result becomes another one; None is no result."""
+def _diff(before: Any, after: Any) -> Iterable[Any]:
+    """Return the changelog rows from one result to another; None is no result."""
     if before == after:
         return ()
     if before is None:
-        return (_with_kind(after, RowKind.INSERT),)
+        return (_add_kind(after, RowKind.INSERT),)
     if after is None:
-        return (_with_kind(before, RowKind.DELETE),)
-    return _with_kind(before, RowKind.UPDATE_BEFORE), _with_kind(after, RowKind.UPDATE_AFTER)
+        return (_add_kind(before, RowKind.DELETE),)
+    return _add_kind(before, RowKind.UPDATE_BEFORE), _add_kind(after, RowKind.UPDATE_AFTER)
 
 
-def _with_kind(row: Any, kind: RowKind) -> Any:
+def _add_kind(row: Any, kind: RowKind) -> Any:
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
         row = {one.name: getattr(row, one.name) for one in dataclasses.fields(row)}
     elif hasattr(row, "asDict"):
@@ -63,33 +63,33 @@ def _with_kind(row: Any, kind: RowKind) -> Any:
 
 
 class RetractingFold(ABC):
-    """One column of an aggregate over the rows that a key has now."""
+    """One aggregate column over the current rows of a key."""
 
-    #: Fields of what is kept beside the other columns', as DDL types, and what is kept of no rows.
+    #: DDL types of its fields in the operator's state, and their values without any row.
     kept: tuple[str, ...]
     nothing: tuple[Any, ...]
 
     def open(self, states: KeyedStates) -> None:
-        """Declare what is kept in a state of its own."""
+        """Declare further states, if it needs any."""
 
     @abstractmethod
-    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
-        """Return what is kept when a row has come (1) or gone (-1)."""
+    def add(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+        """Return the state after a row was inserted (1) or retracted (-1)."""
 
     def result(self, kept: Sequence[Any]) -> Any:
         return kept[0]
 
     def clear(self) -> None:
-        """Forget a key that has no rows."""
+        """Clear the state of a key without rows."""
 
 
 class RetractingCount(RetractingFold):
-    """How many rows have a value."""
+    """Number of rows with a value."""
 
     kept = ("LONG",)
     nothing = (0,)
 
-    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+    def add(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
         return (kept[0] + (0 if value is None else count),)
 
 
@@ -97,15 +97,15 @@ class RetractingSum(RetractingFold):
     """The sum of the values; null if there are none."""
 
     def __init__(self, name: str, kind: T.DataType) -> None:
-        self._add = value_fold(Fold.SUM, name, kind)
+        self._add = make_value_fold(Fold.SUM, name, kind)
         self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
         self._name, self._kind = name, kind
-        #: The sum, of how many, and how many of them are no finite numbers: these are not in the sum, which
-        #: could not be rid of them again.
+        #: The sum, the number of values, and the numbers of NaN, +inf and -inf. These are not in the sum,
+        #: from which they could not be subtracted again.
         self.kept = (kind.simpleString(), *["LONG"] * (4 if self._is_float else 1))
         self.nothing = (None, *[0] * (len(self.kept) - 1))
 
-    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+    def add(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
         if value is None:
             return tuple(kept)
         total, number, *others = kept
@@ -115,10 +115,10 @@ class RetractingSum(RetractingFold):
             return (total, number + count, *others)
         number += count
         if number - sum(others) == 0:
-            # Nothing is left of what numbers without an exact sum have left behind.
+            # Drop the rounding error of the float sum.
             return (None, number, *others)
         try:
-            # Not a minus: that rounds a Decimal to the precision of the thread.
+            # Not a minus, which rounds a Decimal to the precision of the thread's context.
             negative = value.copy_negate() if isinstance(value, Decimal) else -value
             return (self._add(total, value if count > 0 else negative), number, *others)
         except AggregateOverflow:
@@ -135,20 +135,20 @@ class RetractingSum(RetractingFold):
 
 
 class RetractingExtreme(RetractingFold):
-    """The least or the greatest of the values, all of which are kept with how often they are there."""
+    """Minimum or maximum of the values; keeps each value with its number of occurrences."""
 
     def __init__(self, fold: Fold, kind: T.DataType, number: int, ttl: StateTtl | None) -> None:
-        self._better = value_fold(fold, "", kind)
+        self._better = make_value_fold(fold, "", kind)
         self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
         self.kept, self.nothing = (kind.simpleString(), "LONG"), (None, 0)
-        # NaN is not equal to itself, and so cannot be found again as a key.
+        # NaN does not equal itself, so it could not be found as a map key.
         key = "STRING" if self._is_float else kind.simpleString()
         self._descriptor = MapStateDescriptor(f"values-{number}", key, "LONG", ttl)
 
     def open(self, states: KeyedStates) -> None:
         self._values = states.get_map_state(self._descriptor)
 
-    def added(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
+    def add(self, kept: Sequence[Any], value: Any, count: int) -> tuple[Any, ...]:
         best, number = kept
         if value is None:
             return tuple(kept)
@@ -178,7 +178,7 @@ class RetractingExtreme(RetractingFold):
         self._values.clear()
 
 
-def retracting_fold(
+def make_retracting_fold(
     column: AggregateColumn, fields: T.StructType, number: int, ttl: StateTtl | None
 ) -> tuple[RetractingFold, T.DataType]:
     if column.field is None and column.fold is Fold.COUNT:
@@ -204,7 +204,7 @@ def retracting_fold(
 
 
 class ChangelogFoldOperator(KeyedStreamOperator):
-    """Folds of fields over the rows that a key has now, as a changelog."""
+    """Aggregates fields over the current rows of each key; emits a changelog."""
 
     def __init__(
         self,
@@ -225,23 +225,23 @@ class ChangelogFoldOperator(KeyedStreamOperator):
             fold.open(states)
 
     def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
-        kept, count = self._state.value(), -1 if kind_of(value[self._kind_at]).is_retraction else 1
+        kept, count = self._state.value(), -1 if parse_kind(value[self._kind_at]).is_retraction else 1
         if kept is None and count < 0:
-            # Nothing is known of what goes.
+            # A retraction of an unknown row.
             return ()
         kept = tuple(kept) if kept is not None else (0, *(v for fold, _ in self._folds for v in fold.nothing))
         key = tuple(value[at] for at in self._key_at)
         before = self._row(key, kept)
         now = [kept[0] + count]
         for fold, mine, at in self._parts(kept):
-            now += fold.added(mine, 1 if at is None else value[at], count)
+            now += fold.add(mine, 1 if at is None else value[at], count)
         if now[0] > 0:
             self._state.update(tuple(now))
         else:
             self._state.clear()
             for fold, _ in self._folds:
                 fold.clear()
-        return _change(before, self._row(key, now))
+        return _diff(before, self._row(key, now))
 
     def _parts(self, kept: Sequence[Any]) -> Iterable[tuple[RetractingFold, Sequence[Any], int | None]]:
         begin = 1
@@ -257,7 +257,7 @@ class ChangelogFoldOperator(KeyedStreamOperator):
 
 
 class ChangelogAggregateOperator(KeyedStreamOperator):
-    """An aggregate of the user's over the rows that a key has now, as a changelog."""
+    """Runs an AggregateFunction over the current rows of each key; emits a changelog."""
 
     def __init__(
         self, kind_at: int, aggregate: AggregateFunction, accumulator_type: StateType, ttl: StateTtl | None
@@ -274,7 +274,7 @@ class ChangelogAggregateOperator(KeyedStreamOperator):
         self._accumulator, self._rows = map(states.get_state, self._descriptors)
 
     def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
-        is_retraction = kind_of(value[self._kind_at]).is_retraction
+        is_retraction = parse_kind(value[self._kind_at]).is_retraction
         rows, accumulator = self._rows.value() or 0, self._accumulator.value()
         if not rows:
             if is_retraction:
@@ -289,21 +289,21 @@ class ChangelogAggregateOperator(KeyedStreamOperator):
         if not rows:
             self._accumulator.clear()
             self._rows.clear()
-            return _change(before, None)
+            return _diff(before, None)
         after = self._aggregate.get_result(accumulator)
         self._accumulator.update(accumulator)
         self._rows.update(rows)
-        return _change(before, after)
+        return _diff(before, after)
 
     def close(self) -> None:
         close_part(self._aggregate)
 
 
 class NormalizeOperator(KeyedStreamOperator):
-    """Makes whole changes of upserts: Flink's ChangelogNormalize.
+    """Completes upserts to a changelog, like Flink's ChangelogNormalize.
 
-    Of a row that takes another's place, that one comes out as -U; of one that was there already, nothing; a
-    deletion has the fields of what is deleted, and none comes out for a key without a row.
+    Emits the replaced row as -U, nothing for an unchanged row, all fields of a deleted row, and nothing for
+    the deletion of an unknown key.
     """
 
     def __init__(self, kind_at: int, fields: T.StructType, ttl: StateTtl | None) -> None:
@@ -317,12 +317,12 @@ class NormalizeOperator(KeyedStreamOperator):
     def process_element(self, value: Any, context: FunctionContext) -> Iterable[Any]:
         at, kept = self._kind_at, self._state.value()
         before = None if kept is None else tuple(kept)
-        if kind_of(value[at]).is_retraction:
+        if parse_kind(value[at]).is_retraction:
             self._state.clear()
-            return self._in_place(_change(before, None))
+            return self._restore_kind_position(_diff(before, None))
         row = (*value[:at], *value[at + 1 :])
         self._state.update(row)
-        return self._in_place(_change(before, row))
+        return self._restore_kind_position(_diff(before, row))
 
-    def _in_place(self, rows: Iterable[Any]) -> Iterable[Any]:
+    def _restore_kind_position(self, rows: Iterable[Any]) -> Iterable[Any]:
         return tuple((*row[: self._kind_at], row[-1], *row[self._kind_at : -1]) for row in rows)

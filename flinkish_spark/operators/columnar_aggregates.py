@@ -1,8 +1,8 @@
 """Running aggregates over columns, in two steps: `combine` before the shuffle, `merge` in the key group.
 
-What travels between them, what is kept and what comes out has the same columns. Sums are exact: of whole
-numbers and decimals an overflow is an error, never another number. Sums of floats are made in double
-precision, in the order of the rows. Functions of the user's are called row by row.
+Partial rows, state and results have the same columns. Sums of integers and decimals are exact; an overflow
+is an error. Floats are added in double precision, in the order of the rows. Functions of the user are called
+row by row.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ def fold_groups(fold: Fold, name: str, values: pa.Array, groups: Array, first: A
         present = values.is_valid().to_numpy(zero_copy_only=False)
         return pa.array(np.bincount(groups, weights=present, minlength=len(first)).astype(np.int64))
     if pa.types.is_duration(values.type):
-        # Arrow groups no intervals; as whole numbers of microseconds they are the same.
+        # Arrow cannot group intervals, so fold them as microseconds.
         return fold_groups(fold, name, values.cast(pa.int64()), groups, first).cast(values.type)
-    if (plain := _plain(values)) is not None and len(first):
+    if (plain := _to_numbers(values)) is not None and len(first):
         if fold is not Fold.SUM:
             best = plain[first]
             (np.minimum if fold is Fold.MIN else np.maximum).at(best, groups, plain)
             return pa.array(best, values.type)
-        if (sums := _small_sums(plain, groups, len(first))) is not None:
-            return _narrowed(name, sums, values.type)
+        if (sums := _add_exactly(plain, groups, len(first))) is not None:
+            return _narrow(name, sums, values.type)
     if fold is Fold.SUM:
-        return _narrowed(name, _sums(values, groups, len(first)), values.type)
-    best = _grouped(values, groups, "min" if fold is Fold.MIN else "max", len(first))
+        return _narrow(name, _add_groups(values, groups, len(first)), values.type)
+    best = _aggregate_groups(values, groups, "min" if fold is Fold.MIN else "max", len(first))
     if fold is Fold.MAX and pa.types.is_floating(values.type):
-        best = _nan_where(best, _grouped(pc.is_nan(values), groups, "any", len(first)))
+        best = _set_nan(best, _aggregate_groups(pc.is_nan(values), groups, "any", len(first)))
     return best
 
 
 def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Array:
-    """Return the fold of what was there before and what came, element by element; null is nothing."""
-    # For FIRST null is a value: that goes by what is known of existence.
+    """Return the element-wise fold of the state before and the new values; nulls are skipped."""
+    # Not for FIRST, where null is a value; `add` looks at `exists` for it.
     if fold in (Fold.SUM, Fold.COUNT):
-        return pc.coalesce(_narrowed(name, _sum_pairs(name, before, now), now.type), before, now)
+        return pc.coalesce(_narrow(name, _add_pairs(name, before, now), now.type), before, now)
     choose = pc.min_element_wise if fold is Fold.MIN else pc.max_element_wise
     kind = now.type
-    # Of these Arrow does not compare whole columns; in another type they have the same order.
+    # Arrow cannot compare columns of these types element-wise; cast to a type with the same order.
     if pa.types.is_boolean(kind):
         kind = pa.uint8()
     elif pa.types.is_timestamp(kind):
@@ -90,12 +90,12 @@ def fold_pairs(fold: Fold, name: str, before: pa.Array, now: pa.Array) -> pa.Arr
     best = choose(before.cast(kind), now.cast(kind), skip_nulls=True).cast(now.type)
     if fold is Fold.MAX and pa.types.is_floating(now.type):
         is_nan = pc.or_(pc.fill_null(pc.is_nan(before), False), pc.fill_null(pc.is_nan(now), False))
-        best = _nan_where(best, is_nan)
+        best = _set_nan(best, is_nan)
     return best
 
 
-def same_values(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Return where two columns are the same; null is the same as null, and NaN as NaN."""
+def find_equal(left: pa.Array, right: pa.Array) -> pa.Array:
+    """Return where two columns are equal; null equals null, and NaN equals NaN."""
     same = pc.or_(pc.fill_null(pc.equal(left, right), False), pc.and_(left.is_null(), right.is_null()))
     if pa.types.is_floating(left.type):
         nans = pc.and_(pc.fill_null(pc.is_nan(left), False), pc.fill_null(pc.is_nan(right), False))
@@ -103,8 +103,8 @@ def same_values(left: pa.Array, right: pa.Array) -> pa.Array:
     return same
 
 
-def _plain(values: pa.Array) -> Array | None:
-    """Return numbers without a null or NaN as they lie in memory, which Numpy folds faster; else None."""
+def _to_numbers(values: pa.Array) -> Array | None:
+    """Return the values as a Numpy array, which folds faster; None if one is null, NaN or no number."""
     kind = values.type
     if values.null_count or not (pa.types.is_integer(kind) or pa.types.is_float64(kind)):
         return None
@@ -112,8 +112,8 @@ def _plain(values: pa.Array) -> Array | None:
     return None if numbers.dtype.kind == "f" and np.isnan(numbers).any() else numbers
 
 
-def _small_sums(numbers: Array, groups: Array, count: int) -> pa.Array | None:
-    """Return the sums of groups if doubles hold them exactly, or are what is asked for; else None."""
+def _add_exactly(numbers: Array, groups: Array, count: int) -> pa.Array | None:
+    """Return the sums of groups, added as doubles; None if doubles could not hold integer sums exactly."""
     if numbers.dtype.kind == "f":
         return pa.array(np.bincount(groups, weights=numbers, minlength=count))
     most = max(-int(numbers.min()), int(numbers.max()))
@@ -122,20 +122,20 @@ def _small_sums(numbers: Array, groups: Array, count: int) -> pa.Array | None:
     return pa.array(np.bincount(groups, weights=numbers, minlength=count).astype(np.int64))
 
 
-def _sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
+def _add_groups(values: pa.Array, groups: Array, count: int) -> pa.Array:
     """Return the sums of groups in the widest type of their kind."""
     kind = values.type
     if pa.types.is_integer(kind):
         least, greatest = (bound.as_py() or 0 for bound in pc.min_max(values).values())
         if max(-least, greatest) * len(values) >= _LIMIT:
-            return _wide_sums(values, groups, count)
+            return _add_wide(values, groups, count)
     elif pa.types.is_decimal(kind) and kind.precision + len(str(len(values))) > 38:
         values = values.cast(pa.decimal256(kind.precision, kind.scale))
-    return _grouped(values, groups, "sum", count)
+    return _aggregate_groups(values, groups, "sum", count)
 
 
-def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
-    """Return sums of integers that may leave 64 bits, as decimals: upper and lower halves on their own."""
+def _add_wide(values: pa.Array, groups: Array, count: int) -> pa.Array:
+    """Return sums of integers that may overflow 64 bits, adding upper and lower halves separately."""
     whole = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     upper, lower = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     np.add.at(upper, groups, whole >> _LOW_BITS)
@@ -144,7 +144,7 @@ def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
     there[groups[values.is_valid().to_numpy(zero_copy_only=False)]] = True
     exact = [(high << _LOW_BITS) + low for high, low in zip(upper.tolist(), lower.tolist(), strict=True)]
     if not all(-_LIMIT <= total < _LIMIT for total in exact):
-        # One that does not fit is told by whoever narrows it.
+        # `_narrow` raises for a sum that does not fit.
         return pa.array(
             [total if is_there else None for total, is_there in zip(exact, there, strict=True)],
             pa.decimal128(38, 0),
@@ -152,7 +152,7 @@ def _wide_sums(values: pa.Array, groups: Array, count: int) -> pa.Array:
     return pa.array(np.array(exact, dtype=np.int64), mask=~there)
 
 
-def _sum_pairs(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
+def _add_pairs(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
     kind = now.type
     if pa.types.is_integer(kind):
         try:
@@ -167,7 +167,7 @@ def _sum_pairs(name: str, before: pa.Array, now: pa.Array) -> pa.Array:
     return pc.add(before, now)
 
 
-def _narrowed(name: str, sums: pa.Array, kind: pa.DataType) -> pa.Array:
+def _narrow(name: str, sums: pa.Array, kind: pa.DataType) -> pa.Array:
     if sums.type == kind:
         return sums
     try:
@@ -176,14 +176,14 @@ def _narrowed(name: str, sums: pa.Array, kind: pa.DataType) -> pa.Array:
         raise AggregateOverflow(name, kind) from error
 
 
-def _grouped(values: pa.Array, groups: Array, function: str, count: int) -> pa.Array:
-    """Return an aggregate per group, by the group's number; nulls are left out."""
+def _aggregate_groups(values: pa.Array, groups: Array, function: str, count: int) -> pa.Array:
+    """Return an aggregate per group, by the group's number; nulls are skipped."""
     table = pa.table([pa.array(groups), values], names=["group", "value"])
     found = table.group_by("group", use_threads=False).aggregate([("value", function)])
     numbers, column = (found.column(at).combine_chunks() for at in (0, 1))
     ordered = numbers.to_numpy()
     if len(ordered) != count:
-        raise ValueError(f"{count} groups were said, {len(ordered)} are there")
+        raise ValueError(f"expected {count} groups, found {len(ordered)}")
     if np.array_equal(ordered, np.arange(count)):
         return column
     places = np.empty(count, dtype=np.int64)
@@ -191,7 +191,7 @@ def _grouped(values: pa.Array, groups: Array, function: str, count: int) -> pa.A
     return column.take(pa.array(places))
 
 
-def _nan_where(values: pa.Array, is_nan: pa.Array) -> pa.Array:
+def _set_nan(values: pa.Array, is_nan: pa.Array) -> pa.Array:
     if not pc.any(is_nan).as_py():
         return values
     return pc.if_else(pc.fill_null(is_nan, False), pa.scalar(float("nan"), values.type), values)
@@ -205,7 +205,7 @@ class ColumnAggregation(ABC):
 
     @abstractmethod
     def state_type(self) -> str:
-        """Return the type of what is kept per key, as DDL."""
+        """Return the type of the state per key, as DDL."""
 
     @abstractmethod
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
@@ -217,17 +217,17 @@ class ColumnAggregation(ABC):
 
     @abstractmethod
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return the columns of what was before and what is now together."""
+        """Return the columns of the state before combined with the new partial rows."""
 
     @property
     @abstractmethod
     def names(self) -> list[str]: ...
 
-    #: Whether a function of the user's is a part of it.
+    #: Whether it calls a function of the user.
     has_function: ClassVar[bool] = False
 
     def open(self, uid: str, max_parallelism: int) -> None:
-        """Open the user's function, if there is one; each copy once, before the shuffle and behind it."""
+        """Open the user's function, if any; called once per copy, before and after the shuffle."""
 
     def close(self) -> None:
         """Close it."""
@@ -242,7 +242,7 @@ def combine(
 def merge(
     aggregation: ColumnAggregation, partials: pa.RecordBatch, index: KeyIndex, state: ColumnarState
 ) -> pa.RecordBatch:
-    """Add the partial rows of a key group's keys to their state; return what that is now."""
+    """Add the partial rows of a key group's keys to their state; return the new state."""
     now = aggregation.fold_partials(partials, index.of_row, index.first)
     before = [state.column(at).cast(column.type) for at, column in enumerate(now)]
     columns = aggregation.add(state.exists, before, now)
@@ -250,20 +250,20 @@ def merge(
     return pa.RecordBatch.from_arrays(columns, names=aggregation.names)
 
 
-class Columns(ColumnAggregation):
+class AggregateColumns(ColumnAggregation):
     """A table of aggregates: each column is a fold of one field."""
 
     def __init__(self, columns: Sequence[AggregateColumn], input_type: str) -> None:
         self._columns = tuple(columns)
         kinds = {field.name: type_text(field.dataType) for field in ElementType(input_type).fields}
-        self._types = [_result_type(column, kinds) for column in self._columns]
+        self._types = [_find_result_type(column, kinds) for column in self._columns]
 
     @property
     def names(self) -> list[str]:
         return [column.name for column in self._columns]
 
     def state_type(self) -> str:
-        return _state_type(self.names, self._types)
+        return _format_state_type(self.names, self._types)
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         found = []
@@ -291,13 +291,13 @@ class Columns(ColumnAggregation):
         ]
 
 
-class Chosen(ColumnAggregation):
-    """The element whose field is the least, or the greatest."""
+class ExtremeElement(ColumnAggregation):
+    """The element with the smallest or greatest value of a field (`min_by`, `max_by`)."""
 
     def __init__(self, choice: ElementChoice, input_type: str) -> None:
         self._choice, self._fields = choice, ElementType(input_type).fields
         kinds = {field.name: type_text(field.dataType) for field in self._fields}
-        _result_type(AggregateColumn(choice.field, choice.fold, choice.field), kinds)
+        _find_result_type(AggregateColumn(choice.field, choice.fold, choice.field), kinds)
         self._at = self.names.index(choice.field)
 
     @property
@@ -305,18 +305,18 @@ class Chosen(ColumnAggregation):
         return [field.name for field in self._fields]
 
     def state_type(self) -> str:
-        return _state_type(self.names, [type_text(field.dataType) for field in self._fields])
+        return _format_state_type(self.names, [type_text(field.dataType) for field in self._fields])
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         best = fold_groups(
             self._choice.fold, self._choice.field, batch.column(self._choice.field), groups, first
         )
-        is_best = same_values(batch.column(self._choice.field), best.take(pa.array(groups)))
+        is_best = find_equal(batch.column(self._choice.field), best.take(pa.array(groups)))
         candidates = np.flatnonzero(is_best.to_numpy(zero_copy_only=False))
         places = first.copy()
         if self._choice.ties is Ties.FIRST:
             candidates = candidates[::-1]
-        # Of several candidates of a group the one that is written last stays.
+        # Of several candidates of a group the last one written stays.
         places[groups[candidates]] = candidates
         taken = pa.array(places)
         return [batch.column(name).take(taken) for name in self.names]
@@ -328,14 +328,14 @@ class Chosen(ColumnAggregation):
         old, new = before[self._at], now[self._at]
         best = fold_pairs(self._choice.fold, self._choice.field, old, new)
         if self._choice.ties is Ties.FIRST:
-            keeps = same_values(old, best)
+            keeps = find_equal(old, best)
         else:
-            keeps = pc.invert(same_values(new, best))
+            keeps = pc.invert(find_equal(new, best))
         keeps = pc.and_(keeps, pa.array(exists))
         return [pc.if_else(keeps, *pair) for pair in zip(before, now, strict=True)]
 
 
-def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnAggregation:
+def make_element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnAggregation:
     element = ElementType(input_type)
     if not element.has_fields:
         raise ConfigError(
@@ -344,12 +344,12 @@ def element_aggregation(aggregate: ElementAggregate, input_type: str) -> ColumnA
             what_to_do="use reduce(), or give the elements a field",
         )
     if isinstance(aggregate, ElementChoice):
-        return Chosen(aggregate, input_type)
+        return ExtremeElement(aggregate, input_type)
     kinds = {field.name: type_text(field.dataType) for field in element.fields}
-    _result_type(AggregateColumn(aggregate.field, aggregate.fold, aggregate.field), kinds)
+    _find_result_type(AggregateColumn(aggregate.field, aggregate.fold, aggregate.field), kinds)
     folds = [aggregate.fold if name == aggregate.field else Fold.FIRST for name in kinds]
     columns = [AggregateColumn(name, fold, name) for name, fold in zip(kinds, folds, strict=True)]
-    return Columns(columns, input_type)
+    return AggregateColumns(columns, input_type)
 
 
 class MergePartials(VectorizedProcessFunction):
@@ -390,7 +390,7 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"
 _UNORDERED = ("array", "map", "struct")
 
 
-def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
+def _find_result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
     if column.fold is Fold.COUNT and column.field is None:
         return "bigint"
     if column.field not in kinds:
@@ -414,15 +414,15 @@ def _result_type(column: AggregateColumn, kinds: dict[str, str]) -> str:
     return "bigint" if column.fold is Fold.COUNT else kind
 
 
-def _state_type(names: Sequence[str], kinds: Sequence[str]) -> str:
-    # One column alone is kept as a scalar: fields of which there is one would be a struct.
+def _format_state_type(names: Sequence[str], kinds: Sequence[str]) -> str:
+    # A single column is stored as a scalar, not as a struct with one field.
     if len(kinds) == 1:
         return kinds[0]
     return ", ".join(f"{name_text(name)} {kind}" for name, kind in zip(names, kinds, strict=True))
 
 
 class _RowAggregation(ColumnAggregation):
-    """Keeps one row per key, which a function makes."""
+    """Keeps one row per key, computed by a function of the user."""
 
     has_function = True
 
@@ -431,7 +431,7 @@ class _RowAggregation(ColumnAggregation):
         self._kept = ElementType(to_ddl(kept))
         self._form = RowForm([field.name for field in self._kept.fields])
         self._class = None if isinstance(kept, str) else kept
-        #: Makes what the function has made its key's own.
+        #: Copies a result if the function may change it later.
         self._own = owner_of(state_type(AGGREGATE, kept))
 
     @property
@@ -444,7 +444,7 @@ class _RowAggregation(ColumnAggregation):
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         rows = self._rows([partials.column(name) for name in self.names])
-        return self._columns(_folded(rows, groups, len(first), self._same, self._merge))
+        return self._columns(_fold_rows(rows, groups, len(first), self._same, self._merge))
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
         pairs = zip(exists.tolist(), self._rows(before), self._rows(now), strict=True)
@@ -483,7 +483,7 @@ class _RowAggregation(ColumnAggregation):
 
 
 class ReducedRows(_RowAggregation):
-    """What a reduction makes of the elements of each key."""
+    """Reduction of the elements of each key."""
 
     def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
         super().__init__(reduce, input_type)
@@ -492,13 +492,13 @@ class ReducedRows(_RowAggregation):
         return self.fold_partials(batch, groups, first)
 
     def _merge(self, first: Any, second: Any) -> Any:
-        # What comes out goes in again, so it gets the names that elements have.
+        # The result is the next call's first argument, so it gets the elements' field names.
         made = getattr(self._function, "reduce", self._function)(first, second)
         return self._own(self._element(refuse_not_run(made, "reduce()")), first, second)
 
 
 class AggregatedRows(_RowAggregation):
-    """The accumulator of each key; :meth:`results` makes results of them."""
+    """Accumulator of each key; :meth:`results` turns accumulators into results."""
 
     def __init__(self, aggregate: AggregateFunction, input_type: str, accumulator_type: StateType) -> None:
         super().__init__(aggregate, accumulator_type)
@@ -506,10 +506,10 @@ class AggregatedRows(_RowAggregation):
 
     def fold(self, batch: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         rows = _rows(self._input, [batch.column(field.name) for field in self._input.fields])
-        return self._columns(_folded(rows, groups, len(first), self._begin, self._add))
+        return self._columns(_fold_rows(rows, groups, len(first), self._begin, self._add))
 
     def results(self, merged: pa.RecordBatch) -> list[Any]:
-        """Return a result per key of what :func:`merge` returned; None where the function gives None."""
+        """Return the results of the keys in a batch from :func:`merge`, which may be None."""
         return [copy_if_mutable(self._function.get_result(made)) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:
@@ -528,7 +528,7 @@ def _rows(element: ElementType, columns: Sequence[pa.Array]) -> list[Any]:
     return [gather(row) for row in zip(*values, strict=True)]
 
 
-def _folded(
+def _fold_rows(
     rows: Iterable[Any],
     groups: Array,
     count: int,

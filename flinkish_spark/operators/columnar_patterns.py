@@ -1,9 +1,9 @@
 """The automaton of a pattern over the events of many keys at once, as columns.
 
-All keys take their first event together, then their second one, and so on; the partial matches of all of them
-are the columns of one array. What becomes of these is the automaton's own answer (:meth:`Matcher.outcome`),
-so the two cannot differ in it. A key for which that cannot be said in columns is `left`: whoever calls this
-does all of it again, event by event, with a :class:`~flinkish_spark.cep.matcher.Matcher`.
+All keys take their first event together, then their second one, and so on; one array holds the partial
+matches of all keys. Transitions come from :meth:`Matcher.outcome`, so both implementations agree. Keys that
+cannot be processed as columns are `left`: the caller processes them again, event by event, with a
+:class:`~flinkish_spark.cep.matcher.Matcher`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from flinkish_spark.state.layered import Array
 
 #: No event, no chain, no name.
 NONE = -1
-#: The rows of an array of partial matches: key, state, where the chain ends, the first event, its time, and
-#: that of the last event. Behind them, for each name that conditions look back at, its first and last event.
+#: Rows of the array of partial matches: key, state, last link of the chain, first event, its time, time of
+#: the last event. Further rows have the earlier events that conditions read.
 _KEY, _STATE, _CHAIN, _FIRST, _FIRST_MS, _LAST_MS, _NAMED = range(7)
-#: Times beyond could not be added to a window. Ends of windows come before the third, and no end behind it.
+#: Greatest time to which a window can be added. Ends of windows are below _BEHIND_ALL_MS, no end is above it.
 FAR_MS = 1 << 60
 _BEHIND_ALL_MS, _NO_WINDOW_MS = 5 * FAR_MS // 2, 4 * FAR_MS
 _LAST_STEP = 1 << 31
-#: What a step costs, and what an event costs that is taken alone, in microseconds: about.
+#: Approximate costs of a step over columns, and of an event processed by itself, in microseconds.
 _STEP_COSTS, _EVENT_COSTS = 150, 4
 
 
@@ -42,12 +42,12 @@ def can_be_in_columns(automaton: Automaton, skip: AfterMatchSkip) -> bool:
         return False
     if skip.kind is Skip.NONE:
         return True
-    # When time is advanced says which of two matches that end together survives a skip.
+    # Which of two matches that end together survives a skip depends on when time is advanced.
     return skip.kind in (Skip.PAST_LAST, Skip.TO_NEXT) and not automaton.has_pending
 
 
 class Chains(NamedTuple):
-    """What partial matches have taken: each link an event under a name, behind another link."""
+    """Events of partial matches as linked lists: each link has an event, its name and its predecessor."""
 
     #: By link: number of the name, number of the event, the link before, number of the key.
     stages: Array
@@ -55,15 +55,15 @@ class Chains(NamedTuple):
     before: Array
     keys: Array
 
-    def firsts(self) -> Array:
+    def find_firsts(self) -> Array:
         found, link = self.events.copy(), self.before.copy()
         while (there := np.flatnonzero(link != NONE)).size:
             found[there] = self.events[link[there]]
             link[there] = self.before[link[there]]
         return found
 
-    def paths(self, ends: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield, from the end to the beginning, which chains go on and their next link."""
+    def walk(self, ends: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield the remaining chains and their next links, from the end of the chains to the beginning."""
         which = np.flatnonzero(ends != NONE)
         link = ends[which]
         while len(which):
@@ -74,7 +74,7 @@ class Chains(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Partial matches that have begun, those of a key together and in their order."""
+    """Partial matches, grouped by key, in their order."""
 
     #: By partial match: number of the key, its state, and where its chain ends.
     keys: Array
@@ -84,69 +84,69 @@ class Partial(NamedTuple):
 
 @dataclass
 class Events:
-    """The events of a micro-batch: those that partial matches have taken before, then those that come."""
+    """The events of a micro-batch: first those in stored partial matches, then the new ones."""
 
-    #: How many of them come first.
+    #: Number of events in stored partial matches.
     taken: int
-    #: By key, where the events that come begin, counted from the first that comes, and how many there are.
+    #: By key, the position of its first new event among all new ones, and the number of its new events.
     begins: Array
     counts: Array
     times_ms: Array
-    #: Of each event that comes, the answers to conditions of one event: bit by bit, in their order.
+    #: By new event, the results of the conditions on single events, one bit each, in their order.
     answers: Array
 
 
 @dataclass(frozen=True)
-class LooksBack:
+class EarlierEventCondition:
     """A condition that compares an event with earlier ones of the partial match."""
 
-    #: Its place among the conditions of the automaton.
+    #: Its position among the conditions of the automaton.
     bit: int
-    #: What it looks at: the number of a name, and whether its last event is meant, or its first.
+    #: The events it reads: number of the name, and True for its last event, False for its first.
     named: tuple[tuple[int, bool], ...]
     compare: ComparedWithEarlier
 
 
-class Found(NamedTuple):
-    """Matches, and partial ones that are timed out, key by key and in the order in which they go out."""
+class MatchColumns(NamedTuple):
+    """Matches and timed-out partial matches as columns, by key and in the order of emission."""
 
     keys: Array
-    #: The event that each begins with.
+    #: The first event of each.
     firsts: Array
-    #: When each was found: twice the number of the key's event, one more behind it.
+    #: When each was found: twice the number of the key's event before it, plus one after it.
     steps: Array
     times_ms: Array
-    #: Whether it is a partial one whose window is over.
+    #: True for a timed-out partial match.
     is_lost: Array
-    #: Where the chain ends; what is taken last may stand behind it:
+    #: Last link of the chain; the last event may come after it:
     chains: Array
-    #: Number of the name and the event that is taken behind the chain; less than 0: nothing.
+    #: Number of the name, and the event after the chain; negative if there is none.
     stages: Array
     events: Array
 
-    def chosen(self, which: Array) -> Found:
-        return Found(*(part[which] for part in self))
+    def select(self, which: Array) -> MatchColumns:
+        return MatchColumns(*(part[which] for part in self))
 
 
 @dataclass
 class Outcome:
-    #: What is open behind all events.
+    #: The partial matches that are open after all events.
     partial: Partial
     chains: Chains
-    found: Found
-    #: By key, whether other partial matches are open than before.
+    found: MatchColumns
+    #: By key, whether its partial matches have changed.
     is_changed: Array
-    #: By key, whether nothing of this counts, and it has to be done event by event.
+    #: By key, whether it must be processed event by event, and this outcome does not count.
     is_left: Array
-    #: By key, when the first partial match is timed out; :data:`NEVER_MS` where none is.
+    #: By key, when its first partial match times out; :data:`NEVER_MS` if none does.
     due_ms: Array
 
 
 NEVER_MS = (1 << 63) - 1
 
 
-def too_long(counts: Array) -> Array:
-    """Return which keys have so many events more than others that they are better taken alone."""
+def find_long_keys(counts: Array) -> Array:
+    """Return the mask of keys with so many events that event by event is faster for them."""
     order = np.argsort(-counts, kind="stable")
     descending = counts[order]
     alone = np.concatenate([[0], np.cumsum(descending)]) * _EVENT_COSTS
@@ -157,13 +157,13 @@ def too_long(counts: Array) -> Array:
 
 
 class ColumnarMatcher:
-    """Runs one automaton over many keys; holds nothing of them."""
+    """Runs one automaton over many keys; keeps no state of them."""
 
     def __init__(
         self,
         matcher: Matcher,
         skip: AfterMatchSkip,
-        looks_back: Sequence[LooksBack],
+        looks_back: Sequence[EarlierEventCondition],
         states: tuple[str, ...],
         answers: tuple[int | None, ...],
     ) -> None:
@@ -171,10 +171,10 @@ class ColumnarMatcher:
         self.automaton, self.skip, self.looks_back = automaton, skip, tuple(looks_back)
         #: Names of its three states.
         self.states = states
-        #: By condition, which column of answers is its own; None for one that looks back.
+        #: By condition, the number of its column of answers; None if it reads earlier events.
         self.answers = answers
         self.table = _Table(matcher)
-        #: What conditions look at, each once: it has two rows of its own among those of partial matches.
+        #: The earlier events that conditions read, each once; each has a row in the array of partial matches.
         self.named = tuple(dict.fromkeys(one for leaf in looks_back for one in leaf.named))
         self.state_looks_back = np.array(automaton.looks_back, dtype=bool)
         self.window_ms = automaton.first_to_last_ms
@@ -191,7 +191,7 @@ class ColumnarMatcher:
 
 
 class _Table:
-    """The outcomes of a partial match, by the answers of an event and its state; filled as it is asked."""
+    """Cache of transitions by the answers of an event and the state of a partial match."""
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
@@ -204,13 +204,13 @@ class _Table:
         self._facts: list[tuple[bool, bool]] = []
         self.is_pending = np.array([state.kind.value == "pending" for state in matcher.automaton.states])
 
-    def outcomes(self, answers: Array, states: Array | int) -> Array:
+    def find_outcomes(self, answers: Array, states: Array | int) -> Array:
         asked = answers * self._count + states
         found: Array = self._known[asked]
         if len(found) and found.min() < 0:
             for one in np.unique(asked[found < 0]).tolist():
                 self._fill(one)
-            return self.outcomes(answers, states)
+            return self.find_outcomes(answers, states)
         return found
 
     def _fill(self, asked: int) -> None:
@@ -236,7 +236,7 @@ class _Table:
 
 
 class _Run:
-    """One micro-batch. Keys go by their rank: those with most events come first."""
+    """One micro-batch. Keys are numbered by rank: those with most events first."""
 
     def __init__(
         self, matcher: ColumnarMatcher, events: Events, partial: Partial, chains: Chains, is_left: Array
@@ -247,26 +247,26 @@ class _Run:
         self._rank = np.empty(len(counts), dtype=np.int64)
         self._rank[self._order] = np.arange(len(counts))
         self._begins, self._counts = events.begins[self._order], counts[self._order]
-        #: Links by their parts; they grow while events are taken.
+        #: Links in pieces; each event may add one.
         self._links = [chains]
         self._link_count = len(chains.stages)
         self._is_left, self._is_changed = is_left[self._order], np.zeros(len(counts), dtype=bool)
         nothing = np.empty(0, dtype=np.int64)
         self._told = [
-            Found(nothing, nothing, nothing, nothing, nothing.astype(bool), nothing, nothing, nothing)
+            MatchColumns(nothing, nothing, nothing, nothing, nothing.astype(bool), nothing, nothing, nothing)
         ]
         self._partial = self._enter(partial, chains)
         table = self._table
-        #: What each event that comes begins; None if that is asked event by event.
+        #: Transitions of the start state by new event; None if they depend on earlier events.
         self._starts: Array | None = None
         if not matcher.state_looks_back[table.start]:
-            self._starts = table.outcomes(events.answers, table.start)
+            self._starts = table.find_outcomes(events.answers, table.start)
             self._refuse_stops(self._starts, np.repeat(np.arange(len(events.counts)), events.counts))
 
     def outcome(self, now_ms: int) -> Outcome:
         done = [self._partial[:, :0]]
         steps = int(self._counts.max(initial=0))
-        # How many keys have a first event, a second, and so on.
+        # Number of keys that have a first event, a second one, and so on.
         active = np.searchsorted(-self._counts, -np.arange(steps), side="left").tolist()
         for step in range(steps):
             live = int(np.searchsorted(self._partial[_KEY], active[step]))
@@ -282,17 +282,17 @@ class _Run:
         return self._end()
 
     def _enter(self, partial: Partial, chains: Chains) -> Array:
-        """Return what is open already."""
+        """Return the array of stored partial matches."""
         named, times_ms = self._matcher.named, self._events.times_ms
         found = np.full((_NAMED + len(named), len(partial.keys)), NONE)
         ends = partial.chains
         found[_KEY], found[_STATE], found[_CHAIN] = self._rank[partial.keys], partial.states, ends
         if len(ends):
-            found[_FIRST] = chains.firsts()[ends]
+            found[_FIRST] = chains.find_firsts()[ends]
             found[_FIRST_MS], found[_LAST_MS] = times_ms[found[_FIRST]], times_ms[chains.events[ends]]
-            for which, link in chains.paths(ends) if named else ():
+            for which, link in chains.walk(ends) if named else ():
                 for at, (stage, is_last) in enumerate(named, _NAMED):
-                    # From the end: the first that is met is the last one.
+                    # Chains are read from the end, so the first event found is the last one.
                     own = chains.stages[link] == stage
                     own &= (found[at, which] == NONE) | (not is_last)
                     found[at, which[own]] = chains.events[link[own]]
@@ -301,12 +301,12 @@ class _Run:
         return found[:, np.argsort(found[_KEY], kind="stable")]
 
     def _refuse_stops(self, outcomes: Array, keys: Array) -> None:
-        """Leave keys that an event keeps from ever matching again."""
+        """Mark keys as left whose match was stopped by an event for good."""
         if len(outcomes) and self._table.is_stopped[outcomes].any():
             self._is_left[self._rank[keys[self._table.is_stopped[outcomes]]]] = True
 
     def _take(self, step: int, keys: int) -> None:
-        """Take one event of each of the first keys."""
+        """Process one event of each of the first keys."""
         events = self._events
         rows = self._begins[:keys] + step
         own_ms = events.times_ms[events.taken + rows]
@@ -319,56 +319,58 @@ class _Run:
 
     def _complete(
         self, step: int, keys: Array, firsts: Array, rows: Array, own_ms: Array, chains: Array, stages: Array
-    ) -> Found:
-        """Return matches that the keys' events complete, under names."""
+    ) -> MatchColumns:
+        """Return the matches that the keys' events complete."""
         count, events = len(keys), rows[keys] + self._events.taken
-        return Found(
+        return MatchColumns(
             *(keys, firsts, np.full(count, 2 * step + 1), own_ms[keys]),
             *(np.zeros(count, dtype=bool), chains, stages, events),
         )
 
-    def _continue(self, step: int, rows: Array, own_ms: Array, answers: Array) -> Iterator[Found]:
-        """Let open partial matches go on; yield what is complete by that."""
+    def _continue(self, step: int, rows: Array, own_ms: Array, answers: Array) -> Iterator[MatchColumns]:
+        """Advance open partial matches by an event; yield completed ones."""
         open_, table = self._partial, self._table
         if not open_.shape[1]:
             return
         keys, states = open_[_KEY], open_[_STATE]
-        outcomes = table.outcomes(self._asked(open_, rows, answers[keys]), states)
+        outcomes = table.find_outcomes(self._answer_look_backs(open_, rows, answers[keys]), states)
         is_same = table.is_same[outcomes]
         if is_same.all():
             return
         self._is_changed[keys[~is_same]] = True
         counts = table.complete_counts[outcomes]
         if counts.any():
-            which, at = _repeated(counts, table.complete_begins[outcomes])
+            which, at = _expand(counts, table.complete_begins[outcomes])
             stages = table.complete_stages[at]
             firsts, chains = open_[_FIRST, which], open_[_CHAIN, which]
             yield self._complete(step, keys[which], firsts, rows, own_ms, chains, stages)
-        which, at = _repeated(table.kept_counts[outcomes], table.kept_begins[outcomes])
+        which, at = _expand(table.kept_counts[outcomes], table.kept_begins[outcomes])
         kept = open_[:, which]
         kept[_STATE] = table.targets[at]
         self._add_links(kept, table.kept_stages[at], rows, own_ms)
         self._partial = kept
 
-    def _begin(self, step: int, rows: Array, own_ms: Array, answers: Array) -> Iterator[Found]:
-        """Let partial matches begin; yield what is complete at once."""
+    def _begin(self, step: int, rows: Array, own_ms: Array, answers: Array) -> Iterator[MatchColumns]:
+        """Begin new partial matches; yield those that one event completes."""
         table, starts = self._table, self._starts
         if starts is None:
             unbegun = np.full((_NAMED + len(self._matcher.named), len(rows)), NONE)
             unbegun[_KEY] = np.arange(len(rows))
-            outcomes = table.outcomes(self._asked(unbegun, rows, answers, is_start=True), table.start)
+            outcomes = table.find_outcomes(
+                self._answer_look_backs(unbegun, rows, answers, is_start=True), table.start
+            )
             self._refuse_stops(outcomes, self._order[: len(rows)])
         else:
             outcomes = starts[rows]
         counts = table.complete_counts[outcomes]
         if counts.any():
-            own, at = _repeated(counts, table.complete_begins[outcomes])
+            own, at = _expand(counts, table.complete_begins[outcomes])
             firsts, nothing = rows[own] + self._events.taken, np.full(len(own), NONE)
             yield self._complete(step, own, firsts, rows, own_ms, nothing, table.complete_stages[at])
         counts = table.kept_counts[outcomes]
         if not counts.any():
             return
-        own, at = _repeated(counts, table.kept_begins[outcomes])
+        own, at = _expand(counts, table.kept_begins[outcomes])
         self._is_changed[own] = True
         born = np.full((self._partial.shape[0], len(own)), NONE)
         born[_KEY], born[_STATE] = own, table.targets[at]
@@ -378,11 +380,11 @@ class _Run:
             self._partial = born
             return
         both = np.concatenate([self._partial, born], axis=1)
-        # Stable: what begins now comes behind what was open.
+        # Stable: new partial matches come after older ones.
         self._partial = both[:, np.argsort(both[_KEY], kind="stable")]
 
-    def _asked(self, open_: Array, rows: Array, answers: Array, is_start: bool = False) -> Array:
-        """Return the answers with those to conditions that look back."""
+    def _answer_look_backs(self, open_: Array, rows: Array, answers: Array, is_start: bool = False) -> Array:
+        """Add the answers of conditions that read earlier events."""
         matcher, taken = self._matcher, self._events.taken
         for leaf in matcher.looks_back:
             if is_start:
@@ -401,7 +403,7 @@ class _Run:
         return answers
 
     def _add_links(self, partial: Array, stages: Array, rows: Array, own_ms: Array) -> None:
-        """Let partial matches take their key's event, under names; those without one do not."""
+        """Append their key's event to partial matches that have a name for it."""
         which = np.flatnonzero(stages != NONE)
         if not len(which):
             return
@@ -417,13 +419,13 @@ class _Run:
                 is_meant &= partial[at, which] == NONE
             partial[at, which[is_meant]] = events[is_meant]
 
-    def _chains(self) -> Chains:
+    def _join_links(self) -> Chains:
         if len(self._links) > 1:
             self._links = [Chains(*map(np.concatenate, zip(*self._links, strict=True)))]
         return self._links[0]
 
-    def _ends(self) -> Array:
-        """Return when each partial match is timed out: of two windows the nearer one is told."""
+    def _find_ends(self) -> Array:
+        """Return when each partial match times out: the earlier end of its two windows."""
         matcher, open_ = self._matcher, self._partial
         ends: Array = open_[_LAST_MS] + matcher.from_previous_ms[open_[_STATE]]
         if matcher.window_ms is not None:
@@ -431,50 +433,50 @@ class _Run:
         return ends
 
     def _advance(self, own_ms: Array, step: int) -> None:
-        """Time out what is over when time has come to what is said of each key."""
+        """Time out partial matches whose window ends by the time of their key."""
         matcher, open_ = self._matcher, self._partial
         if matcher.window_ms is None and not matcher.has_between:
             return
         now_ms = np.minimum(own_ms[open_[_KEY]], _BEHIND_ALL_MS)
-        is_over = self._ends() <= now_ms
+        is_over = self._find_ends() <= now_ms
         if not is_over.any():
             return
         over = open_[:, is_over]
         ends = over[_LAST_MS] + matcher.from_previous_ms[over[_STATE]]
         if matcher.window_ms is not None:
-            # As told: what lies between events is asked first.
+            # The time between two events takes precedence.
             ends = np.where(ends <= now_ms[is_over], ends, over[_FIRST_MS] + matcher.window_ms)
         self._is_changed[over[_KEY]] = True
         self._partial = open_[:, ~is_over]
         count = over.shape[1]
         nothing, is_pending = np.full(count, NONE), self._table.is_pending[over[_STATE]]
-        found = Found(
+        found = MatchColumns(
             *(over[_KEY], over[_FIRST], np.full(count, step), ends),
             *(~is_pending, over[_CHAIN], nothing, nothing),
         )
         if is_pending.any():
-            self._told.append(_in_order(found.chosen(is_pending)))
-            found = found.chosen(~is_pending)
+            self._told.append(_sort_matches(found.select(is_pending)))
+            found = found.select(~is_pending)
         if len(found.keys):
             self._told.append(found)
 
-    def _add_complete(self, parts: list[Found]) -> None:
+    def _add_complete(self, parts: list[MatchColumns]) -> None:
         complete = parts[0]
         if len(parts) > 1:
-            complete = Found(*map(np.concatenate, zip(*parts, strict=True)))
-            complete = complete.chosen(np.argsort(complete.keys, kind="stable"))
+            complete = MatchColumns(*map(np.concatenate, zip(*parts, strict=True)))
+            complete = complete.select(np.argsort(complete.keys, kind="stable"))
         is_whole = self._matcher.skip.kind is Skip.NONE
-        self._told.append(_in_order(complete) if is_whole else self._skip(complete))
+        self._told.append(_sort_matches(complete) if is_whole else self._skip(complete))
 
-    def _skip(self, complete: Found) -> Found:
-        """Return the matches that go out, and end partial ones; leave keys where it is not that simple."""
+    def _skip(self, complete: MatchColumns) -> MatchColumns:
+        """Apply the skip strategy; return the matches to emit. Mark keys as left where order matters."""
         open_, kind = self._partial, self._matcher.skip.kind
         keys, first, counts = np.unique(complete.keys, return_index=True, return_counts=True)
-        told = complete.chosen(first)
+        told = complete.select(first)
         oldest = np.searchsorted(open_[_KEY], keys)
         there = np.flatnonzero(oldest < open_.shape[1])
         there = there[open_[_KEY, oldest[there]] == keys[there]]
-        # A match waits for what has begun before it, and of several one may end another.
+        # A match waits for partial matches that began before it, and one match may end another.
         self._is_left[keys[there][open_[_FIRST, oldest[there]] < told.firsts[there]]] = True
         up_to = np.full(len(self._counts), NONE)
         if kind is Skip.TO_NEXT:
@@ -484,7 +486,7 @@ class _Run:
             last = told.events.copy()
             behind = told.stages == NONE
             if behind.any():
-                last[behind] = self._chains().events[told.chains[behind]]
+                last[behind] = self._join_links().events[told.chains[behind]]
             up_to[keys] = last
         kept = (open_[_FIRST] > up_to[open_[_KEY]]) & ~self._is_left[open_[_KEY]]
         self._is_changed[open_[_KEY, ~kept]] = True
@@ -500,26 +502,26 @@ class _Run:
         due_ms = np.full(len(keys), NEVER_MS)
         if self._matcher.window_ms is not None or self._matcher.has_between:
             self._partial = open_
-            ends = self._ends()
+            ends = self._find_ends()
             in_time = ends < _BEHIND_ALL_MS
             np.minimum.at(due_ms, numbers[in_time], ends[in_time])
         is_left, is_changed = np.empty_like(self._is_left), np.empty_like(self._is_changed)
         is_left[keys], is_changed[keys] = self._is_left, self._is_changed
-        found = Found(*map(np.concatenate, zip(*self._told, strict=True)))
+        found = MatchColumns(*map(np.concatenate, zip(*self._told, strict=True)))
         found = found._replace(keys=keys[found.keys])
-        found = found.chosen(~is_left[found.keys])
-        found = found.chosen(np.lexsort((found.steps, found.keys)))
-        return Outcome(partial, self._chains(), found, is_changed, is_left, due_ms)
+        found = found.select(~is_left[found.keys])
+        found = found.select(np.lexsort((found.steps, found.keys)))
+        return Outcome(partial, self._join_links(), found, is_changed, is_left, due_ms)
 
 
-def _repeated(counts: Array, begins: Array) -> tuple[Array, Array]:
+def _expand(counts: Array, begins: Array) -> tuple[Array, Array]:
     which = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts
     return which, np.arange(len(which)) + (begins - before)[which]
 
 
-def _in_order(complete: Found) -> Found:
-    """Return matches in the order in which a matcher emits them; of three and more it may be another one."""
+def _sort_matches(complete: MatchColumns) -> MatchColumns:
+    """Return matches in the order in which a `Matcher` emits them."""
     keys, firsts = complete.keys, complete.firsts
     if len(keys) < 3:
         return complete
@@ -532,7 +534,7 @@ def _in_order(complete: Found) -> Found:
         if end - begin > 2:
             _, ranks = np.unique(firsts[begin:end], return_inverse=True)
             order[begin:end] = begin + np.array(_order_of(tuple(ranks.tolist())))
-    return complete.chosen(order)
+    return complete.select(order)
 
 
 _order_of = functools.lru_cache(maxsize=4096)(order_of_emission)
@@ -540,32 +542,32 @@ _order_of = functools.lru_cache(maxsize=4096)(order_of_emission)
 
 @dataclass
 class StoredMatches:
-    #: As they are worked on; events by their numbers among all that are stored.
+    #: Partial matches; events are numbered among all stored events.
     partial: Partial
     chains: Chains
     #: The stored events: fields and time.
     events: pa.StructArray
-    #: By key, whether what is stored is nothing that can be worked on as columns.
+    #: By key, whether its stored matches cannot be processed as columns.
     is_odd: Array
 
     @staticmethod
     def read(events: pa.ListArray, chains: pa.ListArray, matches: pa.ListArray, start: int) -> StoredMatches:
         count = len(matches)
-        _, event_begins, event_rows = _flat(events)
-        chain_key, chain_begins, chain_rows = _flat(chains)
-        match_key, match_begins, match_rows = _flat(matches)
-        stage, event, before = (_numbers(chain_rows.field(at)) for at in range(3))
+        _, event_begins, event_rows = _flatten(events)
+        chain_key, chain_begins, chain_rows = _flatten(chains)
+        match_key, match_begins, match_rows = _flatten(matches)
+        stage, event, before = (_to_numbers(chain_rows.field(at)) for at in range(3))
         links = Chains(
             stage,
             event + event_begins[chain_key],
             np.where(before == NONE, NONE, before + chain_begins[chain_key]),
             chain_key,
         )
-        state, chain = (_numbers(match_rows.field(at)) for at in range(2))
+        state, chain = (_to_numbers(match_rows.field(at)) for at in range(2))
         is_held = match_rows.field(2).to_numpy(zero_copy_only=False).astype(bool)
         is_start = chain == NONE
         is_odd = np.zeros(count, dtype=bool)
-        # Of a key that has any, the start state stands behind all others, and nothing is held back.
+        # The start state of a key comes after all others, and no match is held back.
         ends = np.append(match_begins[1:], len(match_key))
         has_any = ends > match_begins
         is_odd[has_any] = ~is_start[ends[has_any] - 1]
@@ -574,23 +576,23 @@ class StoredMatches:
         open_ = ~is_start
         partial = Partial(match_key[open_], state[open_], (chain + chain_begins[match_key])[open_])
         if len(partial.keys) > 1:
-            firsts = links.firsts()[partial.chains]
+            firsts = links.find_firsts()[partial.chains]
             back = (partial.keys[1:] == partial.keys[:-1]) & (firsts[1:] < firsts[:-1])
             is_odd[partial.keys[1:][back]] = True
         return StoredMatches(partial, links, event_rows, is_odd)
 
 
-def stored_lists(
+def to_stored_lists(
     partial: Partial, chains: Chains, chosen: Array, start: int, events: Callable[[Array], pa.StructArray]
 ) -> tuple[pa.ListArray, pa.ListArray, pa.ListArray]:
-    """Return the three lists of some keys, each of which has partial matches."""
+    """Return the three stored lists of the chosen keys, all of which have partial matches."""
     own = chosen[partial.keys]
     keys, states, ends = partial.keys[own], partial.states[own], partial.chains[own]
     is_live = np.zeros(len(chains.stages), dtype=bool)
-    for _, link in chains.paths(ends):
+    for _, link in chains.walk(ends):
         is_live[link] = True
     links = np.flatnonzero(is_live)
-    # A link comes behind the one before it, and a key's links in that order.
+    # A key's links stay in order: each comes after its predecessor.
     links = links[np.argsort(chains.keys[links], kind="stable")]
     link_keys = chains.keys[links]
     # Each event of a key once, in their order.
@@ -602,26 +604,26 @@ def stored_lists(
     taken = link_keys[by_event][is_first], events_of[by_event][is_first]
     number = np.cumsum(chosen) - 1
     count = int(chosen.sum())
-    event_begins, event_offsets = _bounds(number[taken[0]], count)
-    link_begins, link_offsets = _bounds(number[link_keys], count)
+    event_begins, event_offsets = _find_bounds(number[taken[0]], count)
+    link_begins, link_offsets = _find_bounds(number[link_keys], count)
     at = np.full(len(chains.stages), NONE)
     at[links] = np.arange(len(links)) - link_begins[number[link_keys]]
     before = chains.before[links]
     own_before = np.where(before == NONE, NONE, at[before])
-    chain_rows = _structs(
+    chain_rows = _make_structs(
         ("stage", chains.stages[links], None),
         ("event", event_of - event_begins[number[link_keys]], None),
         ("before", own_before, own_before == NONE),
     )
-    # The start state stands behind all others.
+    # The start state comes after all others.
     every = np.flatnonzero(chosen)
     match_keys = np.concatenate([keys, every])
     order = np.argsort(match_keys, kind="stable")
     match_states = np.concatenate([states, np.full(count, start)])[order]
     match_chains = np.concatenate([at[ends], np.full(count, NONE)])[order]
-    _, match_offsets = _bounds(number[match_keys[order]], count)
+    _, match_offsets = _find_bounds(number[match_keys[order]], count)
     flags = pa.array(np.zeros(len(match_states), dtype=bool))
-    match_rows = _structs(
+    match_rows = _make_structs(
         ("state", match_states, None), ("chain", match_chains, match_chains == NONE), held=flags
     )
     lists = (event_offsets, events(taken[1])), (link_offsets, chain_rows), (match_offsets, match_rows)
@@ -629,23 +631,23 @@ def stored_lists(
     return made[0], made[1], made[2]
 
 
-def _flat(lists: pa.ListArray) -> tuple[Array, Array, pa.StructArray]:
+def _flatten(lists: pa.ListArray) -> tuple[Array, Array, pa.StructArray]:
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     begins = np.cumsum(lengths) - lengths
     return np.repeat(np.arange(len(lists)), lengths), begins, lists.flatten()
 
 
-def _numbers(column: pa.Array) -> Array:
+def _to_numbers(column: pa.Array) -> Array:
     found: Array = pc.fill_null(column, NONE).to_numpy().astype(np.int64)
     return found
 
 
-def _bounds(numbers: Array, count: int) -> tuple[Array, Array]:
+def _find_bounds(numbers: Array, count: int) -> tuple[Array, Array]:
     offsets = np.searchsorted(numbers, np.arange(count + 1))
     return offsets[:-1], offsets
 
 
-def _structs(*fields: tuple[str, Array, Array | None], held: pa.Array | None = None) -> pa.StructArray:
+def _make_structs(*fields: tuple[str, Array, Array | None], held: pa.Array | None = None) -> pa.StructArray:
     arrays = [pa.array(numbers, pa.int32(), mask=mask) for _, numbers, mask in fields]
     names = [name for name, _, _ in fields]
     if held is not None:

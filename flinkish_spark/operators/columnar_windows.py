@@ -1,10 +1,9 @@
-"""Folds of windows over columns: what a key group's rows make of its open windows.
+"""Window aggregates over columns: folds the rows of a key group into its open windows.
 
-Elements are first divided into parts: those of a key that share all their windows (a slice of a sliding
-window, a tumbling window) or whose windows touch (a part of a session). A part travels and is folded as one.
-The order is that of :mod:`flinkish_spark.operators.process`. Of each key and window there is one row in the
-state, with when it is due: where a window stands follows from its end and the watermark, so nothing is
-remembered of what was fired.
+Elements are first grouped into parts: elements of a key that share all their windows (a slice of a sliding
+window, a tumbling window) or whose windows touch (a part of a session). A part is shuffled and folded as one
+row. Steps run in the order of :mod:`flinkish_spark.operators.process`. The state has one row per key and
+window, with its next timer; whether a window has fired follows from its end and the watermark.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from flinkish_spark.core.elements import (
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.aggregates import element_reduce, value_fold
+from flinkish_spark.operators.aggregates import make_element_reduce, make_value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.state.codec import DUE_FIELDS
@@ -56,7 +55,7 @@ class Parts(NamedTuple):
     of_row: Array
     #: The first element of each part; shape (parts,).
     first: Array
-    #: Least and greatest time of its elements, of a session; else any time in the slice, twice.
+    #: Smallest and greatest time of its elements for a session; else any time in the slice, twice.
     first_ms: Array
     last_ms: Array
 
@@ -70,57 +69,57 @@ class AlignedWindows:
     slide_ms: int
     offset_ms: int
 
-    def slices(self, times_ms: Array) -> Array:
-        """Return a time that is the same for times that share all windows; their own for times in none."""
-        into = self._into_slide(times_ms)
+    def find_slices(self, times_ms: Array) -> Array:
+        """Return a time that identifies the slice: equal for times that share all windows."""
+        into = self._find_slide_offset(times_ms)
         begins: Array = times_ms - into
         rest = self.size_ms % self.slide_ms
         if rest:
-            # Windows end between two starts: what is behind that end is in one window less.
+            # Windows end between two starts: times after such an end are in one window less.
             behind = begins + rest if self.size_ms > self.slide_ms else times_ms
             begins = np.where(into < rest, begins, behind)
-        # Before 64 bits begin a slice has no such time; there is one of that kind at most.
+        # The first slice may begin before the least 64-bit time.
         return np.where(begins > times_ms, MIN_WATERMARK_MS, begins)
 
-    def _into_slide(self, times_ms: Array) -> Array:
-        """Return how long before each time a window begins, without leaving 64 bits on the way."""
+    def _find_slide_offset(self, times_ms: Array) -> Array:
+        """Return the time since the latest window start, computed without 64-bit overflow."""
         into: Array = times_ms % self.slide_ms
         if self.offset_ms:
             into = (into - self.offset_ms % self.slide_ms) % self.slide_ms
         return into
 
-    def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
-        slices = self.slices(times_ms)
+    def divide(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
+        slices = self.find_slices(times_ms)
         varies = len(slices) and slices.min() != slices.max()
         of_row, first = group_numbers([*keys, pa.array(slices)] if varies else keys)
         return Parts(of_row, first, times_ms[first], times_ms[first])
 
     def assign(self, first_ms: Array, last_ms: Array) -> tuple[Array, Array, Array]:
-        """Return the windows of parts, the latest first: the part of each, its start and end."""
-        into = self._into_slide(first_ms)
+        """Return the windows of parts, latest first: number of the part, start, end."""
+        into = self._find_slide_offset(first_ms)
         latest = first_ms - into
         counts = np.maximum(-((into - self.size_ms) // self.slide_ms), 0)
         of_part = np.repeat(np.arange(len(first_ms)), counts)
         before = np.arange(len(of_part)) - np.repeat(np.cumsum(counts) - counts, counts)
         start_ms = latest[of_part] - before * self.slide_ms
         end_ms = start_ms + self.size_ms
-        # Windows are around their times: a bound on the wrong side of those has left 64 bits, and is cut.
+        # A bound on the wrong side of the window's time has overflowed 64 bits and is cut.
         times_ms = first_ms[of_part]
         start_ms = np.where(start_ms > times_ms, MIN_WATERMARK_MS, start_ms)
         return of_part, start_ms, np.where(end_ms <= times_ms, MAX_WATERMARK_MS, end_ms)
 
     def group(self, key: Array, start_ms: Array, end_ms: Array) -> tuple[Array, Array, Array, Array]:
-        """Return which windows of the same key (by its number) are one: those with the same bounds.
+        """Group windows of the same key (by its number) with the same bounds.
 
-        That is: an order by keys and starts, in which those that are one stand next to each other; where each
-        group begins there; and start and end of the window that each group is.
+        Returns an order by keys and starts in which equal windows are adjacent, the position where each group
+        begins, and start and end of each group's window.
         """
-        # Of another size are those of an earlier program, and those that are cut where 64 bits end.
+        # Windows of an earlier program and those cut at the ends of 64 bits have another size.
         are_alike = (end_ms - start_ms == self.size_ms).all()
         order = np.lexsort((start_ms, key) if are_alike else (end_ms, start_ms, key))
         key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
         breaks = (key[1:] != key[:-1]) | (start_ms[1:] != start_ms[:-1]) | (end_ms[1:] != end_ms[:-1])
-        begins = _begins(breaks, len(order))
+        begins = _find_begins(breaks, len(order))
         return order, begins, start_ms[begins], end_ms[begins]
 
 
@@ -131,8 +130,8 @@ class SessionWindows:
     clock: TimeDomain
     gap_ms: int
 
-    def parts(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
-        """Divide elements where a pause of a key is longer than the gap."""
+    def divide(self, keys: Sequence[pa.Array], times_ms: Array) -> Parts:
+        """Group the elements of a key between pauses longer than the gap."""
         key, _ = group_numbers(keys)
         is_rising = not len(times_ms) or (times_ms[1:] >= times_ms[:-1]).all()
         if is_rising:
@@ -142,11 +141,11 @@ class SessionWindows:
         else:
             order = np.lexsort((times_ms, key))
         key, ordered_ms = key[order], times_ms[order]
-        breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] > later_ms(ordered_ms[:-1], self.gap_ms))
-        begins = _begins(breaks, len(order))
+        breaks = (key[1:] != key[:-1]) | (ordered_ms[1:] > add_ms(ordered_ms[:-1], self.gap_ms))
+        begins = _find_begins(breaks, len(order))
         lasts = np.append(begins[1:], len(order))[: len(begins)] - 1
         first = np.minimum.reduceat(order, begins) if len(order) else begins
-        # Parts come in the order of their first elements: the first of a session is the one that came first.
+        # Parts are ordered by the arrival of their first elements.
         by_coming = np.argsort(first)
         number = np.empty(len(begins), dtype=np.int64)
         number[by_coming] = np.arange(len(begins))
@@ -155,17 +154,17 @@ class SessionWindows:
         return Parts(of_row, first[by_coming], ordered_ms[begins[by_coming]], ordered_ms[lasts[by_coming]])
 
     def assign(self, first_ms: Array, last_ms: Array) -> tuple[Array, Array, Array]:
-        return np.arange(len(first_ms)), first_ms, later_ms(last_ms, self.gap_ms)
+        return np.arange(len(first_ms)), first_ms, add_ms(last_ms, self.gap_ms)
 
     def group(self, key: Array, start_ms: Array, end_ms: Array) -> tuple[Array, Array, Array, Array]:
-        """Windows of a key that overlap or touch are one."""
+        """Group windows of the same key that overlap or touch; see :meth:`AlignedWindows.group`."""
         order = np.lexsort((start_ms, key))
         key, start_ms, end_ms = key[order], start_ms[order], end_ms[order]
-        # The latest end so far of each key: ranks of ends stay small enough to put the key in front of them.
+        # The latest end so far of each key: ranks of ends are small enough to combine with the key.
         distinct, rank = np.unique(end_ms, return_inverse=True)
         width = max(len(distinct), 1)
         reached = distinct[np.maximum.accumulate(key * width + rank) % width] if len(order) else end_ms
-        begins = _begins((key[1:] != key[:-1]) | (start_ms[1:] > reached[:-1]), len(order))
+        begins = _find_begins((key[1:] != key[:-1]) | (start_ms[1:] > reached[:-1]), len(order))
         lasts = np.append(begins[1:], len(order))[: len(begins)] - 1
         return order, begins, start_ms[begins], reached[lasts]
 
@@ -174,16 +173,16 @@ ColumnWindows = AlignedWindows | SessionWindows
 
 
 @dataclass(frozen=True)
-class NotOverColumns:
-    """Why windows have to be computed element by element: what they have, and what is missing for that."""
+class NoColumnWindows:
+    """The reason why windows must be computed element by element."""
 
     what: str
     why: str
 
 
-def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
-    found = column_windows_or_why_not(spec)
-    if isinstance(found, NotOverColumns):
+def require_column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
+    found = find_column_windows(spec)
+    if isinstance(found, NoColumnWindows):
         raise ConfigError(
             f"the windows of '{uid}' cannot be folded over columns with {found.what}",
             why=found.why,
@@ -193,17 +192,17 @@ def column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
     return found
 
 
-def column_windows_or_why_not(spec: WindowSpec) -> ColumnWindows | NotOverColumns:
+def find_column_windows(spec: WindowSpec) -> ColumnWindows | NoColumnWindows:
     assigner, clock = spec.assigner, spec.assigner.clock
     kind, default = type(assigner), type(assigner.default_trigger())
     if spec.evictor is not None:
-        return NotOverColumns(
-            f"the evictor {type(spec.evictor).__name__}", "folds keep no elements to throw away"
+        return NoColumnWindows(
+            f"the evictor {type(spec.evictor).__name__}", "aggregates over columns do not store elements"
         )
     if spec.retraction_field is not None:
-        return NotOverColumns("retractions", "folds do not keep what they have emitted")
+        return NoColumnWindows("retractions", "aggregates over columns do not store their results")
     if spec.trigger is not None and type(spec.trigger) is not default:
-        return NotOverColumns(
+        return NoColumnWindows(
             f"the trigger {type(spec.trigger).__name__}",
             f"over columns a window fires at its end, as by {default.__name__}",
         )
@@ -213,10 +212,10 @@ def column_windows_or_why_not(spec: WindowSpec) -> ColumnWindows | NotOverColumn
     if kind in _ALIGNED:
         assert isinstance(assigner, _ALIGNED)
         return AlignedWindows(clock, *assigner.periods_ms)
-    return NotOverColumns(
+    return NoColumnWindows(
         kind.__name__,
-        f"folds over columns are there for tumbling and sliding windows and for sessions with a fixed gap, "
-        f"and {kind.__name__} is none of these",
+        f"only tumbling and sliding windows and sessions with a fixed gap can be folded over columns, not "
+        f"{kind.__name__}",
     )
 
 
@@ -228,17 +227,17 @@ _ALIGNED = (
 )
 
 
-def later_ms(times_ms: Array, by_ms: int) -> Array:
+def add_ms(times_ms: Array, by_ms: int) -> Array:
     later: Array = np.where(times_ms > MAX_WATERMARK_MS - by_ms, MAX_WATERMARK_MS, times_ms + by_ms)
     return later
 
 
-def _begins(breaks: Array, count: int) -> Array:
+def _find_begins(breaks: Array, count: int) -> Array:
     begins: Array = np.flatnonzero(np.concatenate([[True], breaks])) if count else np.empty(0, dtype=np.int64)
     return begins
 
 
-#: Origin of a window that is new, or not as it is stored.
+#: Origin of a window that is new or differs from its stored row.
 CHANGED = -1
 
 
@@ -250,9 +249,9 @@ class WindowColumns:
     key: Array
     start_ms: Array
     end_ms: Array
-    #: When something has to be done: it fires, or, if it has fired, it is over.
+    #: Its next timer: when it fires, or, if it has fired, when it is cleaned up.
     due_ms: Array
-    #: Its place among the stored rows; CHANGED if it is not as it is there.
+    #: Position of its stored row; CHANGED if it differs from that.
     origin: Array
     values: tuple[pa.Array, ...]
 
@@ -270,7 +269,7 @@ class WindowColumns:
 
 @dataclass
 class ArrivedParts:
-    """Parts that came, and what is lost of them if they are late."""
+    """Parts that have arrived, with what is needed to count or emit late ones."""
 
     hashes: Array
     keys: tuple[pa.Array, ...]
@@ -279,16 +278,16 @@ class ArrivedParts:
     #: Columns of the partial aggregates.
     values: Sequence[pa.Array]
     elements: Array
-    #: Part of each row that came; None where rows are parts.
+    #: Number of each arrived row's part; None if rows are parts.
     of_row: Array | None = None
 
 
 @dataclass(frozen=True)
 class WindowRules:
-    """Windows, how long they wait for late elements, and what is computed; travels in the plan."""
+    """Windows, their allowed lateness and their aggregation; pickled into the plan."""
 
     windows: ColumnWindows
-    #: Nothing changes for processing time.
+    #: Ignored for processing time.
     lateness_ms: int
     aggregation: ColumnAggregation
 
@@ -299,23 +298,23 @@ class WindowRules:
     def fold(
         self, batch: pa.RecordBatch, keys: Sequence[pa.Array], times_ms: Array
     ) -> tuple[Parts, list[pa.Array]]:
-        parts = self.windows.parts(keys, times_ms)
+        parts = self.windows.divide(keys, times_ms)
         return parts, self.aggregation.fold(batch, parts.of_row, parts.first)
 
-    def over_ms(self, end_ms: Array) -> Array:
-        last_ms, lateness_ms = last_of(end_ms), self.lateness_ms if self.is_by_event_time else 0
-        return later_ms(last_ms, lateness_ms)
+    def cleanup_ms(self, end_ms: Array) -> Array:
+        last_ms, lateness_ms = find_last_ms(end_ms), self.lateness_ms if self.is_by_event_time else 0
+        return add_ms(last_ms, lateness_ms)
 
     def add(
         self, windows: WindowColumns, key: Array, came: ArrivedParts, watermark_ms: int
     ) -> tuple[WindowColumns, Array, Array]:
         """Add parts of keys (by their numbers) to their windows.
 
-        Returns the windows, the places of those that fire again at once (parts were late, but in time), and
-        whether each part was too late.
+        Returns the windows, the positions of those that fire again at once (for late parts within the allowed
+        lateness), and a mask of the parts that were dropped as too late.
         """
-        # Of sessions all parts and windows are put together first; then it is asked whether that is over.
-        # Processing time is looked at before anything comes: nothing is late, and nothing fires here.
+        # Sessions are merged with all parts first, and checked for lateness afterwards. By processing time
+        # nothing is late, and nothing fires here, since timers fire before elements are added.
         now_ms, count = watermark_ms if self.is_by_event_time else MIN_WATERMARK_MS, len(windows)
         of_part, start_ms, end_ms = self.windows.assign(came.first_ms, came.last_ms)
         keys = np.concatenate([windows.key, key[of_part]])
@@ -325,8 +324,8 @@ class WindowRules:
         order, begins, starts, ends = self.windows.group(keys, start_ms, end_ms)
         sizes = np.diff(np.append(begins, len(order)))
         first = np.minimum.reduceat(order, begins) if len(order) else begins
-        # The least place says whether one of them was open; then it is not over.
-        stays = (first < count) | (self.over_ms(ends) > now_ms)
+        # If the smallest position is an open window, the group's window is not over.
+        stays = (first < count) | (self.cleanup_ms(ends) > now_ms)
         of_row, is_in = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=bool)
         of_row[order] = np.repeat(np.cumsum(stays) - 1, sizes)
         is_in[order] = np.repeat(stays, sizes)
@@ -334,27 +333,27 @@ class WindowRules:
         first, starts, ends = first[stays], starts[stays], ends[stays]
         parts = of_part[is_in[count:]]
         is_lost = np.bincount(parts, minlength=len(key)) == 0
-        is_late = is_lost & (later_ms(came.first_ms, self.lateness_ms) <= now_ms)
-        values = self._folded(windows, came, parts, of_row[is_in], (np.cumsum(is_in) - 1)[first])
-        due_ms = np.where(last_of(ends) > now_ms, last_of(ends), self.over_ms(ends))
+        is_late = is_lost & (add_ms(came.first_ms, self.lateness_ms) <= now_ms)
+        values = self._fold_parts(windows, came, parts, of_row[is_in], (np.cumsum(is_in) - 1)[first])
+        due_ms = np.where(find_last_ms(ends) > now_ms, find_last_ms(ends), self.cleanup_ms(ends))
         origin, same = np.full(len(first), CHANGED), np.flatnonzero(~is_touched)
         due_ms[same], origin[same] = windows.due_ms[first[same]], windows.origin[first[same]]
-        fires = np.flatnonzero(is_touched & (last_of(ends) <= now_ms))
+        fires = np.flatnonzero(is_touched & (find_last_ms(ends) <= now_ms))
         return WindowColumns(keys[first], starts, ends, due_ms, origin, values), fires, is_late
 
     def fire(self, windows: WindowColumns, limit_ms: int) -> tuple[WindowColumns, WindowColumns]:
-        """Return the windows that are left at a time of their clock, and those that have fired by then."""
+        """Return the windows that remain at a time of their clock, and those that fire by then."""
         is_due = windows.due_ms <= limit_ms
         if not is_due.any():
             return windows, windows.take(np.empty(0, dtype=np.int64))
-        places = np.flatnonzero(is_due & (windows.due_ms == last_of(windows.end_ms)))
+        places = np.flatnonzero(is_due & (windows.due_ms == find_last_ms(windows.end_ms)))
         fired = windows.take(places[np.argsort(windows.end_ms[places], kind="stable")])
-        left = windows.take(np.flatnonzero(~is_due | (self.over_ms(windows.end_ms) > limit_ms)))
+        left = windows.take(np.flatnonzero(~is_due | (self.cleanup_ms(windows.end_ms) > limit_ms)))
         waits = left.due_ms <= limit_ms
-        due_ms = np.where(waits, self.over_ms(left.end_ms), left.due_ms)
+        due_ms = np.where(waits, self.cleanup_ms(left.end_ms), left.due_ms)
         return replace(left, due_ms=due_ms, origin=np.where(waits, CHANGED, left.origin)), fired
 
-    def _folded(
+    def _fold_parts(
         self, windows: WindowColumns, came: ArrivedParts, parts: Array, of_row: Array, first: Array
     ) -> tuple[pa.Array, ...]:
         new = list(came.values)
@@ -368,16 +367,16 @@ class WindowRules:
 
 
 def is_all(places: Array, count: int) -> bool:
-    """Return whether places are all there are, in their order."""
+    """Return whether positions are all of them, in order."""
     return len(places) == count and bool((places[1:] > places[:-1]).all())
 
 
-def last_of(end_ms: Array) -> Array:
+def find_last_ms(end_ms: Array) -> Array:
     last: Array = np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
     return last
 
 
-#: Behind the aggregate, on the way: how many elements a part has, and the last time of a session's.
+#: Columns after the partial aggregates: number of elements of a part, and last time of a session's part.
 ELEMENTS, LAST_MS = "_fs_elements", "_fs_last_ms"
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -387,7 +386,7 @@ _EPOCH_YEARS_MS = (-62_135_596_800_000, 253_402_300_799_999)
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows that came in together: on one side of the watermark, in their order."""
+    """Rows of a key group on one side of the watermark, in their order."""
 
     hashes: Array
     keys: tuple[pa.Array, ...]
@@ -395,7 +394,7 @@ class KeyedRows:
     times_ms: pa.Array | None
     fields: pa.RecordBatch
 
-    def times_by(self, clock: TimeDomain, processing_time_ms: int) -> Array:
+    def get_times(self, clock: TimeDomain, processing_time_ms: int) -> Array:
         if clock is TimeDomain.PROCESSING_TIME:
             return np.full(len(self.hashes), processing_time_ms)
         if self.times_ms is None or self.times_ms.null_count:
@@ -404,13 +403,13 @@ class KeyedRows:
         return found
 
 
-#: Makes parts of rows, by the processing time of the micro-batch.
+#: Turns rows into parts; also takes the processing time of the micro-batch.
 Reader = Callable[[KeyedRows, WindowRules, int], ArrivedParts]
 
 
 def read_partials(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) -> ArrivedParts:
-    """Read rows that are parts, which were made before the shuffle."""
-    first_ms = last_ms = rows.times_by(rules.windows.clock, processing_time_ms)
+    """Read rows that were combined into parts before the shuffle."""
+    first_ms = last_ms = rows.get_times(rules.windows.clock, processing_time_ms)
     fields = rows.fields
     if LAST_MS in fields.schema.names and rules.is_by_event_time:
         last_ms = fields.column(LAST_MS).to_numpy()
@@ -419,8 +418,8 @@ def read_partials(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) 
 
 
 def read_elements(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) -> ArrivedParts:
-    """Read rows that are elements: so those that are late can go elsewhere."""
-    times_ms = rows.times_by(rules.windows.clock, processing_time_ms)
+    """Read rows that are single elements, so that late ones can go to a side output."""
+    times_ms = rows.get_times(rules.windows.clock, processing_time_ms)
     parts, values = rules.fold(rows.fields, rows.keys, times_ms)
     first = parts.first
     keys = tuple(key.take(pa.array(first)) for key in rows.keys)
@@ -432,24 +431,24 @@ def read_elements(rows: KeyedRows, rules: WindowRules, processing_time_ms: int) 
 
 @dataclass
 class Outcome:
-    """Batches of both sides of the watermark, which begin with times."""
+    """Batches before and behind the watermark, whose first column is the time."""
 
-    #: With the output's columns.
+    #: Results, with the output's columns.
     rows: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = field(default_factory=lambda: ([], []))
-    #: Elements that came too late, if there is a side output for them.
+    #: Late elements, if there is a side output for them.
     late: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = field(default_factory=lambda: ([], []))
     counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WindowFold:
-    """Folds of windows, as a keyed operator over columns; travels in the plan."""
+    """Window aggregate, as a keyed operator over columns; pickled into the plan."""
 
     rules: WindowRules
-    #: Which parts of the key come out, in front of the folds.
+    #: Positions of the key's parts that are emitted before the aggregates.
     key_places: tuple[int, ...]
     reader: Reader
-    #: Where late elements go; None: they are dropped and counted. Needs :func:`read_elements`.
+    #: Side output of late elements, needs :func:`read_elements`; None: they are dropped and counted.
     late_output: OutputTag | None = None
 
     def open(self, states: KeyedStates) -> None:
@@ -486,7 +485,7 @@ class WindowFold:
 
 
 class StoredWindows:
-    """The stored windows of some keys, in one micro-batch, and what becomes of them."""
+    """The stored windows of the keys of a micro-batch."""
 
     def __init__(
         self, table: DueTable, stored: Stored, hashes: Sequence[Array], keys: Sequence[Sequence[pa.Array]]
@@ -494,15 +493,15 @@ class StoredWindows:
         self.table, self.stored = table, stored
         columns = table.keys_together([stored.keys, *keys])
         self.index = KeyIndex.of(np.concatenate([stored.hashes, *hashes]), columns)
-        #: Numbers of keys: those of the stored windows, and of what has arrived.
+        #: Key numbers of the stored windows and of the arrived rows.
         self.stored_key, self.arrived_key = np.split(self.index.of_row, [len(stored)])
-        #: Places of the stored windows that count.
+        #: Positions of the valid stored rows, by key and window.
         self.living = stored.living(self.stored_key)
 
     def write(
         self, kept: Array, key: Array, bounds: Sequence[Array], due_ms: Array, values: Sequence[pa.Array]
     ) -> bool:
-        """Keep some as they are stored, and store others; return whether that is a change."""
+        """Keep some stored rows and write others; return whether the state has changed."""
         if not len(key) and len(kept) == len(self.living):
             return False
         taken = pa.array(key)
@@ -519,7 +518,7 @@ class StoredWindows:
 
 
 class _GroupWindows:
-    """The windows of a key group while parts are added to them, and while they fire."""
+    """The open windows of a key group during one micro-batch."""
 
     def __init__(
         self, fold: WindowFold, table: DueTable, stored: Stored, came: Sequence[ArrivedParts]
@@ -527,7 +526,7 @@ class _GroupWindows:
         self._fold, self._rules = fold, fold.rules
         keys, hashes = [one.keys for one in came], [one.hashes for one in came]
         self._stored = StoredWindows(table, stored, hashes, keys)
-        #: Numbers of the keys of the parts that are to be added.
+        #: Key numbers of the parts that are still to be added.
         self._keys_left = self._stored.arrived_key
         columns = self._stored.stored_key, *stored.bounds, stored.due_ms, np.arange(len(stored))
         self._windows = WindowColumns(*columns, tuple(stored.values)).take(self._stored.living)
@@ -538,7 +537,7 @@ class _GroupWindows:
         self._put_results(fired, out)
 
     def add(self, side: int, rows: KeyedRows | None, came: ArrivedParts | None, watermark_ms: int) -> None:
-        """Add the parts of one side of the watermark; windows fire again, and what is too late goes aside."""
+        """Add the parts of one side of the watermark; fire windows with late parts, put lost parts aside."""
         if rows is None or came is None:
             return
         kinds = self._stored.table.layout.values[1:]
@@ -561,15 +560,15 @@ class _GroupWindows:
         assert came.of_row is not None
         places = pa.array(np.flatnonzero(is_late[came.of_row]))
         times = pa.nulls(len(rows.hashes), pa.int64()) if rows.times_ms is None else rows.times_ms
-        self.outcome.late[side].append(_timed(times, rows.fields.columns).take(places))
+        self.outcome.late[side].append(_prepend_times(times, rows.fields.columns).take(places))
 
     def _put_results(self, fired: WindowColumns, out: list[pa.RecordBatch]) -> None:
         if not len(fired):
             return
         taken = pa.array(fired.key)
         keys = [self._stored.index.keys[at].take(taken) for at in self._fold.key_places]
-        bounds = [timestamps(fired.start_ms), timestamps(fired.end_ms)]
-        out.append(_timed(pa.array(last_of(fired.end_ms)), [*keys, *fired.values, *bounds]))
+        bounds = [to_timestamps(fired.start_ms), to_timestamps(fired.end_ms)]
+        out.append(_prepend_times(pa.array(find_last_ms(fired.end_ms)), [*keys, *fired.values, *bounds]))
 
     def store(self) -> None:
         windows = self._windows
@@ -579,14 +578,14 @@ class _GroupWindows:
         self._stored.write(kept, changed.key, bounds, changed.due_ms, changed.values)
 
 
-def _timed(times: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Return columns behind their times; the names do not matter."""
+def _prepend_times(times: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    """Return a batch of the times followed by columns, under arbitrary names."""
     arrays = [times, *columns]
     return pa.RecordBatch.from_arrays(arrays, names=[f"c{at}" for at in range(len(arrays))])
 
 
-def timestamps(times_ms: Array) -> pa.Array:
-    """Return times as timestamps; null where a datetime cannot hold them."""
+def to_timestamps(times_ms: Array) -> pa.Array:
+    """Return times as timestamps; null outside the years 1 to 9999."""
     least, greatest = _EPOCH_YEARS_MS
     outside = (times_ms < least) | (times_ms > greatest)
     if not outside.any():
@@ -607,15 +606,15 @@ class KeysAndWindow(ProcessWindowFunction):
 
 
 class FoldedField(AggregateFunction):
-    """The sum, least or greatest of a field; null of nulls alone, which is a result as any other."""
+    """Sum, minimum or maximum of a field; null, also as a result, if all values are null."""
 
     def __init__(self, column: AggregateColumn, input_type: str) -> None:
         fields = ElementType(input_type).fields
         self._at = [field.name for field in fields].index(column.field or "")
         kind = fields[self._at].dataType
-        #: Type of the accumulator: a tuple, so that a null in it is not none.
+        #: Type of the accumulator: a tuple, so that a null result is not taken for no accumulator.
         self.kept = f"value {type_text(kind)}"
-        self._fold = value_fold(column.fold, column.field or "", kind)
+        self._fold = make_value_fold(column.fold, column.field or "", kind)
 
     def create_accumulator(self) -> Any:
         return (None,)
@@ -630,10 +629,10 @@ class FoldedField(AggregateFunction):
         return (self._fold(first[0], second[0]),)
 
 
-def folded_field(column: AggregateColumn, input_type: str, keys: KeysAndWindow) -> WindowComputation:
+def make_field_fold(column: AggregateColumn, input_type: str, keys: KeysAndWindow) -> WindowComputation:
     fold = FoldedField(column, input_type)
     return AggregateWindow(fold, fold.kept, keys)
 
 
-def chosen_element(choice: ElementChoice, input_type: str) -> WindowComputation:
-    return ReduceWindow(element_reduce(choice, input_type), WindowBounds())
+def make_element_choice(choice: ElementChoice, input_type: str) -> WindowComputation:
+    return ReduceWindow(make_element_reduce(choice, input_type), WindowBounds())

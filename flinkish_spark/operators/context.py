@@ -1,4 +1,4 @@
-"""What an operator's function is given: times, timers, side outputs; opened and closed."""
+"""Contexts of an operator's functions: times, timers, side outputs; opening and closing of functions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 class FunctionContext:
-    """What `process_element` and `on_timer` are given; one object, whose facts change."""
+    """Context of `process_element` and `on_timer`; one object, updated for each element and timer."""
 
-    #: Reads the state of a broadcast side; operators without one do not have it.
+    #: Returns a read-only broadcast state; only set in operators with a broadcast side.
     get_broadcast_state: Callable[[Any], Any]
 
     def __init__(
@@ -34,12 +34,12 @@ class FunctionContext:
         count: Callable[..., None],
     ) -> None:
         self._scope, self._timers = scope, timers
-        #: For operators whose rows have another time than the element or timer: takes rows, and their time.
-        #: Not from inside a generator that also yields.
+        #: Emits rows with a time other than that of the element or timer.
+        #: Must not be called from inside a generator that also yields.
         self.emit = emit
-        #: The same for a side output: takes a tag, a row, its time.
+        #: The same for a side output: takes tag, row and time.
         self.emit_to = emit_to
-        #: Adds one, or as many as it is told, to a number of the operator; takes its name.
+        #: Adds to one of the operator's counters: takes its name and an amount, 1 by default.
         self.count = count
         self.timestamp_ms: int | None = None
         self.domain = TimeDomain.EVENT_TIME
@@ -61,7 +61,7 @@ class FunctionContext:
 
 
 def put_aside(context: FunctionContext, late_output: OutputTag | None, value: Any) -> None:
-    """Give an element that is late to its side output; count it if it has none."""
+    """Emit a late element to its side output, or count it if there is none."""
     if late_output is None:
         context.count(LATE_RECORDS_DROPPED)
     else:
@@ -69,7 +69,7 @@ def put_aside(context: FunctionContext, late_output: OutputTag | None, value: An
 
 
 def move_timer(timers: Timers, clock: TimeDomain, before_ms: int | None, due_ms: int | None) -> None:
-    """Register a key's timer in place of the one before; None is none."""
+    """Replace a key's timer; None is no timer."""
     register, delete = timers.register_event_time_timer, timers.delete_event_time_timer
     if clock is TimeDomain.PROCESSING_TIME:
         register, delete = timers.register_processing_time_timer, timers.delete_processing_time_timer
@@ -79,12 +79,8 @@ def move_timer(timers: Timers, clock: TimeDomain, before_ms: int | None, due_ms:
         register(due_ms)
 
 
-class KeyedStateWithoutKey(TypeError):
-    """A state or timer of a key was asked for where no key is the current one."""
-
-
 class NoKeyedState(SubtaskFacts):
-    """Given to `open` of a function whose stream has no key."""
+    """Runtime context for `open` of a function on an unkeyed stream."""
 
     refusal = (
         "operator '{uid}' asks for the state '{name}', but its stream has no key; put key_by() before it "
@@ -98,17 +94,17 @@ class NoKeyedState(SubtaskFacts):
         """Do nothing: there is no such state."""
 
     def get_state(self, descriptor: StateDescriptor) -> NoReturn:
-        raise KeyedStateWithoutKey(self.refusal.format(uid=self.uid, name=descriptor.name))
+        raise TypeError(self.refusal.format(uid=self.uid, name=descriptor.name))
 
     get_list_state = get_map_state = get_reducing_state = get_aggregating_state = get_state
 
 
 class _NoOwnState(NoKeyedState):
-    """Given to `open` of a function whose values are the operator's state."""
+    """Runtime context for `open` of a reduce or aggregate function, whose result is the only state."""
 
     refusal = (
-        "a reduce or aggregate function of operator '{uid}' asks for the state '{name}', but what it "
-        "returns is all that is kept; use process() with a function that has states"
+        "a reduce or aggregate function of operator '{uid}' asks for the state '{name}', but its result is "
+        "its only state; use process() with a function that has states"
     )
 
 
@@ -122,18 +118,18 @@ def close_part(function: object) -> None:
         function.close()
 
 
-class Closes(Protocol):
+class Closeable(Protocol):
     def close(self) -> None: ...
 
 
 def close_with(holder: object, operator: object, uid: str) -> None:
-    # PySpark tells a worker nothing of the end of a task, it lets go of what it has unpickled for it. What a
-    # function opened is its process's, not that of a child which the function forks.
+    # PySpark does not tell a worker that a task has ended; it only drops the objects that it unpickled. Only
+    # the process that opened a function closes it, not a child that the function forks.
     weakref.finalize(holder, skip_in_children(close_operator), operator, uid)
 
 
 def close_operator(operator: object, uid: str) -> None:
-    """Close an operator's functions; what they raise is logged, since the micro-batch has its results."""
+    """Close an operator's functions; log their errors, since the micro-batch already has its results."""
     close = getattr(operator, "close", None) or getattr(getattr(operator, "function", None), "close", None)
     if close is None:
         return

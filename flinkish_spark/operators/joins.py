@@ -1,4 +1,4 @@
-"""Joins element by element, over keyed state: interval, temporal, within windows."""
+"""Interval, temporal and window joins over keyed state, element by element."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TaggedUnion(ElementType):
             for side, element in (("left", left), ("right", right))
             for field in element.fields
         ]
-        # As DDL that takes whatever names the inputs have: `order id`, `größe`.
+        # As DDL that quotes all names of the inputs, such as `order id` or `größe`.
         super().__init__(ddl_of(T.StructType([T.StructField("side", T.IntegerType()), *fields])))
         # The dataclass is frozen.
         object.__setattr__(self, "_left", left)
@@ -82,18 +82,18 @@ class TaggedUnion(ElementType):
         behind = 1 + len(self._left.fields)
         left, right = self._left.gathering(), self._right.gathering()
 
-        class Tagged(TaggedElement):
+        class UnionElement(TaggedElement):
             __slots__ = ()
 
             @staticmethod
             def _value_of(fields: tuple[Any, ...]) -> Any:
                 return right(fields[behind:]) if fields[0] else left(fields[1:behind])
 
-        return Tagged
+        return UnionElement
 
 
 class WindowCoGroupOperator(KeyedStreamOperator):
-    """Runs a co-group or a join within windows: input 0 is the left one, 1 the right one."""
+    """Runs a window co-group or window join; input 0 is left, input 1 right."""
 
     def __init__(self, join: WindowCoGroup | WindowJoin) -> None:
         left, right = ElementType(join.left_type), ElementType(join.right_type)
@@ -125,7 +125,7 @@ class WindowCoGroupOperator(KeyedStreamOperator):
 
 
 class _Sides(ProcessWindowFunction):
-    """Calls a function of the user's with the elements of both sides of a window."""
+    """Calls the user's function with the elements of both sides of a window."""
 
     def __init__(self, function: CoGroupFunction | ProcessJoinFunction) -> None:
         self._function: Any = function
@@ -153,7 +153,7 @@ class _CoGroupSides(_Sides):
 
 
 class _JoinSides(_Sides):
-    """Gives a join function each pair of a window."""
+    """Calls a join function for each pair of elements in a window."""
 
     def __init__(
         self, function: ProcessJoinFunction, join_type: JoinType, left: ElementType, right: ElementType
@@ -164,7 +164,7 @@ class _JoinSides(_Sides):
 
     def process(self, key: Any, context: WindowContext, elements: Sequence[Any]) -> Iterable[Any]:
         lefts, rights = self._divide(elements)
-        # The times of single elements are not kept in windows.
+        # Windows do not store the times of single elements.
         pair = PairContext(lambda tag, value, _: context.output(tag, value))
         pair.result_ms = context.window.max_timestamp_ms
         join = guard_call(self._function.process_element)
@@ -178,7 +178,7 @@ class _JoinSides(_Sides):
                 yield from elements_of(join(own_left(left), own_right(right), pair) or ())
 
 
-#: A waiting element: its fields, then what is known of it, then its time.
+#: A waiting element: its fields, then facts about it, then its time.
 Entry = tuple[Any, ...]
 
 
@@ -186,14 +186,14 @@ time_of: Callable[[Entry], int] = itemgetter(-1)
 
 
 class TimedBuffer:
-    """Waiting elements of one input, by key. At one time they stay in the order of their coming."""
+    """Waiting elements of one input per key, sorted by time and then by arrival."""
 
     def __init__(self, name: str, element: ElementType, facts: str = "", ttl: StateTtl | None = None) -> None:
         self._width = len(element.fields)
         fields = [element.stored_fields, *([facts] if facts else []), "__time_ms LONG"]
         self._descriptor = ListStateDescriptor(name, ", ".join(fields), ttl)
         self._element = element
-        #: Makes an element's copy for one more owner.
+        #: Copies an element for one more owner.
         self.own: Copier = element.take or as_it_is
 
     def open(self, states: KeyedStates) -> None:
@@ -202,12 +202,12 @@ class TimedBuffer:
         self._table: StateTable = states.tables[self._descriptor.name]
         self._gather = self._element.gathering()
 
-    def entries(self) -> list[Entry]:
-        """Return the current key's entries, by time; not to be changed."""
+    def read(self) -> list[Entry]:
+        """Return the current key's entries by time; the caller must not change the list."""
         found: list[Entry] | None = self._table.read(self._scope)
         return found or []
 
-    def element(self, entry: Entry) -> Any:
+    def make_element(self, entry: Entry) -> Any:
         return self.own(self._gather(entry[: self._width]))
 
     def add(self, value: Any, time_ms: int, facts: Sequence[Any] = ()) -> None:
@@ -222,27 +222,23 @@ class TimedBuffer:
         self._table.write(self._scope, entries)
 
     def drop_first(self, count: int, now_first: Entry) -> None:
-        """Replace the current key's first entries by one; the rest lives as long as it would have."""
+        """Replace the current key's first entries by one; the TTL of the rest is unchanged."""
         entries = self._table.entries[self._scope.slot]
         self._table.write_rest(self._scope, [now_first, *entries[count + 1 :]])
 
     def replace(self, entries: list[Entry]) -> None:
-        """Set the current key's entries, which are in order; none removes them."""
+        """Set the current key's entries, which are sorted; an empty list removes the state."""
         if entries:
             self._table.write(self._scope, entries)
         else:
             self._table.remove(self._scope)
 
 
-class JoinNeedsTime(ValueError):
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what} needs elements with a timestamp on both sides; assign timestamps and watermarks to both"
-        )
+_NEEDS_TIME = "needs elements with a timestamp on both sides; assign timestamps and watermarks to both"
 
 
 class PairContext:
-    """Given to a join function; one object, whose facts change."""
+    """Context of a join function; one object, updated for each pair."""
 
     __slots__ = ("_emit_to", "left_ms", "result_ms", "right_ms")
 
@@ -266,7 +262,7 @@ class PairContext:
 
 
 class _TimedJoin(KeyedStreamOperator):
-    """A join by the times of elements, which wait in buffers."""
+    """A join by event time, whose elements wait in buffers."""
 
     def __init__(self, function: ProcessJoinFunction, *buffers: TimedBuffer) -> None:
         self._function, self._buffers = function, buffers
@@ -291,31 +287,31 @@ class _TimedJoin(KeyedStreamOperator):
         self._settle()
 
 
-#: What is known of a waiting element where it would come out alone: whether it has had a partner. None: it
-#: came to a join that did not ask, before this one went on behind its savepoint; it does not come out alone.
+#: For an outer join, whether a waiting element has had a partner. None: an inner join stored it, and the job
+#: was restored as an outer join; the element is then not emitted without a partner.
 _INTERVAL_FACTS, _IS_JOINED = "__is_joined BOOLEAN", -2
 
 
 class _Half:
-    """One side: its buffer, and when a partner of its elements may come."""
+    """One side of an interval join: its buffer, and the times at which partners may arrive."""
 
     def __init__(
         self, side: Side, ddl: str, reach_ms: tuple[int, int], keeps: bool, late: OutputTag | None
     ) -> None:
         self.side, self.keeps, self.late = side, keeps, late
         self.from_ms, self.to_ms = reach_ms
-        # An element is late if its time is before the watermark; so one at the watermark may still come.
+        # An element at the watermark is not late, so it may still arrive.
         self._waits_ms = max(self.to_ms, 0) + 1
         self.buffer = TimedBuffer(
             f"join/{side.name.lower()}", ElementType(ddl), _INTERVAL_FACTS if keeps else ""
         )
 
-    def over_ms(self, time_ms: int) -> int:
+    def expiry_ms(self, time_ms: int) -> int:
         return min(time_ms + self._waits_ms, MAX_WATERMARK_MS)
 
     def cut(self, watermark_ms: int) -> list[Entry]:
-        """Take the current key's entries out of the buffer for which no partner can come any more."""
-        entries = self.buffer.entries()
+        """Remove and return the current key's entries for which no partner can arrive any more."""
+        entries = self.buffer.read()
         over = len(entries)
         if watermark_ms < MAX_WATERMARK_MS:
             over = bisect_right(entries, watermark_ms - self._waits_ms, key=time_of)
@@ -326,10 +322,10 @@ class _Half:
 
 
 class IntervalJoinOperator(_TimedJoin):
-    """Runs an :class:`~flinkish_spark.joins.IntervalJoin`: input 0 is the left one, 1 the right one.
+    """Runs an :class:`~flinkish_spark.joins.IntervalJoin`; input 0 is left, input 1 right.
 
-    Elements of both sides wait, sorted by time, until no partner can come any more. A key has at most one
-    timer: for the first of its elements for which that will be so.
+    Elements of both sides wait, sorted by time, until no partner can arrive any more. A key has at most one
+    timer, for its element that expires first.
     """
 
     def __init__(self, join: IntervalJoin) -> None:
@@ -341,19 +337,19 @@ class IntervalJoinOperator(_TimedJoin):
         super().__init__(join.actual_function, self._left.buffer, self._right.buffer)
 
     def processors(self) -> tuple[Processor, ...]:
-        return self._processor(self._left, self._right), self._processor(self._right, self._left)
+        return self._make_processor(self._left, self._right), self._make_processor(self._right, self._left)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Let those go for which no partner can come any more."""
+        """Remove elements for which no partner can arrive any more; emit them for an outer join."""
         watermark_ms = self._timers.watermark_ms
         alone = [
-            (half.over_ms(time_of(entry)), half, entry)
+            (half.expiry_ms(time_of(entry)), half, entry)
             for half in (self._left, self._right)
             for entry in half.cut(watermark_ms)
             if half.keeps and entry[_IS_JOINED] is False
         ]
         for over_ms, half, entry in sorted(alone, key=itemgetter(0)):
-            element, time_ms = half.buffer.element(entry), time_of(entry)
+            element, time_ms = half.buffer.make_element(entry), time_of(entry)
             if half.side is Side.LEFT:
                 self._emit(element, None, time_ms, None, over_ms)
             else:
@@ -362,20 +358,20 @@ class IntervalJoinOperator(_TimedJoin):
         if due_ms is not None:
             self._timers.register_event_time_timer(due_ms)
 
-    def _processor(self, own: _Half, other: _Half) -> Processor:
+    def _make_processor(self, own: _Half, other: _Half) -> Processor:
         timers, is_left, take = self._timers, own.side is Side.LEFT, own.buffer.own
 
         def process(value: Any, context: FunctionContext) -> None:
             time_ms = context.timestamp_ms
             if time_ms is None or time_ms == MIN_WATERMARK_MS:
-                raise JoinNeedsTime("an interval join")
+                raise ValueError(f"an interval join {_NEEDS_TIME}")
             if time_ms < timers.watermark_ms:
                 put_aside(context, own.late, value)
                 return
-            partners = self._partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
+            partners = self._find_partners(other, time_ms + own.from_ms, time_ms + own.to_ms)
             self._keep(own, other, value, time_ms, bool(partners))
             for entry in partners:
-                partner, partner_ms = other.buffer.element(entry), time_of(entry)
+                partner, partner_ms = other.buffer.make_element(entry), time_of(entry)
                 result_ms = max(time_ms, partner_ms)
                 if is_left:
                     self._emit(take(value), partner, time_ms, partner_ms, result_ms)
@@ -385,9 +381,9 @@ class IntervalJoinOperator(_TimedJoin):
         return process
 
     @staticmethod
-    def _partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
-        """Return the other side's waiting elements of these times; they are not alone from now on."""
-        entries = other.buffer.entries()
+    def _find_partners(other: _Half, from_ms: int, to_ms: int) -> list[Entry]:
+        """Return the other side's waiting elements in a time range; mark them as joined."""
+        entries = other.buffer.read()
         if not entries:
             return []
         first = bisect_left(entries, from_ms, key=time_of)
@@ -399,7 +395,7 @@ class IntervalJoinOperator(_TimedJoin):
         return found
 
     def _keep(self, half: _Half, other: _Half, value: Any, time_ms: int, is_joined: bool) -> None:
-        before_ms, due_ms = self._due_ms(half, other), half.over_ms(time_ms)
+        before_ms, due_ms = self._due_ms(half, other), half.expiry_ms(time_ms)
         half.buffer.add(value, time_ms, (is_joined,) if half.keeps else ())
         if before_ms is None or due_ms < before_ms:
             if before_ms is not None:
@@ -408,23 +404,23 @@ class IntervalJoinOperator(_TimedJoin):
 
     @staticmethod
     def _due_ms(one: _Half, other: _Half) -> int | None:
-        here, there = one.buffer.entries(), other.buffer.entries()
+        here, there = one.buffer.read(), other.buffer.read()
         if not here:
-            return other.over_ms(time_of(there[0])) if there else None
-        due_ms = one.over_ms(time_of(here[0]))
-        return min(due_ms, other.over_ms(time_of(there[0]))) if there else due_ms
+            return other.expiry_ms(time_of(there[0])) if there else None
+        due_ms = one.expiry_ms(time_of(here[0]))
+        return min(due_ms, other.expiry_ms(time_of(there[0]))) if there else due_ms
 
 
-#: What is known of a version: whether it only ends the one before it, and whether older ones are forgotten.
+#: Facts about a version: whether it is a deletion, and whether older versions have been dropped.
 _TEMPORAL_FACTS = "__is_deletion BOOLEAN, __is_first_known BOOLEAN"
 _IS_DELETION, _IS_FIRST_KNOWN = -3, -2
 
 
 class TemporalJoinOperator(_TimedJoin):
-    """Runs a :class:`~flinkish_spark.joins.TemporalJoin`: input 0 is the left one, 1 has the versions.
+    """Runs a :class:`~flinkish_spark.joins.TemporalJoin`; input 0 is left, input 1 has the versions.
 
-    Left elements wait for the watermark. Of the versions that it has passed, the newest stays: it is valid
-    until another one comes. A key has at most one timer that counts: for what can be done first.
+    Left elements wait for the watermark. The newest version that the watermark has passed is kept: it is
+    valid until the next one. A key has at most one timer: for its next left element or expired version.
     """
 
     def __init__(self, join: TemporalJoin) -> None:
@@ -439,13 +435,13 @@ class TemporalJoinOperator(_TimedJoin):
         return self._process_left, self._process_version
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Join the left elements that the watermark has reached, and forget versions that are over."""
+        """Join the left elements that the watermark has reached, and drop versions that have expired."""
         watermark_ms = self._timers.watermark_ms
-        waiting, versions = self._left.entries(), self._right.entries()
+        waiting, versions = self._left.read(), self._right.read()
         due = bisect_right(waiting, watermark_ms, key=time_of)
         for entry in waiting[:due]:
             time_ms = time_of(entry)
-            self._join_one(self._left.element(entry), time_ms, _valid_at(versions, time_ms))
+            self._join_one(self._left.make_element(entry), time_ms, _find_valid(versions, time_ms))
         if due:
             self._left.replace(waiting[due:])
         passed = bisect_right(versions, watermark_ms, key=time_of)
@@ -455,25 +451,25 @@ class TemporalJoinOperator(_TimedJoin):
         self._register(None)
 
     def _process_left(self, value: Any, context: FunctionContext) -> None:
-        time_ms = _time_of(context)
+        time_ms = _require_time(context)
         if time_ms > self._timers.watermark_ms:
             before_ms = self._due_ms()
             self._left.add(value, time_ms)
             self._register(before_ms)
             return
-        versions = self._right.entries()
-        version = _valid_at(versions, time_ms)
+        versions = self._right.read()
+        version = _find_valid(versions, time_ms)
         if version is not None or not versions or not versions[0][_IS_FIRST_KNOWN]:
-            # It is late, but what was valid at its time is known still.
+            # It is late, but the version valid at its time is still stored.
             self._join_one(value, time_ms, version)
         else:
             put_aside(context, self._join.late_output, value)
 
     def _process_version(self, value: Any, context: FunctionContext) -> None:
-        time_ms = _time_of(context)
-        versions = self._right.entries()
+        time_ms = _require_time(context)
+        versions = self._right.read()
         if versions and time_ms < time_of(versions[0]) and versions[0][_IS_FIRST_KNOWN]:
-            # Nobody can ask for it any more: what is before the first is forgotten.
+            # Versions before the first one have been dropped.
             return
         before_ms = self._due_ms()
         is_deletion = self._join.is_deletion is not None and is_true(
@@ -489,16 +485,16 @@ class TemporalJoinOperator(_TimedJoin):
 
     def _join_one(self, left: Any, time_ms: int, version: Entry | None) -> None:
         if version is not None and not version[_IS_DELETION]:
-            self._emit(left, self._right.element(version), time_ms, time_of(version), time_ms)
+            self._emit(left, self._right.make_element(version), time_ms, time_of(version), time_ms)
         elif self._join.join_type.keeps_left:
             self._emit(left, None, time_ms, None, time_ms)
 
     def _due_ms(self) -> int | None:
-        waiting, versions = self._left.entries(), self._right.entries()
+        waiting, versions = self._left.read(), self._right.read()
         due_ms = time_of(waiting[0]) if waiting else None
         if len(versions) < 2:
             return due_ms
-        # The first version is over when the watermark reaches the second.
+        # The first version expires when the watermark reaches the second.
         over_ms = time_of(versions[1])
         return over_ms if due_ms is None else min(over_ms, due_ms)
 
@@ -507,17 +503,17 @@ class TemporalJoinOperator(_TimedJoin):
         if before_ms is not None and before_ms != due_ms:
             self._timers.delete_event_time_timer(before_ms)
         if due_ms is not None:
-            # Also where it should be there: versions may have expired in between.
+            # Register it again in any case: versions may have expired in between.
             self._timers.register_event_time_timer(due_ms)
 
 
-def _valid_at(versions: list[Entry], time_ms: int) -> Entry | None:
+def _find_valid(versions: list[Entry], time_ms: int) -> Entry | None:
     at = bisect_right(versions, time_ms, key=time_of)
     return versions[at - 1] if at else None
 
 
-def _time_of(context: FunctionContext) -> int:
+def _require_time(context: FunctionContext) -> int:
     time_ms = context.timestamp_ms
     if time_ms is None or time_ms == MIN_WATERMARK_MS:
-        raise JoinNeedsTime("a temporal join")
+        raise ValueError(f"a temporal join {_NEEDS_TIME}")
     return time_ms

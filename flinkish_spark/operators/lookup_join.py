@@ -1,4 +1,4 @@
-"""The lookup join: whole batches of elements, whose keys are asked for together."""
+"""The lookup join: looks up the keys of a batch of elements together."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from flinkish_spark.core.iterators import USER_ERRORS, elements_of, guard_call, 
 from flinkish_spark.joins.lookup import LookupJoin
 from flinkish_spark.operators.context import NoKeyedState, close_operator
 from flinkish_spark.operators.joins import PairContext
-from flinkish_spark.operators.process import ElementFailed, Emitted
+from flinkish_spark.operators.process import ElementError, OperatorOutput
 from flinkish_spark.types.row_form import NoRowError, RowError, RowForm
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.to_python import as_it_is, copy_if_mutable
 
-# PySpark unpickles a function anew for each task, so what an object holds ends with its micro-batch. A Python
-# worker goes on, and so does what its modules hold.
+# PySpark unpickles a function anew for each task, so its attributes last for one micro-batch. Variables of a
+# module last as long as the Python worker.
 
-#: The rows of a key, and when they were read; keys that were used last are last.
-KeptAnswers = OrderedDict[Any, tuple[Sequence[Any], int]]
+#: Rows per key with the time when they were read; least recently used keys first.
+CachedAnswers = OrderedDict[Any, tuple[Sequence[Any], int]]
 
-#: By the join. A worker may live longer than jobs, so those of which nobody has asked for longest go.
-_OF_JOINS: OrderedDict[str, KeptAnswers] = OrderedDict()
+#: Caches by join. A worker may outlive jobs, so least recently used caches are dropped.
+_OF_JOINS: OrderedDict[str, CachedAnswers] = OrderedDict()
 _MOST_JOINS = 64
 
 
-def kept_answers(join: str) -> KeptAnswers:
+def find_cached_answers(join: str) -> CachedAnswers:
     kept = _OF_JOINS.setdefault(join, OrderedDict())
     _OF_JOINS.move_to_end(join)
     while len(_OF_JOINS) > _MOST_JOINS:
@@ -42,10 +42,6 @@ def forget_answers() -> None:
 Rows = Sequence[Any]
 
 
-class LookupAnswerWrong(TypeError):
-    """A lookup table has returned something that is no mapping from keys to rows."""
-
-
 class _LookupRuntime(NoKeyedState):
     def __init__(self, uid: str, counts_as: str) -> None:
         super().__init__(uid, 1)
@@ -57,34 +53,34 @@ class _LookupRuntime(NoKeyedState):
 
 class LookupJoinRun:
     def __init__(
-        self, join: LookupJoin, uid: str, kept: KeptAnswers | None = None, counts_as: str = ""
+        self, join: LookupJoin, uid: str, kept: CachedAnswers | None = None, counts_as: str = ""
     ) -> None:
         self._join, self._function = join, join.actual_function
         self._answers = _Answers(join, uid, OrderedDict() if kept is None else kept)
         self._context = PairContext(self._to_side)
-        self._emitted = Emitted()
-        #: An element goes to `key_of` and to each of its pairs; a row to each element of its key, and the
-        #: table or the cache may keep it.
+        self._emitted = OperatorOutput()
+        #: Copies an element for `key_of` and for each of its pairs; and a row for each element of its key,
+        #: since the table or the cache may keep it.
         self._take = ElementType(join.left_type).take or as_it_is
         self._take_row = as_it_is if join.function is None else copy_if_mutable
-        #: Of which element each row of the last batch is made; of side outputs, by name.
+        #: Position of the element of each row of the last batch; for side outputs by name.
         self.of_row: list[int] = []
         self.of_side_row: dict[str, list[int]] = {}
         try:
             join.table.open()
             self._function.open(_LookupRuntime(uid, counts_as))
         except BaseException:
-            # What failed first is what is told.
+            # Report the first error.
             close_operator(self, uid)
             raise
 
     def run(
         self, values: Sequence[Any], times_ms: Sequence[int | None] | None, processing_time_ms: int
-    ) -> Emitted:
-        """Join the elements of a batch; rows come in the order of the elements, and have their times."""
-        self._emitted = emitted = Emitted()
-        keys = self._keys(values)
-        rows_of = self._answers.of(keys, processing_time_ms)
+    ) -> OperatorOutput:
+        """Join the elements of a batch; rows have the order and the times of the elements."""
+        self._emitted = emitted = OperatorOutput()
+        keys = self._compute_keys(values)
+        rows_of = self._answers.find(keys, processing_time_ms)
         self.of_row, self.of_side_row = [], {}
         stamps: Iterable[int | None] = times_ms or [None] * len(values)
         for at, (value, key, time_ms) in enumerate(zip(values, keys, stamps, strict=True)):
@@ -93,7 +89,7 @@ class LookupJoinRun:
             try:
                 self._join_one(value, rows_of.get(key, ()) if _is_known(key) else ())
             except USER_ERRORS as error:
-                raise ElementFailed(at, False, error) from error
+                raise ElementError(at, False, error) from error
             made = len(emitted.rows) - len(emitted.times_ms)
             emitted.times_ms.extend([time_ms] * made)
             self.of_row.extend([at] * made)
@@ -108,7 +104,7 @@ class LookupJoinRun:
         finally:
             self._join.table.close()
 
-    def _keys(self, values: Sequence[Any]) -> list[Any]:
+    def _compute_keys(self, values: Sequence[Any]) -> list[Any]:
         keys: list[Any] = []
         try:
             for value in values:
@@ -116,7 +112,7 @@ class LookupJoinRun:
                 hash(key)
                 keys.append(key)
         except USER_ERRORS as error:
-            raise ElementFailed(len(keys), False, error) from error
+            raise ElementError(len(keys), False, error) from error
         return keys
 
     def _join_one(self, value: Any, rows: Rows) -> None:
@@ -133,24 +129,24 @@ class LookupJoinRun:
 
 
 class _Answers:
-    """Asks the table for what is not cached."""
+    """Reads rows from the cache, or else from the table."""
 
-    def __init__(self, join: LookupJoin, uid: str, kept: KeptAnswers) -> None:
+    def __init__(self, join: LookupJoin, uid: str, kept: CachedAnswers) -> None:
         self._table, self._cache, self._keys_per_call = join.table, join.cache, join.keys_per_call
         self._says = f"operator '{uid}': {type(join.table).__name__}.lookup() returned"
-        # A function knows what its table returns.
+        # A join function knows the rows of its table; check them only without a function.
         row = ElementType(join.right_type)
         self._has_form = join.function is None and row.has_fields
         self._names = [field.name for field in row.fields]
         self._tuple_of = RowForm(self._names).tuple_of
         self._kept = kept
 
-    def of(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
+    def find(self, keys: Iterable[Any], now_ms: int) -> Mapping[Any, Rows]:
         found: dict[Any, Rows] = {}
         missing = []
         for key in dict.fromkeys(key for key in keys if _is_known(key)):
             kept = self._kept.get(key)
-            # Where the clock was set back nobody knows how old an answer is.
+            # After the clock was set back, the age of an answer is unknown.
             if kept is not None and self._cache is not None and 0 <= now_ms - kept[1] < self._cache.ttl_ms:
                 self._kept.move_to_end(key)
                 found[key] = kept[0]
@@ -166,21 +162,19 @@ class _Answers:
     def _ask(self, keys: list[Any]) -> dict[Any, Rows]:
         answer = guard_call(self._table.lookup)(keys)
         if not isinstance(answer, Mapping):
-            raise LookupAnswerWrong(
+            raise TypeError(
                 f"{self._says} {type(answer).__name__}; it must return a mapping from keys to lists of rows"
             )
         rows_of = {key: answer.get(key, ()) for key in keys}
         for key, rows in rows_of.items():
             if not isinstance(rows, list | tuple) or hasattr(rows, "_fields"):
-                raise LookupAnswerWrong(
-                    f"{self._says} {rows!r} for the key {key!r}; it must be a list of rows"
-                )
+                raise TypeError(f"{self._says} {rows!r} for the key {key!r}; it must be a list of rows")
             if rows and self._has_form:
                 try:
                     rows_of[key] = list(map(self._as_tuple, rows))
                 except RowError as error:
                     says = f"{self._says} a wrong row for the key {key!r}: {error}"
-                    raise LookupAnswerWrong(says) from error
+                    raise TypeError(says) from error
         return rows_of
 
     def _keep(self, answer: Mapping[Any, Rows], now_ms: int) -> None:
@@ -193,7 +187,7 @@ class _Answers:
             self._kept.popitem(last=False)
 
     def _as_tuple(self, row: Any) -> Any:
-        """Make of a table's row what is put behind the fields of an element: names go by name."""
+        """Return a table's row as a tuple; a row with names is matched by name."""
         if row is None:
             return None
         try:
@@ -201,7 +195,7 @@ class _Answers:
         except NoRowError:
             if len(self._names) > 1:
                 raise
-            # As a table of one column has it.
+            # A table with one column may return the bare value.
             found = (row,)
         if len(found) != len(self._names):
             raise RowError(f"{len(found)} fields, declared are {len(self._names)}: {', '.join(self._names)}")

@@ -1,4 +1,4 @@
-"""Patterns in a keyed stream: what waits, what is partly matched, and what of it is emitted."""
+"""The operator for patterns in a keyed stream: waiting events, partial matches, emitted matches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ from flinkish_spark.core.elements import (
     Timer,
 )
 from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternProcessFunction, open_matches
-from flinkish_spark.operators.columnar_patterns import ColumnarMatcher, LooksBack, can_be_in_columns
+from flinkish_spark.operators.columnar_patterns import (
+    ColumnarMatcher,
+    EarlierEventCondition,
+    can_be_in_columns,
+)
 from flinkish_spark.operators.context import FunctionContext, NoKeyedState, move_timer
 from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
@@ -47,7 +51,7 @@ from flinkish_spark.types.to_python import as_it_is
 class LookedFor:
     """One of the patterns of an operator, compiled."""
 
-    #: What the program calls it; empty where it is the only one.
+    #: Its name in the program; empty if it is the only one.
     name: str
     automaton: Automaton
     skip: AfterMatchSkip
@@ -55,42 +59,42 @@ class LookedFor:
 
     @property
     def fingerprint(self) -> str:
-        """What stored partial matches can be read with: names and states; conditions may change."""
+        """Identity of stored partial matches: names and states of the automaton; conditions may change."""
         return f"{self.name}{self.automaton.fingerprint}"
 
 
 @dataclass(frozen=True)
 class PatternSearch:
-    #: Tried with each event in this order.
+    #: Patterns to match each event with, in this order.
     patterns: tuple[LookedFor, ...]
     function: PatternProcessFunction
-    #: Which time events have: their own, or that of their micro-batch.
+    #: Clock of the events: event time, or the processing time of their micro-batch.
     clock: TimeDomain = TimeDomain.EVENT_TIME
-    #: Which field says the time of an event; None: it has one beside its fields.
+    #: Field with the time of an event; None: its event time.
     time_field: str | None = None
-    #: Orders events of one time, as functions for `sorted` once did; None: as they came.
+    #: Comparison function that orders events of the same time; None: in the order of arrival.
     compare: Callable[[Any, Any], int] | None = None
-    #: Where events behind the watermark go; None: they are dropped and counted.
+    #: Side output of late events; None: they are dropped and counted.
     late_output: OutputTag | None = None
-    #: How many partial matches of a key and pattern may be open; None: any number.
+    #: Limit of open partial matches per key and pattern; None: no limit.
     limit: OpenMatches | None = None
-    #: Texts of conditions whose answers come behind the fields of each event, in this order.
+    #: SQL texts of conditions whose answers follow the fields of each event, in this order.
     column_conditions: tuple[str, ...] = ()
-    #: What conditions that look back as SQL text say, by their texts.
+    #: Compiled expressions of SQL conditions that read earlier events, by their texts.
     comparisons: Mapping[str, Expression] = field(default_factory=dict)
 
 
 class _NoState(NoKeyedState):
-    """Given to `open` of a condition."""
+    """Runtime context for `open` of a condition."""
 
     refusal = (
-        "a condition of operator '{uid}' asks for the state '{name}', but it sees only what its partial "
-        "match has taken; give state to the function of the matches"
+        "a condition of operator '{uid}' asks for the state '{name}', but it sees only the events of its "
+        "partial match; use state in the function for matches"
     )
 
 
 class MatchContext:
-    """What a function is given for a match; one object, whose facts change."""
+    """Context of a pattern function; one object, updated for each match."""
 
     def __init__(self, context: FunctionContext, timers: Timers) -> None:
         self._context = context
@@ -111,15 +115,15 @@ class MatchContext:
         self._context.emit_to(tag, value, self.time_ms)
 
 
-#: How the state of partial matches begins, of any pattern.
+#: Prefix of the names of states with partial matches.
 _MATCHES_OF = "pattern/matches of "
 
 
 class _Search:
     """One pattern in an opened operator, with the current key's partial matches.
 
-    These are kept in three states that refer to each other by places, so a key's are written together. Of a
-    key with nothing open there is nothing.
+    They are stored in three states that refer to each other by position, so a key's states are written
+    together. A key without open partial matches has no state.
     """
 
     def __init__(self, wanted: LookedFor, element: ElementType, states: KeyedStates) -> None:
@@ -143,7 +147,7 @@ class _Search:
         self._before = self._open()
 
     def enter(self) -> int | None:
-        """Load the current key's; return when the first is timed out."""
+        """Load the current key's partial matches; return when the first one times out."""
         matches = self._matches.read(self._scope)
         if not matches:
             self.state = self.matcher.initial()
@@ -156,7 +160,7 @@ class _Search:
         return self.matcher.next_deadline_ms(self.state)
 
     def leave(self) -> int | None:
-        """Store the current key's; return when the first is timed out."""
+        """Store the current key's partial matches; return when the first one times out."""
         if self._open() != self._before:
             self._write()
         return self.matcher.next_deadline_ms(self.state)
@@ -180,7 +184,7 @@ class _Search:
 
 
 class FoundMatch(NamedTuple):
-    """A match, or a partial one that is timed out, which is to be told of."""
+    """A match or a timed-out partial match to emit."""
 
     number: int
     is_lost: bool
@@ -189,25 +193,25 @@ class FoundMatch(NamedTuple):
 
 
 class FoundMatches(NamedTuple):
-    """What was found of a key, in its order."""
+    """The matches and timed-out partial matches of a key, in their order."""
 
-    #: The least and the greatest of the times.
+    #: Smallest and greatest of their times.
     first_ms: int
     last_ms: int
-    #: Makes them, one by one.
+    #: Yields them.
     matches: Callable[[], Iterator[FoundMatch]]
 
 
 class PatternOperator(TimedRowsOperator):
-    """Runs a :class:`PatternSearch`; a key has a timer for what it has to do first.
+    """Runs a :class:`PatternSearch`; a key has one timer, for the first event or time-out that is due.
 
-    By event time, events wait for the watermark and are taken in the order of their times. By processing time
-    they are taken as they come; where a comparison orders those of one time, they wait for the next.
+    By event time, events wait for the watermark and are processed in the order of their times. By processing
+    time they are processed on arrival; if a comparison orders events of one time, they wait until it is over.
     """
 
     def __init__(self, search: PatternSearch, element: ElementType, time_field: int | None = None) -> None:
         self._search, self.function, self.element = search, search.function, element
-        # By their texts: of an event that waits, another text has no answer.
+        # Named after their texts: a waiting event has no answer to a changed condition.
         answers = [f"__holds_{zlib.crc32(text.encode()):08x} BOOLEAN" for text in search.column_conditions]
         waiting = "pattern/waiting", element, ", ".join(answers)
         self.timed = self._buffer = None
@@ -227,13 +231,13 @@ class PatternOperator(TimedRowsOperator):
             if waiting is not None:
                 waiting.open(states)
         self._searches = [_Search(one, self.element, states) for one in search.patterns]
-        #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when it is told.
+        #: By key, matches found as columns, to be emitted here, and the time up to which they have been.
         self.found: dict[Any, tuple[FoundMatches, int]] = {}
         self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
-        #: Which answer behind the fields of an event a condition stands for.
+        #: By condition, the number of its answer after the fields of an event.
         self._columns: dict[Leaf, int] = {}
         opened = _NoState(states.uid, states.max_parallelism)
-        for leaf in self._leaves():
+        for leaf in self._list_conditions():
             if isinstance(leaf, ColumnCondition):
                 self._columns[leaf] = search.column_conditions.index(leaf.text)
             elif isinstance(leaf, Comparison):
@@ -246,12 +250,12 @@ class PatternOperator(TimedRowsOperator):
     def processors(self) -> tuple[Processor, ...]:
         if self.timed is not None:
             return (self.timed.late,)
-        return (self._at_once if self._buffer is None else self._keep,)
+        return (self._process_now if self._buffer is None else self._keep,)
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        """Take the events whose time has come, and time out what is over."""
+        """Process the events that are due, and time out partial matches."""
         if self._scope.key in self.found:
-            self._tell(*self.found.pop(self._scope.key))
+            self._emit_found(*self.found.pop(self._scope.key))
             return
         if self.timed is not None:
             now_ms, due = self._timers.watermark_ms, self.timed.due
@@ -262,19 +266,19 @@ class PatternOperator(TimedRowsOperator):
             return
         now_ms, entries = self._timers.processing_time_ms, []
         if self._buffer is not None:
-            # A timer of the very millisecond has waited for all of it: nothing stays.
-            entries = self._buffer.entries()
+            # The timer fires after the millisecond of the buffered events is over, so take all of them.
+            entries = self._buffer.read()
             self._buffer.replace([])
         self._take_entries(entries, now_ms)
 
-    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+    def count_open_items(self, state: str, rows: pa.RecordBatch) -> int | None:
         if not state.startswith(_MATCHES_OF):
             return None
         return open_matches(rows.column("value_0"))
 
     def close(self) -> None:
         self.function.close()
-        for leaf in self._leaves():
+        for leaf in self._list_conditions():
             if isinstance(leaf, LookingBack) and hasattr(leaf.owner, "close"):
                 leaf.owner.close()
 
@@ -284,7 +288,7 @@ class PatternOperator(TimedRowsOperator):
         self._buffer.add(value[: self._width], now_ms, value[self._width :])
         self._timers.register_processing_time_timer(now_ms + 1)
 
-    def _at_once(self, value: Any, context: FunctionContext) -> None:
+    def _process_now(self, value: Any, context: FunctionContext) -> None:
         now_ms = self._timers.processing_time_ms
         self._take_entries([(*value, now_ms)], now_ms)
 
@@ -295,13 +299,13 @@ class PatternOperator(TimedRowsOperator):
         self._take(due, range(len(entries)), now_ms)
 
     def _take(self, due: DueRows, places: range, now_ms: int) -> None:
-        """Take events of the current key, and then time goes on to `now_ms`."""
+        """Process events of the current key, then advance time to `now_ms`."""
         searches, limit = self._searches, self._search.limit
         before_ms = [one.enter() for one in searches]
         processing_ms, reached_ms = self._timers.processing_time_ms, None
         rows, times_ms, gather = due.rows, due.times_ms, self._gather
-        known = list(zip(searches, self._known_of(due), strict=True))
-        for at in places if self._key_of is None else self._in_order(due, places):
+        known = list(zip(searches, self._find_known(due), strict=True))
+        for at in places if self._key_of is None else self._sort_places(due, places):
             time_ms = times_ms[at]
             if time_ms != reached_ms:
                 reached_ms = time_ms
@@ -327,11 +331,11 @@ class PatternOperator(TimedRowsOperator):
                 self._context.count(OPENED if more > 0 else CLOSED, abs(more))
         due_ms = [one.leave() for one in searches]
         first_ms = (min((at for at in own if at is not None), default=None) for own in (before_ms, due_ms))
-        # For the first partial match that is timed out.
+        # The timer is for the first time-out.
         move_timer(self._timers, self._search.clock, *first_ms)
 
-    def _known_of(self, due: DueRows) -> Sequence[Sequence[Known]]:
-        """Return, pattern by pattern, what is known of each event of the key group at hand."""
+    def _find_known(self, due: DueRows) -> Sequence[Sequence[Known]]:
+        """Return, by pattern, the known facts about each event of the current key group."""
         if self._known[0] is not due:
             found = []
             for one in self._searches:
@@ -343,7 +347,7 @@ class PatternOperator(TimedRowsOperator):
             self._known = due, found
         return self._known[1]
 
-    def _in_order(self, due: DueRows, places: range) -> Iterable[int]:
+    def _sort_places(self, due: DueRows, places: range) -> Iterable[int]:
         key_of, take = self._key_of, self.element.take or as_it_is
         assert key_of is not None
         return sorted(places, key=lambda at: (due.times_ms[at], key_of(take(self._gather(due.rows[at])))))
@@ -354,14 +358,14 @@ class PatternOperator(TimedRowsOperator):
             self._emit(one, (complete.match,), complete.time_ms)
         for lost in timed_out:
             self._context.count(TIMED_OUT)
-            self._give(self.function.process_timed_out_match, one, lost.match, lost.time_ms)
+            self._call(self.function.process_timed_out_match, one, lost.match, lost.time_ms)
 
     def _emit(self, one: _Search, matches: Sequence[Match], time_ms: int) -> None:
         self._context.count(MATCHES, len(matches))
         for match in matches:
-            self._give(self.function.process_match, one, match, time_ms)
+            self._call(self.function.process_match, one, match, time_ms)
 
-    def _give(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
+    def _call(self, call: Any, one: _Search, match: Match, time_ms: int) -> None:
         context = self._match_context
         context.name, context.time_ms = one.name, time_ms
         rows = call(match, context)
@@ -369,11 +373,11 @@ class PatternOperator(TimedRowsOperator):
             self._context.emit(rows, time_ms)
         self._settle()
 
-    def _tell(self, found: FoundMatches, after_ms: int) -> None:
-        """Tell of what was found of the current key behind a time, up to the watermark."""
+    def _emit_found(self, found: FoundMatches, after_ms: int) -> None:
+        """Emit the current key's matches with times after `after_ms`, up to the watermark."""
         watermark_ms = self._timers.watermark_ms
         if found.last_ms > watermark_ms:
-            # The input ends, and the watermark goes on behind this.
+            # The input ends, so the watermark will advance once more.
             self.found[self._scope.key] = found, watermark_ms
             self._timers.register_event_time_timer(found.last_ms)
         function, context, emit = self.function, self._match_context, self._context.emit
@@ -407,20 +411,20 @@ class PatternOperator(TimedRowsOperator):
                 earlier_events(search.comparisons[leaf.text]) is not None
                 if isinstance(leaf, Comparison)
                 else isinstance(leaf, ColumnCondition)
-                for leaf in self._leaves()
+                for leaf in self._list_conditions()
             )
         )
 
     @property
     def measures(self) -> tuple[Expression, ...] | None:
-        """What is told of a match, where it can be said in columns; else None."""
+        """Expressions to emit for a match, if all of them can be computed over columns; else None."""
         function = self.function
         if not isinstance(function, MeasuredMatches):
             return None
         in_columns = all(earlier_events(one) is not None for one in function.measures)
         return function.measures if in_columns else None
 
-    def columnar(self) -> list[ColumnarMatcher]:
+    def make_columnar_matchers(self) -> list[ColumnarMatcher]:
         found = []
         for one, wanted in zip(self._searches, self._search.patterns, strict=True):
             automaton, looks_back = wanted.automaton, []
@@ -429,10 +433,12 @@ class PatternOperator(TimedRowsOperator):
                 if isinstance(leaf, Comparison) and leaf.expression is not None:
                     named = earlier_events(leaf.expression) or ()
                     places = tuple((numbers[name], is_last) for name, is_last in named)
-                    looks_back.append(LooksBack(bit, places, ComparedWithEarlier(leaf.expression, named)))
+                    looks_back.append(
+                        EarlierEventCondition(bit, places, ComparedWithEarlier(leaf.expression, named))
+                    )
             answers = tuple(map(self._columns.get, automaton.leaves))
             found.append(ColumnarMatcher(one.matcher, wanted.skip, looks_back, one.states, answers))
         return found
 
-    def _leaves(self) -> Iterable[Leaf]:
+    def _list_conditions(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)

@@ -1,14 +1,14 @@
-"""One key group in one micro-batch: timers, elements, the watermark, in the one order that counts.
+"""One key group in one micro-batch: timers, elements and the watermark, in a fixed order.
 
     processing-time timers -> elements before -> watermark, event-time timers -> elements behind
 
-A micro-batch has one watermark for an operator, which is known before it runs. Records of a source are behind
-it (the watermark is what earlier micro-batches have shown), and what an operator emits while timers of that
-watermark fire is before it. So an operator behind a window sees the window's result on time.
+A micro-batch has one watermark per operator, known before it runs. Records of a source are behind it, since
+the watermark comes from earlier micro-batches. Rows that an operator emits when timers of the watermark fire
+are before it, so the operator after a window sees the window's result in time.
 
-The last micro-batch of a job that is drained goes on: behind all elements the watermark becomes the last one,
-and every event-time timer fires. What that emits is behind, too: the next operator has it before its own last
-watermark.
+The last micro-batch of a drained job continues: after all elements the watermark becomes the greatest one,
+and all event-time timers fire. Their rows are behind the watermark; the next operator gets them before its
+own last watermark.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from flinkish_spark.state.layered import Array
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.types.to_python import Copier, copy_if_mutable
 
-#: Takes an element and the context; returns what is emitted.
+#: Takes an element and the context; returns the rows to emit.
 Processor = Callable[[Any, FunctionContext], Iterable[Any] | None]
 
 
 class KeyedStreamOperator(ABC):
-    """One keyed operator, the same for all key groups; it keeps nothing of a key in its own attributes."""
+    """A keyed operator, shared by all key groups; its attributes hold no data of a key."""
 
     @abstractmethod
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
@@ -57,18 +57,18 @@ class KeyedStreamOperator(ABC):
     def on_timer(self, timer: Timer, domain: TimeDomain) -> Iterable[Any] | None:
         """Do nothing: an operator without this registers no timers."""
 
-    def level_in(self, state: str, rows: pa.RecordBatch) -> int | None:
+    def count_open_items(self, state: str, rows: pa.RecordBatch) -> int | None:
         return None
 
     def hashes_to_load(self, group: GroupState) -> Array:
-        """Return the hashes of keys that are to be loaded besides those that have something to do."""
+        """Return the hashes of keys to load besides those with elements or due timers."""
         return np.empty(0, dtype=np.int64)
 
     def apply(self, run: GroupRun, progress: Progress) -> None:
-        """Do what is to be done with a key group that is loaded, before any of its elements."""
+        """Process a loaded key group before any of its elements."""
 
     def close(self) -> None:
-        """Give back what `open` made."""
+        """Release what `open` has acquired."""
 
 
 class KeyedProcessOperator(KeyedStreamOperator):
@@ -105,50 +105,50 @@ class Elements:
     source: int = 0
 
 
-#: Those before the watermark, and those behind it.
+#: The elements before the watermark, and those behind it.
 Sides = tuple[Elements, Elements]
 
 
-def _joined(first: list[Any], before: int, second: list[Any], then: int) -> list[Any]:
+def _interleave(first: list[Any], before: int, second: list[Any], then: int) -> list[Any]:
     return [*first[:before], *second[:then], *first[before:], *second[then:]]
 
 
 @dataclass
-class Emitted:
-    """What a key group emitted, in order."""
+class OperatorOutput:
+    """The rows that an operator emitted for a key group, in order."""
 
-    #: As long as each other; a row has the time of its element or timer, or what the operator said.
+    #: Rows and their times: that of the element or timer, unless the operator chose another one.
     rows: list[Any] = field(default_factory=list)
     times_ms: list[int | None] = field(default_factory=list)
-    #: How many of the rows are before the watermark.
+    #: Number of the rows that are before the watermark.
     before: int = 0
-    #: Rows and times by name of the side output, and how many of them are before the watermark.
+    #: Rows and times by side output, and the number of those that are before the watermark.
     side: dict[str, list[tuple[Any, int | None]]] = field(default_factory=dict)
     side_before: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def then(self, later: Emitted) -> Emitted:
-        """Return this with what was emitted later, on each side of the watermark; counts are left out."""
+    def then(self, later: OperatorOutput) -> OperatorOutput:
+        """Return this output followed by a later one, on each side of the watermark; without counts."""
         names = dict.fromkeys([*self.side, *later.side])
         own = {name: (self.side.get(name, []), self.side_before.get(name, 0)) for name in names}
         others = {name: (later.side.get(name, []), later.side_before.get(name, 0)) for name in names}
-        return Emitted(
-            _joined(self.rows, self.before, later.rows, later.before),
-            _joined(self.times_ms, self.before, later.times_ms, later.before),
+        return OperatorOutput(
+            _interleave(self.rows, self.before, later.rows, later.before),
+            _interleave(self.times_ms, self.before, later.times_ms, later.before),
             self.before + later.before,
-            {name: _joined(*own[name], *others[name]) for name in names},
+            {name: _interleave(*own[name], *others[name]) for name in names},
             {name: own[name][1] + others[name][1] for name in names},
         )
 
 
-#: Raises if what one call has emitted cannot be written.
-Check = Callable[[Emitted], object]
+#: Raises if the rows of one call cannot be written.
+Check = Callable[[OperatorOutput], object]
 
 
-def checked(
-    function: Callable[..., Iterable[Any] | None], emitted_now: Callable[[], Emitted], check: Check
+def wrap_with_check(
+    function: Callable[..., Iterable[Any] | None], emitted_now: Callable[[], OperatorOutput], check: Check
 ) -> Callable[..., list[Any]]:
-    """Return a function that has what it emits checked, behind each call."""
+    """Wrap a function so that the rows of each call are checked after it."""
 
     def call(*given: Any) -> list[Any]:
         emitted = emitted_now()
@@ -156,28 +156,28 @@ def checked(
         rows = list(elements_of(function(*given) or ()))
         own = [*emitted.rows[main:], *rows]
         side = {name: found[sides.get(name, 0) :] for name, found in emitted.side.items()}
-        check(Emitted(own, [None] * len(own), side=side))
+        check(OperatorOutput(own, [None] * len(own), side=side))
         return rows
 
     return call
 
 
-class ElementFailed(Exception):
-    """The function raised at an element; `at` is its place among the elements, `is_before` which ones."""
+class ElementError(Exception):
+    """The function raised at an element; `at` is its position among those on its side of the watermark."""
 
     def __init__(self, at: int, is_before: bool, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.at, self.is_before, self.error = at, is_before, error
 
 
-class TimerFailed(Exception):
+class TimerError(Exception):
     def __init__(self, timer: Timer, domain: TimeDomain, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.timer, self.domain, self.error = timer, domain, error
 
 
 class GroupRun:
-    """An opened operator; whoever runs it has loaded the entries of all keys that will have their turn."""
+    """An opened operator; the caller has loaded the state of all keys that it will process."""
 
     def __init__(
         self, operator: KeyedStreamOperator, uid: str, max_parallelism: int, take: Copier = copy_if_mutable
@@ -188,20 +188,22 @@ class GroupRun:
         self._context = FunctionContext(
             self.states.scope, self.timers, self._to_side, self._to_main, self._count
         )
-        self._emitted = Emitted()
+        self._emitted = OperatorOutput()
         operator.open(self.states, self._context, self.timers)
         self._processors, self._on_timer = operator.processors(), operator.on_timer
-        #: Behind each call of a function; None: nothing in its states can change.
+        #: Called after each call of a function; None if values in its states cannot change.
         self._settle = self.states.puts.settle if self.states.puts.is_used else None
 
-    def run(self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]) -> Emitted:
-        # What was counted in front of this counts as well: functions are applied to keyed state there.
-        self._emitted = emitted = Emitted(counts=self._emitted.counts)
+    def run(
+        self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements]
+    ) -> OperatorOutput:
+        # Keep counts of functions that were applied to keyed state before this.
+        self._emitted = emitted = OperatorOutput(counts=self._emitted.counts)
         self.states.scope.now_ms = self.timers.processing_time_ms = progress.processing_time_ms
         self.timers.watermark_ms = progress.watermark_before_ms
         self._fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
         self._process(before, is_before=True)
-        # This order matters: the watermark stands before the timers fire that it makes due.
+        # This order matters: the watermark is set before the timers fire that it makes due.
         self.timers.watermark_ms = progress.watermark_ms
         self._fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
         emitted.before = len(emitted.rows)
@@ -210,16 +212,18 @@ class GroupRun:
         if progress.drained_to_ms > progress.watermark_ms:
             self.timers.watermark_ms = progress.drained_to_ms
             self._fire(TimeDomain.EVENT_TIME, progress.drained_to_ms)
-        self._emitted = Emitted()
+        self._emitted = OperatorOutput()
         return emitted
 
     def run_checked(
         self, before: Sequence[Elements], progress: Progress, behind: Sequence[Elements], check: Check
     ) -> None:
-        """Work through a micro-batch again to find the call that has emitted what cannot be written."""
+        """Run a micro-batch again to find the call that emitted a row which cannot be written."""
         processors, on_timer = self._processors, self._on_timer
-        self._processors = tuple(checked(process, lambda: self._emitted, check) for process in processors)
-        self._on_timer = checked(on_timer, lambda: self._emitted, check)
+        self._processors = tuple(
+            wrap_with_check(process, lambda: self._emitted, check) for process in processors
+        )
+        self._on_timer = wrap_with_check(on_timer, lambda: self._emitted, check)
         try:
             self.run(before, progress, behind)
         finally:
@@ -247,7 +251,7 @@ class GroupRun:
                     if settle is not None:
                         settle()
         except USER_ERRORS as error:
-            raise ElementFailed(at, is_before, error) from error
+            raise ElementError(at, is_before, error) from error
 
     def _fire(self, domain: TimeDomain, now_ms: int) -> None:
         scope, context, on_timer = self.states.scope, self._context, self._on_timer
@@ -261,7 +265,7 @@ class GroupRun:
                 if result is not None:
                     rows.extend(map(take, elements_of(result)))
             except USER_ERRORS as error:
-                raise TimerFailed(timer, domain, error) from error
+                raise TimerError(timer, domain, error) from error
             times.extend([timer.time_ms] * (len(rows) - len(times)))
             if self._settle is not None:
                 self._settle()
@@ -280,7 +284,7 @@ class GroupRun:
 
 
 class _CallsFunctions(RichFunction):
-    """Opens and closes the functions of the user's that are called for records."""
+    """Opens and closes the user's functions that are called for records."""
 
     _rich: Sequence[RichFunction]
 
@@ -294,7 +298,7 @@ class _CallsFunctions(RichFunction):
 
 
 class RecordFunction(_CallsFunctions, KeyedProcessFunction):
-    """Calls a function of one record; it has no timers, since nothing that it is given registers any."""
+    """Calls a function of one record, which cannot register timers."""
 
     def __init__(self, call: Callable[[Any], Any], rich: RichFunction | None) -> None:
         self._call, self._rich = call, () if rich is None else (rich,)
@@ -314,9 +318,9 @@ class FlatMapRecords(RecordFunction):
 
 
 class FilterRecords(RecordFunction):
-    """Emits those records again for which the function says so."""
+    """Emits the records for which the function returns true."""
 
-    #: Makes the record that the function sees; None: nothing in records can change.
+    #: Copies the record for the function; None if records cannot change.
     take: Copier | None = staticmethod(copy_if_mutable)
 
     def process_element(self, value: Any, ctx: Context) -> Iterable[Any]:
@@ -326,7 +330,7 @@ class FilterRecords(RecordFunction):
 
 
 class CoFlatMapRecords(_CallsFunctions, KeyedCoProcessFunction):
-    """Calls a function of one record for each of two inputs: any number of rows of each record."""
+    """Calls a function for each record of two inputs; it returns any number of rows."""
 
     def __init__(
         self, calls: tuple[Callable[[Any], Any], Callable[[Any], Any]], rich: tuple[RichFunction, ...]
@@ -345,7 +349,7 @@ class CoFlatMapRecords(_CallsFunctions, KeyedCoProcessFunction):
 
 
 class CoMapRecords(CoFlatMapRecords):
-    """The same, one row of each record."""
+    """Calls a function for each record of two inputs; it returns one row."""
 
     def _rows(self, result: Any) -> Iterable[Any]:
         return (refuse_not_run(result, "the function of map()"),)

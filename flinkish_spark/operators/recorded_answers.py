@@ -1,14 +1,14 @@
 """Answers of an async operator that are part of the checkpoint: durable before anything downstream uses them.
 
-What a system outside answers is not the same twice. So an answer is written down as soon as it is there, and
-whoever comes to the same element again (a repeated task, a micro-batch that runs anew, another sink, a
-replay) reads it. The driver deletes it when its checkpoint is confirmed.
+An external system may answer differently when asked again. So each answer is written at once, and everybody
+who processes the same element again (a retried task, a repeated micro-batch, another sink, a replay) reads
+it. The driver deletes it when its checkpoint is confirmed.
 
     answers/<uid>/<lineage>-<micro-batch>-<log>-<number>
 
-An object holds some answers and is created once. Of the attempts that work on the same elements at the same
-time each goes through the objects of a *log* in their order and puts its own behind the last one; so they all
-see the same answer of an element: that which was there first.
+An object holds several answers and is created once. Concurrent attempts on the same elements each read the
+objects of a *log* in order and append after the last one; so all of them see the same answer to an element,
+the one that was written first.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from pyspark.sql import types as T
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
 from flinkish_spark.functions.async_io import side_of
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.state.codec import FrameError, pack_frame, read_table, table_bytes, unpack_frame
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
 
-#: How many logs there are for all channels, and how many micro-batches two ways may be apart.
+#: Number of logs for all channels, and greatest distance in micro-batches between two paths of a plan.
 _LOGS_OF_CHANNELS, _MOST_APART = 8, 16
-#: Checkpoints behind which what a left lineage has is given up, whoever has not come past it.
+#: Number of checkpoints after which the answers of an abandoned lineage are deleted in any case.
 _LEFT_FOR = 20
-#: Section with the places of the answers.
+#: Section with the keys of the answers.
 _PLACES = "places"
 _PLACE_COLUMNS = ("channel", "sequence", "number", "digest")
 
 
-class AskedAbout(NamedTuple):
-    """Which element an answer is about: where it stands in its stream, and what it was."""
+class AnswerKey(NamedTuple):
+    """Key of an answer: the element's position in its stream, and a digest of its content."""
 
     channel: int
     sequence: int
-    #: Among elements with the same place and content, which are the same to everybody.
+    #: Counts elements with the same position and content, which are interchangeable.
     number: int
-    #: Of its content. A program that asks about something else, at the same place, finds no answer.
+    #: Digest of its content, so that a changed program does not find answers to other elements.
     digest: bytes
 
 
-def digest_of(element: Sequence[Any]) -> bytes:
+def compute_digest(element: Sequence[Any]) -> bytes:
     return hashlib.blake2b(repr(tuple(element)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-#: What came of an element: the rows of each output, in the order in which the outputs were declared.
+#: The rows made of an element for each output, in the order of the outputs' declaration.
 Answer = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of an operator: names and fields, the main one first, whose name is empty."""
+    """Names and fields of an operator's outputs; the main output is first, its name is empty."""
 
     names: tuple[str, ...]
     fields: tuple[T.StructType, ...]
 
-    def answer_of(self, rows: Iterable[Any]) -> Answer:
-        """Return the rows of an element by output; what is for an output that nobody reads is left out."""
+    def group_rows(self, rows: Iterable[Any]) -> Answer:
+        """Return the rows of an element by output, without those for side outputs that no stream reads."""
         found: dict[str, list[Any]] = {name: [] for name in self.names}
         for row in rows:
             side = side_of(row)
@@ -79,20 +79,20 @@ class Outputs:
 
 
 class Stream(enum.Enum):
-    """What the place of an element means."""
+    """Scope in which an element's channel and sequence are unique."""
 
-    #: Counted by a source: no other element of the job ever has it.
+    #: Assigned by a source: unique for the life of the job.
     OF_SOURCE = "OF_SOURCE"
-    #: Counted anew in each micro-batch: by an operator, or by their number in a task.
+    #: Assigned anew in each micro-batch, by an operator or by the position in a task.
     OF_MICRO_BATCH = "OF_MICRO_BATCH"
 
 
 class Readers(enum.Enum):
-    """Who may ask about the same elements at the same time."""
+    """Tasks that may process the same elements at the same time."""
 
     #: Attempts of one task.
     ONE_WAY = "ONE_WAY"
-    #: Tasks on several ways of a plan, which may even see an element in different micro-batches.
+    #: Tasks on several paths of a plan, which may process an element in different micro-batches.
     SEVERAL_WAYS = "SEVERAL_WAYS"
 
 
@@ -115,13 +115,13 @@ class _Object:
             ) from None
 
 
-def objects_in(store: Store, folder: str) -> list[_Object]:
+def list_objects(store: Store, folder: str) -> list[_Object]:
     found = map(_Object.of, store.list(folder))
     return sorted(found, key=lambda one: (one.lineage, one.batch, one.log, one.number))
 
 
 class RecordedAnswers:
-    """Answers that elements of one task have, and the log where it puts new ones."""
+    """Recorded answers for the elements of one task, and the log to which it appends new ones."""
 
     def __init__(
         self,
@@ -135,29 +135,29 @@ class RecordedAnswers:
         self._store, self._folder, self._outputs = store, folder, outputs
         self._stream, self._readers = stream, readers
         self._lineage, self._batch, self._task = place
-        self._known: dict[AskedAbout, Answer] = {}
-        self._earlier: dict[AskedAbout, Answer] = {}
-        #: Of lineages that were left: in their order, by what an operator's elements have in common.
+        self._known: dict[AnswerKey, Answer] = {}
+        self._earlier: dict[AnswerKey, Answer] = {}
+        #: Answers of abandoned lineages in order, by channel and digest.
         self._left: dict[tuple[int, bytes], list[Answer]] = defaultdict(list)
         self._ends: Counter[str] = Counter()
         self._load()
 
-    def find(self, asked: AskedAbout) -> Answer | None:
+    def find(self, asked: AnswerKey) -> Answer | None:
         return self._known.get(asked)
 
-    def find_earlier(self, asked: AskedAbout) -> Answer | None:
-        """Return one of another micro-batch, or of a left lineage; it is to be appended before it is used."""
+    def find_earlier(self, asked: AnswerKey) -> Answer | None:
+        """Return an answer of another micro-batch or abandoned lineage; append it before using it."""
         if self._stream is Stream.OF_SOURCE:
             return self._earlier.get(asked)
-        # Equal elements are the same to everybody, so whichever comes first has the first answer.
+        # Equal elements are interchangeable, so the first one gets the first answer.
         left = self._left.get((asked.channel, asked.digest))
         return left.pop(0) if left else None
 
-    def append(self, answers: Sequence[tuple[AskedAbout, Answer, int]]) -> list[Answer]:
-        """Make answers durable; return those that count, in the same order."""
-        by_log: dict[str, list[tuple[AskedAbout, Answer, int]]] = defaultdict(list)
+    def append(self, answers: Sequence[tuple[AnswerKey, Answer, int]]) -> list[Answer]:
+        """Write answers durably; return the valid ones, maybe of another attempt, in the same order."""
+        by_log: dict[str, list[tuple[AnswerKey, Answer, int]]] = defaultdict(list)
         for one in answers:
-            # Tasks on several ways have other numbers, and the same channels.
+            # Tasks on several paths differ in number, but share channels.
             is_shared = self._readers is Readers.SEVERAL_WAYS
             log = f"c{one[0].channel % _LOGS_OF_CHANNELS}" if is_shared else f"t{self._task}"
             by_log[log].append(one)
@@ -165,17 +165,17 @@ class RecordedAnswers:
             self._append_to(log, own)
         return [self._known[asked] for asked, _, _ in answers]
 
-    def _append_to(self, log: str, answers: list[tuple[AskedAbout, Answer, int]]) -> None:
+    def _append_to(self, log: str, answers: list[tuple[AnswerKey, Answer, int]]) -> None:
         answers = [one for one in answers if one[0] not in self._known]
         while answers:
             key = f"{self._folder}/{self._lineage}-{self._batch}-{log}-{self._ends[log]}"
             try:
                 data = encode(self._outputs, answers)
-            except ElementFailed:
-                # What was answered cost a call: only the bad ones are not kept.
-                self._append_to(log, [one for one in answers if _fits(self._outputs, one)])
+            except ElementError:
+                # Each answer cost a call, so keep all but those that cannot be written.
+                self._append_to(log, [one for one in answers if _can_encode(self._outputs, one)])
                 raise
-            # With this create the answers count. Before it, another attempt's may; after it, never.
+            # This create makes the answers valid. Another attempt's may win before it, never after it.
             created = self._store.create_if_absent(key, data)
             if created is CreateResult.EXISTS:
                 self._take(key)
@@ -186,10 +186,10 @@ class RecordedAnswers:
 
     def _take(self, key: str) -> None:
         for asked, answer in self._read(key):
-            # What was there first counts.
+            # The answer that was written first is valid.
             self._known.setdefault(asked, answer)
 
-    def _read(self, key: str) -> list[tuple[AskedAbout, Answer]]:
+    def _read(self, key: str) -> list[tuple[AnswerKey, Answer]]:
         try:
             return decode(self._outputs, self._store.read(key))
         except ObjectMissing:
@@ -199,13 +199,12 @@ class RecordedAnswers:
             raise CorruptObjectError(
                 f"{key} cannot be read",
                 why=str(error),
-                what_to_do="see to the job directory's disk; delete the object if what it answers may be "
-                "asked again",
+                what_to_do="check the job directory's disk; delete the object if its calls may be repeated",
             ) from error
 
     def _load(self) -> None:
         others: list[_Object] = []
-        for one in objects_in(self._store, self._folder):
+        for one in list_objects(self._store, self._folder):
             if (one.lineage, one.batch) == (self._lineage, self._batch):
                 self._take(one.key)
                 self._ends[one.log] = one.number + 1
@@ -221,7 +220,7 @@ class RecordedAnswers:
             self._load_left(others)
 
     def _load_left(self, others: Iterable[_Object]) -> None:
-        """Take over what left lineages have, but for what this one has taken over before."""
+        """Load the answers of abandoned lineages, without those that this lineage has already taken over."""
         used = Counter((asked.channel, asked.digest) for asked in self._known)
         left: dict[int, dict[tuple[int, bytes], list[Answer]]] = defaultdict(lambda: defaultdict(list))
         for one in others:
@@ -233,21 +232,21 @@ class RecordedAnswers:
                     used[alike] += 1
         for lineage in sorted(left):
             for alike, answers in left[lineage].items():
-                # What a lineage took over from those before it is among its own.
+                # A lineage's own answers include those that it took over from earlier lineages.
                 self._left[alike] = answers + self._left[alike][len(answers) :]
         for alike, count in used.items():
             del self._left[alike][:count]
 
 
-def _fits(outputs: Outputs, answer: tuple[AskedAbout, Answer, int]) -> bool:
+def _can_encode(outputs: Outputs, answer: tuple[AnswerKey, Answer, int]) -> bool:
     try:
         encode(outputs, [answer])
-    except ElementFailed:
+    except ElementError:
         return False
     return True
 
 
-def encode(outputs: Outputs, answers: Sequence[tuple[AskedAbout, Answer, int]]) -> bytes:
+def encode(outputs: Outputs, answers: Sequence[tuple[AnswerKey, Answer, int]]) -> bytes:
     places = list(zip(*(asked for asked, _, _ in answers), strict=True))
     kinds = (pa.int64(), pa.int64(), pa.int64(), pa.binary())
     columns = {
@@ -261,18 +260,18 @@ def encode(outputs: Outputs, answers: Sequence[tuple[AskedAbout, Answer, int]]) 
         try:
             arrays = RowWriter.of(fields).write(rows)
         except OutputError as error:
-            raise ElementFailed(of_row[error.row or 0], False, error) from error
+            raise ElementError(of_row[error.row or 0], False, error) from error
         table = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(fields))
         sections[f"output:{name}"] = table_bytes(table)
     sections[_PLACES] = table_bytes(pa.RecordBatch.from_pydict(columns))
     return pack_frame(sections)
 
 
-def decode(outputs: Outputs, data: bytes) -> list[tuple[AskedAbout, Answer]]:
-    """Return the answers of an object; none if they are those of a program with other outputs."""
+def decode(outputs: Outputs, data: bytes) -> list[tuple[AnswerKey, Answer]]:
+    """Return the answers in an object; none if the program had other outputs when it was written."""
     sections = unpack_frame(data)
     if _PLACES not in sections:
-        raise FrameError("it has no places")
+        raise FrameError("it has no section 'places'")
     places = read_table(_PLACES, sections[_PLACES])
     rows: list[list[tuple[Any, ...]]] = []
     for name, fields in zip(outputs.names, outputs.fields, strict=True):
@@ -285,59 +284,59 @@ def decode(outputs: Outputs, data: bytes) -> list[tuple[AskedAbout, Answer]]:
         counts, own = places.column(f"rows:{name}").to_pylist(), table.schema.names
         made = list(RowReader(own, own, ()).read(table)[1])
         if sum(counts) != len(made) or any(count < 0 for count in counts):
-            raise FrameError("its places and its rows are not those of each other")
+            raise FrameError("its keys and its rows do not match")
         left = iter(made)
         rows.append([tuple(islice(left, count)) for count in counts])
-    asked = map(AskedAbout, *(places.column(name).to_pylist() for name in _PLACE_COLUMNS))
+    asked = map(AnswerKey, *(places.column(name).to_pylist() for name in _PLACE_COLUMNS))
     return [(one, tuple(answer)) for one, *answer in zip(asked, *rows, strict=True)]
 
 
 @dataclass(frozen=True)
 class Recording:
-    """How the answers of an operator on a way are recorded."""
+    """How the answers of an operator on one path of a plan are recorded."""
 
-    #: Where they are, in the job directory.
+    #: Their folder in the job directory.
     folder: str
     stream: Stream
     readers: Readers
 
 
 class AnswerRetention:
-    """Says which answers nobody asks for any more; lives as long as a process owns the job."""
+    """Finds answers that are not needed any more; lives as long as a process owns the job."""
 
     def __init__(self, store: Store, recording: Recording) -> None:
         self._store, self._recording = store, recording
-        #: How far the live lineage has come in each channel, as long as there is a left one.
+        #: Greatest sequence per channel in the live lineage, while there are abandoned ones.
         self._reached: dict[int, int] = {}
         self._checkpoints = 0
 
-    def unneeded(self, lineage: int, batches: Collection[int]) -> list[str]:
-        """Return the keys that go with a confirmed checkpoint."""
+    def find_unneeded(self, lineage: int, batches: Collection[int]) -> list[str]:
+        """Return the keys of objects to delete after a checkpoint is confirmed."""
         first, last = min(batches), max(batches)
         upto = first - 1 if self._recording.readers is Readers.SEVERAL_WAYS else last
-        objects = objects_in(self._store, self._recording.folder)
+        objects = list_objects(self._store, self._recording.folder)
         done = [one for one in objects if one.lineage == lineage and one.batch <= upto]
         left = [one for one in objects if one.lineage < lineage]
         if left and self._recording.stream is Stream.OF_SOURCE:
-            left = self._passed(left, [one for one in objects if one.lineage == lineage])
+            left = self._find_passed(left, [one for one in objects if one.lineage == lineage])
         return [one.key for one in (*done, *left)]
 
-    def _passed(self, left: list[_Object], live: list[_Object]) -> list[_Object]:
+    def _find_passed(self, left: list[_Object], live: list[_Object]) -> list[_Object]:
         self._checkpoints += 1
-        for channel, sequence in _greatest(self._store, [one.key for one in live]).items():
+        for channel, sequence in _find_greatest(self._store, [one.key for one in live]).items():
             self._reached[channel] = max(sequence, self._reached.get(channel, sequence))
         if self._checkpoints >= _LEFT_FOR:
-            # A channel has fallen silent, or the program asks about other elements now.
+            # A channel may be silent, or the program may have changed.
             return left
         passed = []
         for one in left:
-            ends = _greatest(self._store, [one.key])
+            ends = _find_greatest(self._store, [one.key])
             if all(at in self._reached and self._reached[at] >= end for at, end in ends.items()):
                 passed.append(one)
         return passed
 
 
-def _greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:
+def _find_greatest(store: Store, keys: Iterable[str]) -> dict[int, int]:
     found: dict[int, int] = {}
     for key in keys:
         try:

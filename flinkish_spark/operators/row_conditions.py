@@ -1,8 +1,8 @@
-"""Conditions of row patterns over the columns of many rows: the same answers as row by row, or none.
+"""Conditions of row patterns over columns: the same answers as row by row, or none.
 
-What is computed here means what `flinkish_spark.cep.expressions` makes of it, that is Spark's ANSI mode.
-Where an operation is not known here, or one row would be refused, nothing is answered: then each row that the
-matcher asks about is looked at alone, and refused if it comes to that.
+Expressions have the meaning of `flinkish_spark.cep.expressions`, which is Spark's ANSI mode. If an operation
+is not supported here, or a row would raise an error, there is no answer: the matcher then evaluates each row
+by itself, and raises the error only for a row that it needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flinkish_spark.cep import values as V
 from flinkish_spark.cep.rows import RowSearch, is_of_place
 from flinkish_spark.state.layered import Array
 
-#: Of each row whether it meets a condition; None where nobody knows.
+#: By row, whether it meets a condition; None if that is unknown.
 Answers = list[bool | None]
 _WHOLES = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 _ARITHMETIC: dict[str, str] = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
@@ -28,20 +28,20 @@ _COMPARED: dict[Any, str] = {V.is_equal: "equal", V.is_less: "less"}
 
 
 class _NotInColumns(Exception):
-    """It is not known here how to compute that over columns."""
+    """An expression cannot be computed over columns."""
 
 
-def answered(search: RowSearch, columns: Sequence[pa.Array], begins: Array) -> dict[str, Answers]:
-    """Return by variable which rows are it, as far as their own fields and those of rows before say so."""
+def answer_conditions(search: RowSearch, columns: Sequence[pa.Array], begins: Array) -> dict[str, Answers]:
+    """Return by pattern variable which rows meet its condition, if that depends on preceding rows only."""
     found: dict[str, Answers] = {}
     if not len(begins):
         return found
     for name, condition in search.defined.items():
         if not is_of_place(name, condition):
             continue
-        over = _Over(columns, begins)
+        over = _ColumnEvaluator(columns, begins)
         try:
-            holds = over.value(condition)
+            holds = over.evaluate(condition)
         except (_NotInColumns, pa.ArrowException):
             continue
         if isinstance(holds, pa.Array):
@@ -52,43 +52,43 @@ def answered(search: RowSearch, columns: Sequence[pa.Array], begins: Array) -> d
     return found
 
 
-class _Over:
-    """Evaluates over columns; null is no value, as for a single row."""
+class _ColumnEvaluator:
+    """Evaluates an expression over columns, with SQL nulls."""
 
     def __init__(self, columns: Sequence[pa.Array], begins: Array) -> None:
         self._columns, self._begins = columns, begins
-        #: Rows of which something is not known.
+        #: Rows whose answer is unknown.
         self.unknown: Array = np.empty(0, dtype=np.int64)
 
-    def value(self, made: E.Expression) -> Any:
-        """Return it as an array, or a scalar where it is the same for all rows."""
+    def evaluate(self, made: E.Expression) -> Any:
+        """Return the value as an array, or as a scalar if it is the same for all rows."""
         match made:
             case E.Column():
                 return self._columns[made.field]
             case E.Literal():
-                return _scalar(made.given)
+                return _to_scalar(made.given)
             case E.Navigated():
-                return self._before(self.value(made.of), -made.rows)
+                return self._shift(self.evaluate(made.of), -made.rows)
             case E.All():
-                return functools.reduce(pc.and_kleene, map(self.value, made.of))
+                return functools.reduce(pc.and_kleene, map(self.evaluate, made.of))
             case E.Negated():
-                return pc.invert(self.value(made.of))
+                return pc.invert(self.evaluate(made.of))
             case E.IsNull():
-                return pc.is_null(self.value(made.of))
+                return pc.is_null(self.evaluate(made.of))
             case E.FirstKnown():
-                return pc.coalesce(*map(self.value, made.of))
+                return pc.coalesce(*map(self.evaluate, made.of))
             case E.Chosen():
-                found = self.value(made.otherwise)
+                found = self.evaluate(made.otherwise)
                 for condition, value in reversed(made.cases):
-                    holds = pc.fill_null(self.value(condition), False)
-                    found = pc.if_else(holds, self.value(value), found)
+                    holds = pc.fill_null(self.evaluate(condition), False)
+                    found = pc.if_else(holds, self.evaluate(value), found)
                 return found
             case E.Applied():
-                return _applied(made.function, [self.value(one) for one in made.of])
+                return _apply(made.function, [self.evaluate(one) for one in made.of])
         raise _NotInColumns
 
-    def _before(self, values: Any, rows: int) -> Any:
-        """Return the values of rows so many places before."""
+    def _shift(self, values: Any, rows: int) -> Any:
+        """Return the values of the rows a number of positions before."""
         if not isinstance(values, pa.Array):
             raise _NotInColumns
         count = len(values)
@@ -103,9 +103,9 @@ class _Over:
 
 
 def earlier_events(made: E.Expression) -> tuple[tuple[str, bool], ...] | None:
-    """Return which earlier events an expression names, and whether it is their last one; else their first.
+    """Return the earlier events that an expression reads: names, and whether their last or first event.
 
-    None: it looks at more of them than that.
+    None if it reads other events.
     """
     found: dict[tuple[str, bool], None] = {}
     for one in made.all_parts():
@@ -117,26 +117,26 @@ def earlier_events(made: E.Expression) -> tuple[tuple[str, bool], ...] | None:
 
 
 class ComparedWithEarlier:
-    """A condition of events beside earlier ones of their partial matches, over columns."""
+    """A condition that compares events with earlier ones of their partial matches, over columns."""
 
     def __init__(self, made: E.Expression, named: Sequence[tuple[str, bool]]) -> None:
         self._made, self._named = made, tuple(named)
         self._is_known = True
-        #: Fields of all events that there are.
+        #: Fields of all events.
         self.columns: Any = ()
 
     def __call__(self, events: Array, before: Sequence[Array]) -> Array | None:
-        """Return of which pairs it holds; None where it is not known how to say that."""
+        """Return the mask of pairs that meet the condition; None if columns cannot tell."""
         if not self._is_known:
             return None
         own = {name: pa.array(one, mask=one < 0) for name, one in zip(self._named, before, strict=True)}
         try:
-            holds = _Beside(self.columns, pa.array(events), own).value(self._made)
+            holds = _EventPairEvaluator(self.columns, pa.array(events), own).evaluate(self._made)
         except _NotInColumns:
             self._is_known = False
             return None
         except pa.ArrowException:
-            # A value is refused: only of those that are asked about one by one.
+            # An error of one pair: evaluate pairs one by one.
             return None
         if not isinstance(holds, pa.Array):
             return np.full(len(events), holds.as_py() is True)
@@ -144,20 +144,20 @@ class ComparedWithEarlier:
         return found
 
 
-def measured(
+def compute_measure(
     made: E.Expression, columns: Sequence[Any], named: Mapping[tuple[str, bool], Array], count: int
 ) -> pa.Array | None:
-    """Return an expression over the events of matches as a column; None where it is not known how."""
+    """Return the values of an expression over the events of matches; None if columns cannot tell."""
     own = {name: pa.array(one, mask=one < 0) for name, one in named.items()}
     try:
-        found = _Beside(columns, pa.nulls(count, pa.int64()), own).value(made)
+        found = _EventPairEvaluator(columns, pa.nulls(count, pa.int64()), own).evaluate(made)
     except (_NotInColumns, pa.ArrowException):
         return None
     return found if isinstance(found, pa.Array) else pa.repeat(found, count)
 
 
-class _Beside(_Over):
-    """Evaluates pairs of an event and earlier ones."""
+class _EventPairEvaluator(_ColumnEvaluator):
+    """Evaluates an expression over pairs of an event and earlier events."""
 
     def __init__(
         self, columns: Sequence[pa.Array], events: pa.Array, before: Mapping[tuple[str, bool], pa.Array]
@@ -165,7 +165,7 @@ class _Beside(_Over):
         super().__init__(columns, np.empty(0, dtype=np.int64))
         self._events, self._before_of, self._from_first = events, before, False
 
-    def value(self, made: E.Expression) -> Any:
+    def evaluate(self, made: E.Expression) -> Any:
         match made:
             case E.Column(field, variables):
                 places = self._events
@@ -175,23 +175,23 @@ class _Beside(_Over):
             case E.Navigated(of=of, from_first=from_first):
                 self._from_first = from_first
                 try:
-                    return self.value(of)
+                    return self.evaluate(of)
                 finally:
                     self._from_first = False
-        return super().value(made)
+        return super().evaluate(made)
 
 
-def _scalar(given: Any) -> pa.Scalar:
+def _to_scalar(given: Any) -> pa.Scalar:
     if given is not None and not isinstance(given, bool | int | float | str):
         raise _NotInColumns
     return pa.scalar(given)
 
 
-def _applied(function: Callable[..., Any], values: Sequence[Any]) -> Any:
+def _apply(function: Callable[..., Any], values: Sequence[Any]) -> Any:
     if any(pa.types.is_null(one.type) for one in values):
         raise _NotInColumns
     if function in _COMPARED:
-        return _compared(_COMPARED[function], *values)
+        return _compare(_COMPARED[function], *values)
     if isinstance(function, functools.partial):
         apply = _PARTIALS.get(function.func)
         if apply is not None:
@@ -202,10 +202,10 @@ def _applied(function: Callable[..., Any], values: Sequence[Any]) -> Any:
     return apply(values)
 
 
-def _compared(name: str, one: Any, other: Any) -> Any:
+def _compare(name: str, one: Any, other: Any) -> Any:
     kinds = one.type, other.type
     if all(map(pa.types.is_floating, kinds)):
-        return _compared_floats(name, one, other)
+        return _compare_floats(name, one, other)
     alike = (pa.types.is_integer, pa.types.is_boolean, _is_text, pa.types.is_timestamp, pa.types.is_date)
     if not any(all(map(is_kind, kinds)) for is_kind in alike):
         raise _NotInColumns
@@ -216,21 +216,21 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _compared_floats(name: str, one: Any, other: Any) -> Any:
-    """NaN is equal to itself, and more than all else."""
+def _compare_floats(name: str, one: Any, other: Any) -> Any:
+    """Compare with NaN equal to itself and greater than all numbers, as in Spark."""
     if name == "less":
         return pc.if_else(pc.is_nan(other), pc.invert(pc.is_nan(one)), pc.less(one, other))
     return pc.or_(pc.equal(one, other), pc.and_(pc.is_nan(one), pc.is_nan(other)))
 
 
-def _of_wholes(values: Sequence[Any], name: str, bits: int) -> Any:
+def _apply_to_integers(values: Sequence[Any], name: str, bits: int) -> Any:
     if name not in ("+", "-", "*"):
         raise _NotInColumns
     own = [_to_whole([one], bits) for one in values]
     return pc.call_function(f"{_ARITHMETIC[name]}_checked", own)
 
 
-def _of_doubles(values: Sequence[Any], name: str) -> Any:
+def _apply_to_doubles(values: Sequence[Any], name: str) -> Any:
     if name not in _ARITHMETIC or not all(pa.types.is_float64(one.type) for one in values):
         raise _NotInColumns
     return pc.call_function("divide_checked" if name == "/" else _ARITHMETIC[name], list(values))
@@ -250,16 +250,16 @@ def _to_double(values: Sequence[Any]) -> Any:
     return pc.cast(one, pa.float64(), safe=False)
 
 
-def _signed(name: str) -> Callable[[Sequence[Any], int], Any]:
+def _make_unary(name: str) -> Callable[[Sequence[Any], int], Any]:
     return lambda values, bits: pc.call_function(f"{name}_checked", [_to_whole(values, bits)])
 
 
-#: By function of `cep.values`, what does the same with columns; it gets what the function is given besides.
+#: By function of `cep.values`, the function over columns; it gets the values and the bound arguments.
 _PARTIALS: Mapping[Any, Callable[..., Any]] = {
-    V.of_wholes: _of_wholes,
-    V.of_doubles: _of_doubles,
+    V.of_wholes: _apply_to_integers,
+    V.of_doubles: _apply_to_doubles,
     V.whole_of_number: _to_whole,
-    V.negative_whole: _signed("negate"),
-    V.absolute_whole: _signed("abs"),
+    V.negative_whole: _make_unary("negate"),
+    V.absolute_whole: _make_unary("abs"),
 }
 _PLAIN: Mapping[Any, Callable[..., Any]] = {float: _to_double}

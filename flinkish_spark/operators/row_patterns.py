@@ -1,4 +1,4 @@
-"""Row patterns of SQL over a keyed stream: rows that wait, rows that matches need, what is told of them."""
+"""The operator for MATCH_RECOGNIZE over a keyed stream: waiting rows, kept rows, emitted matches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flinkish_spark.core.elements import MATCHES, OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.context import FunctionContext, move_timer
 from flinkish_spark.operators.joins import TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
-from flinkish_spark.operators.row_conditions import Answers, answered
+from flinkish_spark.operators.row_conditions import Answers, answer_conditions
 from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -21,8 +21,7 @@ from flinkish_spark.types.rows import ElementType
 class RowPatternOperator(TimedRowsOperator):
     """Runs a :class:`~flinkish_spark.cep.rows.RowSearch` by event time.
 
-    What is kept of a key behind the watermark is rows alone, so another row pattern may take over the same
-    state.
+    The state of a key contains only rows, so a changed row pattern can continue with it.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class RowPatternOperator(TimedRowsOperator):
         self.timed: TimedRows = TimedRows("rows/waiting", element, "", time_field, late_output)
         self._rows = TimedBuffer("rows/kept", element)
         self._width = len(element.fields)
-        #: What is known of the due rows of the key group at hand.
+        #: Answers of conditions for the due rows of the current key group.
         self._answered: tuple[DueRows | None, dict[str, Answers]] = None, {}
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
@@ -55,10 +54,10 @@ class RowPatternOperator(TimedRowsOperator):
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         watermark_ms, due = self._timers.watermark_ms, self.timed.due
         if self._answered[0] is not due:
-            # Before any rows are taken: what is answered is of all of them.
-            self._answered = due, answered(self._matcher.search, due.columns, due.begins)
+            # Before rows are taken: the answers cover all due rows.
+            self._answered = due, answer_conditions(self._matcher.search, due.columns, due.begins)
         places = due.take(self._scope.key, watermark_ms)
-        entries, place = self._rows.entries(), self._place.value()
+        entries, place = self._rows.read(), self._place.value()
         kept: list[Sequence[Any]] = [entry[: self._width] for entry in entries]
         state = RowState(kept, [time_of(entry) for entry in entries], *(place or (0, 0, 0, 0)))
         before_ms = self._matcher.next_deadline_ms(state)
@@ -81,7 +80,7 @@ class RowPatternOperator(TimedRowsOperator):
             self._timers.register_event_time_timer(later_ms)
 
     def _write(self, state: RowState) -> None:
-        """Store what is left; of a key without rows only what the row pattern asks for later."""
+        """Store the remaining rows; for a key without rows only the numbers that the row pattern needs."""
         rows = [(*row, at) for row, at in zip(state.rows, state.times_ms, strict=True)]
         self._rows.replace(rows)
         gone = state.gone if self._matcher.asks_for_first else 0

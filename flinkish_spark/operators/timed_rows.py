@@ -1,4 +1,4 @@
-"""Rows of many keys that wait, as columns, until the watermark has reached their times."""
+"""Rows of many keys, stored as columns, that wait for the watermark to reach their times."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from flinkish_spark.types.to_python import to_values
 
 @dataclass
 class DueRows:
-    """Rows whose time comes in a micro-batch: those of a key together, by time, then as they came."""
+    """Rows that are due in a micro-batch, sorted by key, time and arrival."""
 
-    #: The fields of elements, as tuples, and their times.
+    #: Fields of the elements as tuples, and their times.
     rows: Sequence[Any] = ()
     times_ms: Sequence[int] = ()
-    #: What is known of them besides, column by column.
+    #: Further facts about them, column by column.
     facts: Sequence[Sequence[Any]] = ()
-    #: Their fields as columns; none where rows come one by one.
+    #: Their fields as columns; empty if rows come one by one.
     columns: Sequence[pa.Array] = ()
     _of_key: dict[Any, tuple[int, int]] = field(default_factory=dict)
-    #: When the first of those comes that go on waiting.
+    #: By key, the time of its first row that is not due.
     _later_ms: dict[Any, int] = field(default_factory=dict)
 
     def take(self, key: Any, now_ms: int) -> range:
-        """Take a key's rows up to a time; return their places."""
+        """Take a key's rows up to a time; return their positions."""
         begin, end = self._of_key.pop(key, (0, 0))
         until = bisect_right(self.times_ms, now_ms, begin, end)
         if until < end:
@@ -60,23 +60,23 @@ class DueRows:
 
 @dataclass
 class DueColumns:
-    """Rows whose time comes in a micro-batch, in the order of :class:`DueRows`, as columns."""
+    """Rows that are due in a micro-batch as columns, in the order of :class:`DueRows`."""
 
-    #: Fields of all rows, as columns, and where in them the rows are: what nobody looks at is not moved.
+    #: Fields of all waiting rows, and the positions of the due rows in them; unused columns are not copied.
     fields: list[pa.Array]
     rows: Array
-    #: What is known of the rows besides, and their times.
+    #: Further facts about the due rows, and their times.
     facts: list[pa.Array]
     times_ms: Array
-    #: By key, where its rows begin, and how many it has.
+    #: By key, the position of its first row, and the number of its rows.
     begins: Array
     counts: Array
-    #: By key, when the first row comes that goes on waiting; the end of time where none does.
+    #: By key, the time of its first row that is not due; MAX_WATERMARK_MS if there is none.
     later_ms: Array
 
 
 class TimedRows:
-    """The rows of an operator that wait: a list per key, by time, as it is stored."""
+    """Stored waiting rows of an operator: a list per key, sorted by time."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class TimedRows:
         self.state = ListStateDescriptor(name, ", ".join(fields))
         self.time_field, self._late_output = time_field, late_output
         self.width = len(element.fields)
-        #: Those of the key group at hand.
+        #: The due rows of the current key group.
         self.due = DueRows()
 
     def open(self, states: KeyedStates) -> None:
         states.get_list_state(self.state)
 
     def late(self, value: Any, context: FunctionContext) -> None:
-        """Take note of a row that the watermark has passed, or that has no time; a :data:`Processor`."""
+        """Put a late row aside; refuse one without a time. This is a :data:`Processor`."""
         if context.timestamp_ms in (None, MIN_WATERMARK_MS):
             raise ValueError(
                 "patterns by event time need events with a time: assign timestamps and watermarks, and let "
@@ -107,18 +107,18 @@ class TimedRows:
 
 
 class TimedRowsOperator(KeyedStreamOperator, ABC):
-    """An operator that takes rows in the order of their times.
+    """An operator that processes rows in the order of their times.
 
-    Where `timed` is not None, rows do not come to it one by one: whoever runs it lets them wait, puts those
-    of a key group whose time has come into `timed.due`, and has a timer fire for each key that has some. Only
-    late rows, and those without a time, come to its processor, which is that of `timed`.
+    If `timed` is not None, its runner stores waiting rows, puts the due rows of a key group into `timed.due`
+    and fires a timer for each key with due rows. Only late rows and rows without a time go to its processor,
+    which is that of `timed`.
     """
 
     timed: TimedRows | None
 
 
 class WaitingRows:
-    """The rows of some keys of a key group: those that were stored, and those that come in."""
+    """Stored and new waiting rows of some keys of a key group."""
 
     def __init__(
         self,
@@ -144,11 +144,11 @@ class WaitingRows:
         self._has_new[new_keys] = True
         keys = np.concatenate([np.repeat(np.arange(len(index)), lengths), new_keys])
         times = own[-1].to_numpy()
-        # Stored rows stand in front: rows of one time stay as they came.
-        self._order = _in_order(keys, times)
+        # Stored rows come first, so rows of the same time stay in the order of arrival.
+        self._order = _sort_rows(keys, times)
         self._key, self._times_ms = keys[self._order], times[self._order]
-        # Of rows in order the first of a key is at its beginning.
-        begins = np.array([begin for _, begin, _ in _runs(self._key)], dtype=np.int64)
+        # Rows are sorted, so the first row of a key begins its run.
+        begins = np.array([begin for _, begin, _ in _find_runs(self._key)], dtype=np.int64)
         is_new = self._order >= len(keys) - count
         self._first_new = begins[is_new[begins]]
 
@@ -157,12 +157,12 @@ class WaitingRows:
         parts = [to_values(column) for column in self.index.keys]
         return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
-    def first_new(self, where: Array | None = None) -> Iterable[tuple[Any, int]]:
+    def list_first_new(self, where: Array | None = None) -> Iterable[tuple[Any, int]]:
         first = self._first_new if where is None else self._first_new[where[self._key[self._first_new]]]
         return zip((self.keys[at] for at in self._key[first]), self._times_ms[first].tolist(), strict=True)
 
-    def due(self, limit_ms: int, where: Array | None = None) -> DueRows:
-        """Return the rows up to a time, maybe only those of some keys."""
+    def take_due(self, limit_ms: int, where: Array | None = None) -> DueRows:
+        """Return the rows up to a time, of all keys or only of those in `where`."""
         self._is_due = is_due = self._times_ms <= limit_ms
         own = True if where is None else where[self._key]
         places, later = np.flatnonzero(is_due & own), np.flatnonzero(~is_due & own)
@@ -171,14 +171,14 @@ class WaitingRows:
         columns = [to_values(one) for one in arrays]
         rows = list(zip(*columns[:width], strict=True))
         found = DueRows(rows, columns[-1], columns[width:-1], arrays[:width])
-        for number, begin, end in _runs(self._key[places]):
+        for number, begin, end in _find_runs(self._key[places]):
             found._of_key[self.keys[number]] = begin, end
-        for number, begin, _ in _runs(self._key[later]):
+        for number, begin, _ in _find_runs(self._key[later]):
             found._later_ms[self.keys[number]] = int(self._times_ms[later[begin]])
         return found
 
-    def due_columns(self, limit_ms: int) -> DueColumns:
-        """Return the rows up to a time as columns, and when the first of those comes that go on waiting."""
+    def take_due_columns(self, limit_ms: int) -> DueColumns:
+        """Return the rows up to a time as columns."""
         self._is_due = is_due = self._times_ms <= limit_ms
         places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
         counts = np.bincount(self._key[places], minlength=len(self.index))
@@ -211,8 +211,8 @@ class WaitingRows:
             self._state.remove(gone)
 
 
-def _in_order(keys: Array, times_ms: Array) -> Array:
-    """Return the order of rows by key and time; rows of one time stay in theirs."""
+def _sort_rows(keys: Array, times_ms: Array) -> Array:
+    """Return the stable order of rows by key and time."""
     count = len(keys)
     if not count:
         return np.empty(0, dtype=np.int64)
@@ -220,14 +220,14 @@ def _in_order(keys: Array, times_ms: Array) -> Array:
     span = (int(times_ms.max()) - first_ms).bit_length()
     if int(keys.max()).bit_length() + span + bits > 62:
         return np.lexsort((times_ms, keys))
-    # Key, time and place as one number: to sort numbers takes a tenth of what it takes to order by them.
+    # Key, time and position as one number: sorting numbers takes a tenth of the time of lexsort.
     whole: Array = ((keys << span) + (times_ms - first_ms) << bits) + np.arange(count)
     whole.sort()
     return whole & ((1 << bits) - 1)
 
 
-def _runs(numbers: Array) -> Iterable[tuple[int, int, int]]:
-    """Return of each run of equal numbers the number, where it begins and where it ends."""
+def _find_runs(numbers: Array) -> Iterable[tuple[int, int, int]]:
+    """Return number, begin and end of each run of equal numbers."""
     if not len(numbers):
         return ()
     begins = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1])

@@ -1,4 +1,4 @@
-"""Functions over the rows of many keys at once, as columns, with the state of those keys beside them."""
+"""Functions over columns: the rows of many keys at once, with the state of these keys as columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.state.timers import BatchTimers
 
-#: What is emitted.
+#: A batch of emitted rows.
 Batch: TypeAlias = pa.RecordBatch | pd.DataFrame
 
 
@@ -29,15 +29,15 @@ class BatchContext:
     Parameters
     ----------
     index
-        The keys of the batch, or of the timers: `index.of_row` says which key each row has, `index.keys` are
-        their columns.
+        The keys of the batch or of the timers: `index.of_row` is the number of each row's key, `index.keys`
+        are the columns of the keys.
     times
-        Event time of each row in milliseconds, null for one that has none; None if the stream has none. Of
-        timers when each was due.
+        Event time of each row in milliseconds, null for a row without one; None if the stream has no event
+        times. For timers their due times.
     progress
         Watermark and processing time of the micro-batch.
     watermark_ms
-        Where event time stands in this call.
+        The watermark in this call.
     """
 
     index: KeyIndex
@@ -51,7 +51,7 @@ class BatchContext:
 
     @property
     def times_ms(self) -> Array | None:
-        """The same as numpy array; None if a row has none."""
+        """The times as a numpy array; None if a row has no time."""
         if self.times is None or self.times.null_count:
             return None
         found: Array = self.times.to_numpy()
@@ -59,14 +59,14 @@ class BatchContext:
 
     def state(self, name: str) -> ColumnarState:
         """Return the value state of that name, by key number; `numbers(absent=...)` stands for a default."""
-        # One for all who ask in a call: a second one would not know of what the first one has put.
+        # One per call: a second one would not see the values that were put into the first one.
         if name not in self._states:
             found = self._group.columns(name, self.index, self.progress.processing_time_ms)
             self._states[name] = found
         return self._states[name]
 
     def output(self, tag: OutputTag, batch: Batch) -> None:
-        """Emit a batch to a side output; dropped if nobody reads that."""
+        """Emit a batch to a side output; it is dropped if no stream reads that."""
         self._sides.append((tag, batch))
 
     def register_event_time_timers(self, times_ms: Array | int, where: Array | None = None) -> None:
@@ -75,14 +75,14 @@ class BatchContext:
         Parameters
         ----------
         times_ms
-            When, in milliseconds, by the key's number: shape (keys,), or one time for all.
+            Times in milliseconds by the key's number: shape (keys,), or one time for all keys.
         where
-            Which keys get one, shape (keys,), bool; all by default.
+            Mask of the keys that get a timer, shape (keys,), bool; all keys by default.
 
         Raises
         ------
         TypeError
-            Times are no whole numbers, or the function has no `on_timers`.
+            Times are not integers, or the function has no `on_timers`.
         """
         self._own_timers().register(TimeDomain.EVENT_TIME, self.index, times_ms, where)
 
@@ -107,8 +107,8 @@ class BatchContext:
 class VectorizedProcessFunction(RichFunction, ABC):
     """A keyed function that gets the rows of a micro-batch together, as columns.
 
-    Rows of one key that came from one channel are in their order there. What has to be done row by row is
-    better done in a :class:`~flinkish_spark.KeyedProcessFunction`.
+    Rows of one key and channel are in their original order. For row by row work use a
+    :class:`~flinkish_spark.KeyedProcessFunction`.
 
     Examples
     --------
@@ -122,35 +122,35 @@ class VectorizedProcessFunction(RichFunction, ABC):
     ...         yield pa.RecordBatch.from_arrays([*index.keys, pa.array(sums)], names=["user", "total"])
     """
 
-    #: The column of emitted batches that holds their rows' event time: milliseconds as LONG, or TIMESTAMP.
-    #: It is taken off where the declared output has no such field. None: rows have no event time, and
-    #: operators that go by it cannot stand behind this one.
+    #: Column of emitted batches with the rows' event time: milliseconds as LONG, or TIMESTAMP. It is removed
+    #: if the declared output has no such field. None: rows have no event time, so no event-time operator can
+    #: follow this one.
     event_time: ClassVar[str | None] = None
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[Batch] | None:
         """Process the rows of a key group's keys.
 
-        Called in every micro-batch for a key group that has rows; behind another operator once for those
+        Called in each micro-batch for a key group that has rows; after another operator once for the rows
         before the watermark and once for those behind it. Emits batches with the declared columns, in any
-        order, or frames of pandas: their index is no column, and NaN in them is null.
+        order, or pandas frames, whose index is ignored and whose NaN is null.
         """
 
     def on_timers(self, domain: TimeDomain, ctx: BatchContext) -> Iterable[Batch] | None:
         """Process the timers of a key group that have become due together; defined by functions with timers.
 
-        Called again as long as it registers timers that are due at once. A timer that another one of the same
-        call deletes fires all the same.
+        Called again while it registers timers that are already due. A timer that is deleted in the same call
+        fires all the same.
 
         Parameters
         ----------
         domain
             Their clock.
         ctx
-            Its rows are the timers, by time: `ctx.times` says when each was due, `ctx.index` whose it is.
+            Its rows are the timers, by time: `ctx.times` are their due times, `ctx.index` their keys.
         """
         raise NotImplementedError(
-            f"timers are due that {type(self).__name__} registered when it had an on_timers(): define that "
+            f"timers are due that an earlier version of {type(self).__name__} registered: define on_timers() "
             "again; it may return ()"
         )
 
@@ -160,11 +160,11 @@ def has_timers(function: VectorizedProcessFunction) -> bool:
 
 
 def sum_by_key(index: KeyIndex, values: Array) -> Array:
-    """Return the sum of each key's values; shape (keys,), exact for integers."""
+    """Return the sum of each key's values, shape (keys,); integers are added exactly."""
     if values.dtype.kind == "f":
         summed: Array = np.bincount(index.of_row, weights=values, minlength=len(index))
         return summed
-    ordered, begins = _runs(index)
+    ordered, begins = _sort_by_key(index)
     sums: Array = np.add.reduceat(values[ordered].astype(np.int64), begins)
     bound = float(np.abs(values.astype(np.float64)).sum())
     if bound >= 2.0**62:
@@ -172,13 +172,13 @@ def sum_by_key(index: KeyIndex, values: Array) -> Array:
         for number, value in zip(index.of_row.tolist(), values.tolist(), strict=True):
             exact[number] += value
         if any(not -(1 << 63) <= total < 1 << 63 for total in exact):
-            raise OverflowError("a sum of LONG values leaves 64 bits")
+            raise OverflowError("a sum of LONG values overflows 64 bits")
         return np.array(exact, dtype=np.int64)
     return sums
 
 
 def greatest_by_key(index: KeyIndex, values: Array) -> Array:
-    ordered, begins = _runs(index)
+    ordered, begins = _sort_by_key(index)
     greatest: Array = np.maximum.reduceat(values[ordered], begins)
     return greatest
 
@@ -188,8 +188,8 @@ def count_by_key(index: KeyIndex) -> Array:
     return counted
 
 
-def _runs(index: KeyIndex) -> tuple[Array, Array]:
-    """Return the rows ordered by key, rows of one key in their order, and where each key's begin."""
+def _sort_by_key(index: KeyIndex) -> tuple[Array, Array]:
+    """Return the stable order of rows by key, and where each key's rows begin."""
     ordered: Array = np.argsort(index.of_row, kind="stable")
     counts = np.bincount(index.of_row, minlength=len(index))
     return ordered, np.cumsum(counts) - counts

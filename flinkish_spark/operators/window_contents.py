@@ -1,4 +1,4 @@
-"""The contents of windows: how their elements are folded, and what an operator keeps of them."""
+"""The contents of windows: how elements are folded, and how the result is stored."""
 
 from __future__ import annotations
 
@@ -22,47 +22,49 @@ from flinkish_spark.windows.functions import ProcessWindowFunction
 from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowComputation
 from flinkish_spark.windows.time_window import TimeWindow
 
-#: Entries per key and window that is not over: what is in it, stored with when it is due and its place in
-#: that order; all windows have this form. An entry of None is a window in which nothing is.
+#: State with an entry per key and open window: its content, stored with its next timer and its position in
+#: the order of timers; the same for all kinds of windows. None is an empty window.
 OPEN = "window/open"
-#: Field behind those of an element, for its event time.
+#: Field with an element's event time, after the element's own fields.
 _TIME_FIELD = "__time_ms LONG"
 
-#: Given a window's elements, calls its function and emits what that returns.
+#: Takes a window's elements, calls the window function and emits its rows.
 Fire = Callable[[Sequence[Any]], None]
 
 
-def part_of(computation: WindowComputation) -> object:
+def get_part_function(computation: WindowComputation) -> object:
     if isinstance(computation, ReduceWindow):
         return computation.reduce
     return computation.aggregate if isinstance(computation, AggregateWindow) else None
 
 
-def function_of(computation: WindowComputation) -> ProcessWindowFunction | None:
+def get_window_function(computation: WindowComputation) -> ProcessWindowFunction | None:
     return computation.process if isinstance(computation, ProcessWindow) else computation.then
 
 
 @dataclass(frozen=True)
 class Folding:
+    """Functions that fold a window's elements into an accumulator, and that into a result."""
+
     #: From the first element to the accumulator.
     begin: Callable[[Any], Any]
-    #: From an element and the accumulator to the next one; never called with None for that.
+    #: From an element and the accumulator, which is not None, to the next accumulator.
     add: Callable[[Any, Any], Any]
-    #: From the accumulators of two windows, the earlier one first, to that of both.
+    #: From the accumulators of two windows, the earlier one first, to the merged one.
     merge: Callable[[Any, Any], Any]
-    #: From the accumulator to the result; None for none.
+    #: From the accumulator to the result; None if there is no result.
     result: Callable[[Any], Any]
-    #: From the result to what a window function is given.
+    #: From the result to the elements of a window function.
     elements: Callable[[Any], Sequence[Any]]
-    #: Copies an element for each further window that it is in; None: nothing in elements can change.
+    #: Copies an element for each further window; None if elements cannot change.
     take: Copier | None = None
 
 
-def folding_of(computation: WindowComputation, element_type: ElementType) -> Folding:
+def make_folding(computation: WindowComputation, element_type: ElementType) -> Folding:
     if isinstance(computation, AggregateWindow):
-        return _aggregating(computation, element_type)
+        return _make_aggregating(computation, element_type)
     if isinstance(computation, ReduceWindow):
-        return _reducing(computation, element_type)
+        return _make_reducing(computation, element_type)
     named = element_type.naming()
     return Folding(
         begin=lambda value: [value],
@@ -74,10 +76,10 @@ def folding_of(computation: WindowComputation, element_type: ElementType) -> Fol
     )
 
 
-def stored_contents(
+def make_contents_descriptor(
     computation: WindowComputation, element_type: ElementType
 ) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
-    """Return as what state an accumulator is stored."""
+    """Return the descriptor of the state that stores the accumulators."""
     if isinstance(computation, AggregateWindow):
         return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
     if isinstance(computation, ReduceWindow):
@@ -85,7 +87,7 @@ def stored_contents(
     return ListStateDescriptor(OPEN, element_type.ddl)
 
 
-def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
+def _make_aggregating(computation: AggregateWindow, element_type: ElementType) -> Folding:
     aggregate = computation.aggregate
     create, add = aggregate.create_accumulator, aggregate.add
     own = owner_of(state_type(OPEN, computation.accumulator_type))
@@ -94,23 +96,23 @@ def _aggregating(computation: AggregateWindow, element_type: ElementType) -> Fol
         first = copy_if_mutable(create())
         return own(add(value, first), value, first)
 
-    # For windows that do not merge it need not have `merge`.
+    # Only merging windows need `merge`.
     return Folding(
         begin=begin,
         add=add if own is not copy_result else lambda value, before: own(add(value, before), value, before),
         merge=lambda first, second: own(aggregate.merge(first, second), first, second),
         result=aggregate.get_result,
-        elements=_alone,
+        elements=_wrap,
         take=element_type.take,
     )
 
 
-def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
+def _make_reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
     given: Any = computation.reduce
     reduce: Callable[[Any, Any], Any] = getattr(given, "reduce", given)
     named, take = element_type.naming(), element_type.take
 
-    def reduced(first: Any, second: Any) -> Any:
+    def apply_reduce(first: Any, second: Any) -> Any:
         first = named(first)
         made = reduce(first, second)
         if type(made) in NOT_RUN:
@@ -119,10 +121,10 @@ def _reducing(computation: ReduceWindow, element_type: ElementType) -> Folding:
 
     return Folding(
         begin=lambda value: value,
-        add=lambda value, before: reduced(before, value),
-        merge=lambda first, second: reduced(first, named(second)),
+        add=lambda value, before: apply_reduce(before, value),
+        merge=lambda first, second: apply_reduce(first, named(second)),
         result=named,
-        elements=_alone,
+        elements=_wrap,
         take=take,
     )
 
@@ -132,25 +134,25 @@ def _append(value: Any, held: list[Any]) -> list[Any]:
     return held
 
 
-def _alone(result: Any) -> Sequence[Any]:
+def _wrap(result: Any) -> Sequence[Any]:
     return (result,)
 
 
 class WindowContents:
-    """The content of the current key's current window; the same slot as the states of its operator."""
+    """The content of the current window of the current key."""
 
     def __init__(self, computation: WindowComputation, input_type: ElementType) -> None:
         self._computation, self._type = computation, input_type
-        #: A function that goes on with a result does not change what the window adds to.
+        #: Whether a window function gets a copy of the result, since it might change the accumulator.
         self._copies = not isinstance(computation, ProcessWindow) and computation.then is not None
 
     def open(self, states: KeyedStates) -> None:
-        kept = self._stored()
+        kept = self._make_descriptor()
         states.any_state(kept)
         self._scope, self._table, self._named = states.scope, states.tables[OPEN], self._type.naming()
-        self._folding = folding_of(self._computation, self._type)
+        self._folding = make_folding(self._computation, self._type)
         own = kept.accumulator_type if isinstance(kept, AggregatingStateDescriptor) else self._type.ddl
-        # What goes out and can be changed there is looked at again when it is stored.
+        # Emitted values that can change are compared again before they are stored.
         self._held = self._table.lend if may_change(own) else self._table.read
 
     def add(self, value: Any, timestamp_ms: int | None) -> None:
@@ -173,7 +175,7 @@ class WindowContents:
         self._table.remove(self._scope)
 
     def merge(self, slot: Any, into: Any) -> None:
-        """Give one slot's content to another, behind what that has."""
+        """Move the content of one slot to the end of another one's."""
         entries = self._table.entries
         before, behind = entries.get(into), entries.pop(slot, None)
         if before is not None and behind is not None:
@@ -181,14 +183,14 @@ class WindowContents:
         entries[into] = before if behind is None else behind
         self._table.changed |= {slot, into}
 
-    def _stored(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
-        return stored_contents(self._computation, self._type)
+    def _make_descriptor(self) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
+        return make_contents_descriptor(self._computation, self._type)
 
     def _merge_two(self, before: Any, behind: Any) -> Any:
         return self._folding.merge(before, behind)
 
     def _elements(self, held: Any) -> Sequence[Any]:
-        """Return what a function is given; of a result of None nothing, and what was emitted is over."""
+        """Return the elements for the window function; none if the result is None."""
         result = self._folding.result(held)
         if result is None:
             return ()
@@ -196,7 +198,7 @@ class WindowContents:
 
 
 class EvictedContents(WindowContents):
-    """Elements with their times, so that an evictor can choose; computed when the window fires."""
+    """Elements with their times, for an evictor; folded when the window fires."""
 
     def __init__(self, computation: WindowComputation, input_type: ElementType, evictor: Evictor) -> None:
         super().__init__(computation, input_type)
@@ -214,23 +216,23 @@ class EvictedContents(WindowContents):
             return
         # An evictor may remove elements of the list that it is given.
         count = len(elements)
-        kept = self._left(self._evictor.evict_before(elements, window, ctx))
-        fire(self._at_once([element.value for element in kept]) if kept else ())
+        kept = self._check_kept(self._evictor.evict_before(elements, window, ctx))
+        fire(self._compute([element.value for element in kept]) if kept else ())
         if kept:
-            kept = self._left(self._evictor.evict_after(kept, window, ctx))
+            kept = self._check_kept(self._evictor.evict_after(kept, window, ctx))
         if len(kept) < count:
             self.clear()
             for element in kept:
                 self.add(element.value, element.timestamp_ms)
 
-    def _stored(self) -> ListStateDescriptor:
+    def _make_descriptor(self) -> ListStateDescriptor:
         fields = self._type.ddl if self._has_fields else f"value {self._type.ddl}"
         return ListStateDescriptor(OPEN, f"{fields}, {_TIME_FIELD}")
 
     def _merge_two(self, before: Any, behind: Any) -> Any:
         return [*before, *behind]
 
-    def _left(self, kept: Any) -> Sequence[TimestampedValue]:
+    def _check_kept(self, kept: Any) -> Sequence[TimestampedValue]:
         if not isinstance(kept, Sequence):
             raise TypeError(
                 f"the evictor {type(self._evictor).__name__} has returned {kept!r}; its evict_before and "
@@ -243,11 +245,11 @@ class EvictedContents(WindowContents):
             return TimestampedValue(self._named(entry[:-1]), entry[-1])
         return TimestampedValue(*entry)
 
-    def _at_once(self, values: list[Any]) -> Sequence[Any]:
+    def _compute(self, values: list[Any]) -> Sequence[Any]:
         if isinstance(self._computation, ProcessWindow):
             return values
         held = None
-        # Copies: the elements stay in the window, and it may fire again.
+        # Copies, since the elements stay in the window, which may fire again.
         for value in map(copy_if_mutable, values):
             held = self._folding.begin(value) if held is None else self._folding.add(value, held)
         return () if held is None else self._elements(held)

@@ -1,9 +1,9 @@
-"""Windows that a function of the user's folds element by element, in one loop per key group.
+"""Windows folded by a function of the user, in one loop per key group.
 
-What :class:`~flinkish_spark.operators.windowing.WindowOperator` makes of the most usual windows (each fires
-once, at its end), with the same results, calls and order, and without states and timers for each. They fire
-in the order of timers all the same: by time, and then in the order in which the windows became what they are.
-What is stored is the same, too: a program's windows may go on in the loop, or leave it.
+A faster :class:`~flinkish_spark.operators.windowing.WindowOperator` for the usual windows, which fire once,
+at their end: the same results, calls, order and stored state, without a state object and a timer per window.
+Windows fire in the order of timers: by time, then by when they got their current bounds. A changed program
+may continue with either operator.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.operators.columnar_windows import (
     AlignedWindows,
     ColumnWindows,
-    NotOverColumns,
+    NoColumnWindows,
     SessionWindows,
     StoredWindows,
-    column_windows_or_why_not,
-    last_of,
+    find_column_windows,
+    find_last_ms,
 )
 from flinkish_spark.operators.context import close_part, open_part
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.window_contents import (
     OPEN,
     Folding,
-    folding_of,
-    function_of,
-    part_of,
-    stored_contents,
+    get_part_function,
+    get_window_function,
+    make_contents_descriptor,
+    make_folding,
 )
 from flinkish_spark.operators.windowing import FIRED
 from flinkish_spark.state.codec import decode_values, encode_values, values_in
@@ -51,7 +51,7 @@ from flinkish_spark.windows.spec import ProcessWindow, WindowComputation, Window
 
 
 class OpenWindow:
-    """A window of a key, and what its elements were folded to."""
+    """A window of a key with its accumulator."""
 
     __slots__ = ("accumulator", "end_ms", "key", "order", "row", "start_ms")
 
@@ -62,35 +62,35 @@ class OpenWindow:
         self.order, self.accumulator, self.row = order, accumulator, row
 
 
-class Arrived:
+class ArrivedElements:
     """Elements on one side of the watermark, in their order."""
 
     def __init__(self, parts: Sequence[tuple[Array, pa.Array, Iterator[Any]]], *, is_before: bool) -> None:
         keys, times_ms, values = zip(*parts, strict=True)
-        #: Number of each one's key, and the element.
+        #: Number of each element's key, and the elements.
         self.keys: Sequence[int] = np.concatenate(keys).tolist()
         self.values: Iterable[Any] = itertools.chain.from_iterable(values)
         times = pa.concat_arrays(times_ms)
         if times.null_count:
-            # The loop ends at the first element without a time; what comes after it is not looked at.
+            # The loop ends at the first element without a time.
             times = times.slice(0, pc.index(times.is_null(), True).as_py())
-        #: Their times by the windows' clock.
+        #: Times by the windows' clock, up to the first element without one.
         self.times_ms: Array = times.to_numpy()
         self.is_before = is_before
 
-    def place(self, left: Iterator[int]) -> int:
+    def find_place(self, left: Iterator[int]) -> int:
         return len(self.keys) - length_hint(left) - 1
 
 
 _START = attrgetter("start_ms")
 _NEAR_NOW_MS = 1 << 62
 
-#: Place, element and time of one that came too late.
+#: Position, value and time of a late element.
 Late = tuple[int, Any, int]
 
 
 class OpenWindows(ABC):
-    """All open windows of the keys at hand."""
+    """The open windows of the keys of a micro-batch."""
 
     def __init__(self, folding: Folding, keys: int, registered: int) -> None:
         self._folding = folding
@@ -103,19 +103,19 @@ class OpenWindows(ABC):
     @abstractmethod
     def put(self, windows: Iterable[OpenWindow]) -> None: ...
 
-    def add(self, arrived: Arrived, watermark_ms: int) -> list[Late]:
-        """Add elements; return those that came too late."""
+    def add(self, arrived: ArrivedElements, watermark_ms: int) -> list[Late]:
+        """Add elements; return the late ones."""
         late: list[Late] = []
         keys = iter(arrived.keys)
         try:
             self._add(keys, arrived, watermark_ms, late)
         except USER_ERRORS as error:
-            raise ElementFailed(arrived.place(keys), arrived.is_before, error) from error
+            raise ElementError(arrived.find_place(keys), arrived.is_before, error) from error
         return late
 
-    def due(self, now_ms: int) -> list[OpenWindow]:
-        """Take the windows that end up to that time, in the order in which they fire."""
-        found = self._taken(over_by(now_ms))
+    def take_due(self, now_ms: int) -> list[OpenWindow]:
+        """Remove and return the windows that end by a time, in firing order."""
+        found = self._take_ended(find_greatest_end(now_ms))
         found.sort(key=attrgetter("end_ms", "order"))
         return found
 
@@ -123,16 +123,18 @@ class OpenWindows(ABC):
     def living(self) -> Iterator[OpenWindow]: ...
 
     @abstractmethod
-    def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
-        """Add elements; `keys` are those of `arrived`."""
+    def _add(
+        self, keys: Iterator[int], arrived: ArrivedElements, watermark_ms: int, late: list[Late]
+    ) -> None:
+        """Add elements; `keys` iterates over the keys of `arrived`."""
 
     @abstractmethod
-    def _taken(self, over_ms: int) -> list[OpenWindow]:
-        """Take the windows with an end up to that one."""
+    def _take_ended(self, over_ms: int) -> list[OpenWindow]:
+        """Remove and return the windows that end at `over_ms` or before."""
 
 
 class OpenSessions(OpenWindows):
-    """Windows that are one where they overlap or touch; those of a key in the order of their times."""
+    """Sessions, which merge where they overlap or touch; sorted by time per key."""
 
     def __init__(self, windows: SessionWindows, folding: Folding, keys: int, registered: int) -> None:
         super().__init__(folding, keys, registered)
@@ -146,8 +148,10 @@ class OpenSessions(OpenWindows):
     def living(self) -> Iterator[OpenWindow]:
         return itertools.chain.from_iterable(self._of_key)
 
-    def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
-        of_key, gap_ms, over_ms = self._of_key, self._gap_ms, over_by(watermark_ms)
+    def _add(
+        self, keys: Iterator[int], arrived: ArrivedElements, watermark_ms: int, late: list[Late]
+    ) -> None:
+        of_key, gap_ms, over_ms = self._of_key, self._gap_ms, find_greatest_end(watermark_ms)
         begin, add, orders = self._folding.begin, self._folding.add, self._orders
         for key, time_ms, value in zip(keys, arrived.times_ms.tolist(), arrived.values, strict=False):
             windows = of_key[key]
@@ -156,7 +160,7 @@ class OpenSessions(OpenWindows):
                 end_ms = MAX_WATERMARK_MS
             window = windows[-1] if windows else None
             if window is not None and time_ms < window.start_ms:
-                window = self._merged(windows, time_ms, end_ms)
+                window = self._merge_sessions_near(windows, time_ms, end_ms)
             if window is not None and time_ms <= window.end_ms:
                 if end_ms > window.end_ms:
                     window.end_ms, window.order = end_ms, next(orders)
@@ -164,7 +168,7 @@ class OpenSessions(OpenWindows):
                 window.accumulator = begin(value) if before is None else add(value, before)
                 window.row = None
             elif end_ms <= over_ms:
-                late.append((arrived.place(keys), value, time_ms))
+                late.append((arrived.find_place(keys), value, time_ms))
             else:
                 new = OpenWindow(key, time_ms, end_ms, next(orders), begin(value))
                 if windows and time_ms < windows[-1].start_ms:
@@ -172,8 +176,8 @@ class OpenSessions(OpenWindows):
                 else:
                     windows.append(new)
 
-    def _merged(self, windows: list[OpenWindow], time_ms: int, end_ms: int) -> OpenWindow | None:
-        """Return the session of an element out of order, merged of those near it; None without any."""
+    def _merge_sessions_near(self, windows: list[OpenWindow], time_ms: int, end_ms: int) -> OpenWindow | None:
+        """Merge the sessions near an out-of-order element; return the merged one, or None without any."""
         at = bisect_right(windows, time_ms, key=_START)
         begin = max(at - 1, 0)
         if windows[begin].end_ms < time_ms:
@@ -197,7 +201,7 @@ class OpenSessions(OpenWindows):
             del windows[begin + 1 : end]
         return first
 
-    def _taken(self, over_ms: int) -> list[OpenWindow]:
+    def _take_ended(self, over_ms: int) -> list[OpenWindow]:
         found: list[OpenWindow] = []
         for windows in self._of_key:
             count = 0
@@ -211,8 +215,8 @@ class OpenSessions(OpenWindows):
         return found
 
 
-class OpenAligned(OpenWindows):
-    """Tumbling and sliding windows: those of a key by their starts, as they are where time has no end."""
+class OpenAlignedWindows(OpenWindows):
+    """Tumbling and sliding windows per key, by their starts before these are cut at the ends of 64 bits."""
 
     def __init__(self, windows: AlignedWindows, folding: Folding, keys: int, registered: int) -> None:
         super().__init__(folding, keys, registered)
@@ -226,52 +230,54 @@ class OpenAligned(OpenWindows):
             if start_ms == MIN_WATERMARK_MS:
                 start_ms = end_ms - size_ms
             is_own = end_ms - start_ms == size_ms or bounds == _cut(start_ms, size_ms)
-            # One of an earlier program, of another size, takes no more elements.
+            # A window of an earlier program with another size gets no more elements.
             self._of_key[window.key][start_ms if is_own else bounds] = window
 
     def living(self) -> Iterator[OpenWindow]:
         for windows in self._of_key:
             yield from windows.values()
 
-    def _add(self, keys: Iterator[int], arrived: Arrived, watermark_ms: int, late: list[Late]) -> None:
+    def _add(
+        self, keys: Iterator[int], arrived: ArrivedElements, watermark_ms: int, late: list[Late]
+    ) -> None:
         times_ms = arrived.times_ms
-        # Windows around times that are too near to the ends of 64 bits cannot be reckoned with in those.
+        # Slices of times too near to the ends of 64 bits would overflow.
         is_near_now = times_ms.min(initial=0) > -_NEAR_NOW_MS and times_ms.max(initial=0) < _NEAR_NOW_MS
-        slices = self._windows.slices(times_ms) if is_near_now else times_ms
+        slices = self._windows.find_slices(times_ms) if is_near_now else times_ms
         begin, add, take = self._folding.begin, self._folding.add, self._folding.take
-        # By key and slice, the windows that take its elements: none of them ends in here.
+        # By key and slice, the windows of its elements; none of them fires in this loop.
         taking: list[dict[int, list[OpenWindow]]] = [{} for _ in self._of_key]
         given = zip(keys, slices.tolist(), times_ms.tolist(), arrived.values, strict=False)
         for key, slice_ms, time_ms, value in given:
             windows = taking[key].get(slice_ms)
             if windows is None:
-                windows = taking[key][slice_ms] = self._around(key, time_ms, watermark_ms)
+                windows = taking[key][slice_ms] = self._open_around(key, time_ms, watermark_ms)
             for window in windows:
                 before = window.accumulator
                 own = value if take is None or window is windows[-1] else take(value)
                 window.accumulator = begin(own) if before is None else add(own, before)
             if not windows and time_ms <= watermark_ms:
-                late.append((arrived.place(keys), value, time_ms))
+                late.append((arrived.find_place(keys), value, time_ms))
 
-    def _around(self, key: int, time_ms: int, watermark_ms: int) -> list[OpenWindow]:
-        """Return the windows around a time that are not over, the latest first; those that are new, too."""
+    def _open_around(self, key: int, time_ms: int, watermark_ms: int) -> list[OpenWindow]:
+        """Return the windows of a time that are not over, latest first; open missing ones."""
         if watermark_ms == MAX_WATERMARK_MS:
             return []
         windows, found = self._of_key[key], list[OpenWindow]()
         size_ms, slide_ms = self._windows.size_ms, self._windows.slide_ms
         latest_ms = time_ms - (time_ms - self._windows.offset_ms) % slide_ms
-        before_ms = max(time_ms, over_by(watermark_ms)) - size_ms
+        before_ms = max(time_ms, find_greatest_end(watermark_ms)) - size_ms
         for start_ms in range(latest_ms, before_ms, -slide_ms):
             window = windows.get(start_ms)
             if window is None:
                 bounds = _cut(start_ms, size_ms)
                 window = windows[start_ms] = OpenWindow(key, *bounds, next(self._orders), None)
-            # Something is added to each of them at once.
+            # The caller adds an element to each of them.
             window.row = None
             found.append(window)
         return found
 
-    def _taken(self, over_ms: int) -> list[OpenWindow]:
+    def _take_ended(self, over_ms: int) -> list[OpenWindow]:
         found: list[OpenWindow] = []
         for windows in self._of_key:
             over = [start_ms for start_ms, window in windows.items() if window.end_ms <= over_ms]
@@ -279,8 +285,8 @@ class OpenAligned(OpenWindows):
         return found
 
 
-def over_by(now_ms: int) -> int:
-    """Return the greatest end of windows whose last instant has come; the end of all time is one itself."""
+def find_greatest_end(now_ms: int) -> int:
+    """Return the greatest end of windows that are over at a time."""
     return now_ms if now_ms == MAX_WATERMARK_MS else min(now_ms + 1, MAX_WATERMARK_MS - 1)
 
 
@@ -294,12 +300,12 @@ def _cut(start_ms: int, size_ms: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LoopedWindows:
-    """Windows and what folds their elements, as a keyed operator; travels in the plan."""
+    """Windows with their computation, as a keyed operator; pickled into the plan."""
 
     windows: ColumnWindows
     computation: WindowComputation
     element_type: ElementType
-    #: Where late elements go; None: they are dropped and counted.
+    #: Side output of late elements; None: they are dropped and counted.
     late_output: OutputTag | None = None
 
     @property
@@ -308,7 +314,7 @@ class LoopedWindows:
 
     @property
     def bounds(self) -> KeyAndWindowBounds | WindowBounds | None:
-        """What of ours is put around results, if that is all; of classes made of them nobody knows."""
+        """Return the built-in function that adds key or window bounds, if it is the only window function."""
         then = None if isinstance(self.computation, ProcessWindow) else self.computation.then
         if isinstance(then, KeyAndWindowBounds | WindowBounds):
             return then if type(then) in (KeyAndWindowBounds, WindowBounds) else None
@@ -316,32 +322,32 @@ class LoopedWindows:
 
     @property
     def function(self) -> ProcessWindowFunction | None:
-        return None if self.bounds is not None else function_of(self.computation)
+        return None if self.bounds is not None else get_window_function(self.computation)
 
     def open(self, states: KeyedStates) -> Folding:
-        open_part(part_of(self.computation), states.uid, states.max_parallelism)
-        # Of a program that had retractions.
+        open_part(get_part_function(self.computation), states.uid, states.max_parallelism)
+        # State of an earlier program with retractions.
         states.drop_state(FIRED)
         states.per_namespace(OPEN, due=self.clock)
-        states.any_state(stored_contents(self.computation, self.element_type))
-        return folding_of(self.computation, self.element_type)
+        states.any_state(make_contents_descriptor(self.computation, self.element_type))
+        return make_folding(self.computation, self.element_type)
 
     def close(self) -> None:
-        close_part(part_of(self.computation))
-        function = function_of(self.computation)
+        close_part(get_part_function(self.computation))
+        function = get_window_function(self.computation)
         if function is not None:
             function.close()
 
 
-def looped_windows(
+def make_looped_windows(
     spec: WindowSpec, computation: WindowComputation, element_type: ElementType
 ) -> LoopedWindows | None:
-    """Return the operator for windows that need no more than it does; None for others."""
-    windows = column_windows_or_why_not(spec)
-    if isinstance(windows, NotOverColumns) or spec.allowed_lateness_ms:
+    """Return the loop operator for windows that it supports; None for others."""
+    windows = find_column_windows(spec)
+    if isinstance(windows, NoColumnWindows) or spec.allowed_lateness_ms:
         return None
-    function = function_of(computation)
-    # What is asked for in `open` would be known in a worker only: so it must be that which asks for nothing.
+    function = get_window_function(computation)
+    # An overridden `open` may declare states, which only a worker would find out.
     own_open = None if function is None else getattr(function.open, "__func__", None)
     if function is not None and own_open is not ProcessWindowFunction.open:
         return None
@@ -349,13 +355,13 @@ def looped_windows(
 
 
 class StoredOpenWindows(StoredWindows):
-    """Stored windows as the loop works on them."""
+    """Stored windows as :class:`OpenWindow` objects."""
 
     def windows(self, keys: Sequence[Any]) -> list[OpenWindow]:
         start_ms, end_ms = self.stored.bounds
-        last_ms, due_ms = last_of(end_ms), self.stored.due_ms
-        # One that is due behind its end has fired, and was kept for late elements: it fires no more. That is
-        # so of this trigger, and a restore refuses windows of another one: it is of the state's meaning.
+        last_ms, due_ms = find_last_ms(end_ms), self.stored.due_ms
+        # A window whose timer is after its end has fired and is kept for late elements; it does not fire
+        # again. This holds for the default trigger, and a restore refuses windows of another trigger.
         living = self.living[due_ms[self.living] <= last_ms[self.living]]
         if not len(living):
             return []
@@ -374,7 +380,7 @@ class StoredOpenWindows(StoredWindows):
             held = [None if empty else one for one, empty in zip(held, is_empty.tolist(), strict=True)]
         rows: list[int | None] = living.tolist()
         for at in np.flatnonzero(due_ms[living] != last_ms[living]).tolist():
-            # It was to do something before its end: it is stored anew.
+            # Its stored timer is not its end: store it again.
             rows[at] = None
         bounds = start_ms[living].tolist(), end_ms[living].tolist()
         return list(map(OpenWindow, number, *bounds, place.tolist(), held, rows))
@@ -397,4 +403,4 @@ class StoredOpenWindows(StoredWindows):
         owners = [keys[one.key] for one in changed]
         columns = [pa.array(order, pa.int64()), *encode_values(self.table.layout.contents, values, owners)]
         places = np.array(kept, dtype=np.int64)
-        return self.write(places, key, (start_ms, end_ms), last_of(end_ms), columns)
+        return self.write(places, key, (start_ms, end_ms), find_last_ms(end_ms), columns)

@@ -1,4 +1,4 @@
-"""Windows of a keyed stream, element by element; sessions and other windows that merge are among them."""
+"""The window operator of a keyed stream, element by element, with or without merging windows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flinkish_spark.operators.window_contents import (
     OPEN,
     EvictedContents,
     WindowContents,
-    function_of,
-    part_of,
+    get_part_function,
+    get_window_function,
 )
 from flinkish_spark.state.descriptors import ListStateDescriptor, StateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -32,16 +32,12 @@ from flinkish_spark.windows.time_window import TimeWindow
 from flinkish_spark.windows.triggers import EventTimeTrigger, Trigger, TriggerResult, check_result
 
 
-class WindowStateRefused(ValueError):
-    """A state of a window, or of a trigger, cannot be had that way."""
-
-
 class TriggerScope:
-    """What a trigger is given: one object, whose scope is the current key and window."""
+    """Context of a trigger; one object, scoped to the current key and window."""
 
     def __init__(self, trigger: Trigger, states: KeyedStates, timers: Timers) -> None:
         self._scope = states.scope
-        #: Windows that become the current one, as long as the trigger's `on_merge` runs.
+        #: Windows merged into the current one, while the trigger's `on_merge` runs.
         self.merged: Sequence[TimeWindow] = ()
         self._states: dict[str, Any] = {}
         states = states.of_function()
@@ -49,7 +45,7 @@ class TriggerScope:
             own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
             states.per_namespace(own.name)
             self._states[descriptor.name] = states.any_state(own)
-        # The same calls, without one in between.
+        # Bound methods, to save a call.
         self.current_watermark = timers.current_watermark
         self.current_processing_time = timers.current_processing_time
         self.register_event_time_timer = timers.register_event_time_timer
@@ -61,15 +57,15 @@ class TriggerScope:
         try:
             return self._states[descriptor.name]
         except KeyError:
-            raise WindowStateRefused(
+            raise ValueError(
                 f"the trigger uses the state '{descriptor.name}', which its states() does not return"
             ) from None
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """Merge the state of the merged windows into the current one's."""
+        """Merge the states of the merged windows into that of the current window."""
         state, key, into = self.get_partitioned_state(descriptor), self._scope.key, self._scope.slot
         if not hasattr(state, "merge"):
-            raise WindowStateRefused(
+            raise ValueError(
                 f"the trigger's state '{descriptor.name}' cannot be merged; "
                 "a reducing, aggregating or list state can"
             )
@@ -77,7 +73,7 @@ class TriggerScope:
             state.merge((key, window), into)
 
     def visit_merged_windows(self) -> Iterator[TimeWindow]:
-        """Make each of the merged windows the current one, and then again the one that is."""
+        """Yield the merged windows, each of them as the current one; then restore the current window."""
         key, current = self._scope.key, self._scope.namespace
         try:
             for window in self.merged:
@@ -87,7 +83,7 @@ class TriggerScope:
             self._scope.enter(key, current)
 
 
-def _admitted(method: str) -> Callable[..., Any]:
+def _make_getter(method: str) -> Callable[..., Any]:
     def get(self: DeclaredStates, descriptor: StateDescriptor) -> Any:
         self.admit(descriptor)
         return getattr(self.states, method)(descriptor)
@@ -96,34 +92,32 @@ def _admitted(method: str) -> Callable[..., Any]:
 
 
 class DeclaredStates:
-    """States of a window function by name: those that its `open` asked for, once they are sealed."""
+    """States of a window function; after sealing only those that its `open` has declared."""
 
     is_sealed = False
-    #: Those of the key where these are of the window, and the other way round.
+    #: The states per key for those per window, and vice versa.
     others: DeclaredStates
 
     def __init__(self, states: KeyedStates) -> None:
         self.states = states
         self.names: set[str] = set()
 
-    get_state = _admitted("get_state")
-    get_list_state = _admitted("get_list_state")
-    get_map_state = _admitted("get_map_state")
-    get_reducing_state = _admitted("get_reducing_state")
-    get_aggregating_state = _admitted("get_aggregating_state")
+    get_state = _make_getter("get_state")
+    get_list_state = _make_getter("get_list_state")
+    get_map_state = _make_getter("get_map_state")
+    get_reducing_state = _make_getter("get_reducing_state")
+    get_aggregating_state = _make_getter("get_aggregating_state")
 
     def admit(self, descriptor: StateDescriptor) -> None:
         name = descriptor.name
         if not self.is_sealed and name in self.others.names:
-            raise WindowStateRefused(
+            raise ValueError(
                 f"the window function declares '{name}' both as a state of the key and of the window"
             )
         if not self.is_sealed:
             self.names.add(name)
         elif name not in self.names:
-            raise WindowStateRefused(
-                f"the window function uses the state '{name}', for which its open() did not ask"
-            )
+            raise ValueError(f"the window function uses the state '{name}', which its open() did not declare")
 
 
 class _WindowStates(DeclaredStates):
@@ -133,7 +127,7 @@ class _WindowStates(DeclaredStates):
 
     def admit(self, descriptor: StateDescriptor) -> None:
         if not self._can_have_any:
-            raise WindowStateRefused(
+            raise ValueError(
                 f"the window function asks for the state '{descriptor.name}' per window, which windows that "
                 "merge cannot have; use global_state"
             )
@@ -142,7 +136,7 @@ class _WindowStates(DeclaredStates):
 
 
 class FunctionStates(DeclaredStates, SubtaskFacts):
-    """The states of a window function: per key (itself), and per key and window; given to its `open`."""
+    """Runtime context of a window function: its states per key (itself), and per key and window."""
 
     def __init__(self, of_key: KeyedStates, of_window: KeyedStates, *, merges: bool) -> None:
         super().__init__(of_key)
@@ -156,7 +150,7 @@ class FunctionStates(DeclaredStates, SubtaskFacts):
 
 
 class FiringContext:
-    """What a window function is given for one firing; one object, whose window changes."""
+    """Context of a window function; one object, whose window changes with each firing."""
 
     def __init__(
         self, states: FunctionStates, emit_to: Callable[[OutputTag, Any, int], None], timers: Timers
@@ -171,47 +165,47 @@ class FiringContext:
         self._emit_to(tag, value, self.window.max_timestamp_ms)
 
 
-#: The results that a window has emitted last.
+#: State with the last emitted results of each window.
 FIRED = "window/fired"
 
 
 class RetractedResults:
-    """Results with a last field that is true in one that does not stand any more.
+    """Results with a boolean last field, which is true for a retraction.
 
-    A window that fires again, or becomes part of another one, has emitted what does not stand any more. That
-    is emitted once more, marked, before what stands instead.
+    When a window fires again or is merged into another one, its former results are emitted again as
+    retractions, before the new results.
     """
 
     def __init__(self, result_type: ElementType) -> None:
         self._type, self._names = result_type, tuple(field.name for field in result_type.fields)
 
     def open(self, states: KeyedStates) -> None:
-        # A scope of its own: a window's content may be in the place of another window.
+        # A scope of its own: a merged window's content may be stored under another window.
         self._scope = KeyScope()
         own = states.through(self._scope)
         own.per_namespace(FIRED)
         self._last = own.get_list_state(ListStateDescriptor(FIRED, self._type.stored_fields))
 
     def replace(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
-        # A generator runs here, with the window still the current one.
-        now = [copy_if_mutable(self._row(row)) for row in elements_of(rows)]
+        # A generator runs here, while the window is still current.
+        now = [copy_if_mutable(self._to_row(row)) for row in elements_of(rows)]
         retracted = self.withdraw(key, window)
         self._last.update(now)
         return [*retracted, *((*row, False) for row in now)]
 
     def withdraw(self, key: Any, window: TimeWindow) -> Sequence[Any]:
-        """Return the last results, retracted; they are not kept any more."""
+        """Return the last results as retractions, and delete them."""
         self._scope.enter(key, window)
         last = [(*row, True) for row in self._last.get()]
         self._last.clear()
         return last
 
     def settle(self, key: Any, window: TimeWindow) -> None:
-        """Let a window's results stand: nothing replaces them any more."""
+        """Delete a window's last results, which will not be retracted any more."""
         self._scope.enter(key, window)
         self._last.clear()
 
-    def _row(self, row: Any) -> tuple[Any, ...]:
+    def _to_row(self, row: Any) -> tuple[Any, ...]:
         found = as_row(row, self._names)
         if len(found) != len(self._names):
             declared = ", ".join(self._names)
@@ -220,9 +214,9 @@ class RetractedResults:
 
 
 class WindowOperator(KeyedStreamOperator):
-    """Windows that stay what they are; those that may become one derive from it."""
+    """The operator for windows that do not merge; base class of :class:`MergingWindowOperator`."""
 
-    #: Whether windows may become one.
+    #: Whether windows can merge.
     merges = False
 
     def __init__(
@@ -237,24 +231,24 @@ class WindowOperator(KeyedStreamOperator):
         self._contents = WindowContents(computation, input_type)
         if spec.evictor is not None:
             self._contents = EvictedContents(computation, input_type, spec.evictor)
-        #: What makes a window's own copy of an element; a trigger and an assigner get one, too.
+        #: Copies an element for each window, the trigger and the assigner; None if elements cannot change.
         self._take = input_type.take
-        self._function = function_of(computation)
-        self._part = part_of(computation)
+        self._function = get_window_function(computation)
+        self._part = get_part_function(computation)
         self.clock = spec.assigner.clock
         self._is_event_time = self.clock is TimeDomain.EVENT_TIME
-        #: Whether all that the trigger does with an element, before its window's end, is wait for that end.
+        #: Whether the trigger only registers a timer for the end of the window.
         self._only_waits = type(self._trigger) is EventTimeTrigger
-        #: The timers of the current call, and the slots whose trigger waits among them.
+        #: The timers of the current call, and the slots whose trigger has registered one of them.
         self._queues: object = None
         self._waiting: set[Any] = set()
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         self._scope, self._context, self._timers = states.scope, context, timers
-        #: What becomes of an element that is late.
+        #: Handles a late element.
         self.put_late: Callable[[Any], None] = partial(put_aside, context, self._spec.late_output)
         self._assign = make_assign(self._assigner)
-        #: The current key without a window, for states that its windows share.
+        #: Scope of the current key without a window, for states that its windows share.
         self._key_scope = KeyScope()
         of_key = states.through(self._key_scope)
         open_part(self._part, states.uid, states.max_parallelism)
@@ -274,7 +268,7 @@ class WindowOperator(KeyedStreamOperator):
 
     def process_element(self, value: Any, context: FunctionContext) -> None:
         time_ms = context.timestamp_ms
-        windows = self._assign(self._own(value), time_ms, self._timers.processing_time_ms)
+        windows = self._assign(self._copy(value), time_ms, self._timers.processing_time_ms)
         if not self._add(value, time_ms, windows) and self._is_late(time_ms):
             self.put_late(value)
 
@@ -284,13 +278,13 @@ class WindowOperator(KeyedStreamOperator):
             result = self._trigger.on_event_time(timer.time_ms, window, self._trigger_context)
         else:
             result = self._trigger.on_processing_time(timer.time_ms, window, self._trigger_context)
-        self._obey(result, window)
+        self._apply_result(result, window)
         if domain is not self._assigner.clock:
             return
         if timer.time_ms >= self._cleanup_ms(window):
             self._clean_up(window)
         else:
-            # It is there already, unless the trigger only waited, or the program was changed to wait longer.
+            # It exists already, unless the trigger only waited, or the allowed lateness was increased.
             self._register_cleanup(window)
 
     def close(self) -> None:
@@ -303,7 +297,7 @@ class WindowOperator(KeyedStreamOperator):
         key, kept, is_taken, take = scope.key, self._table.entries, False, self._take
         watermark_ms = self._timers.watermark_ms
         waiting = self._slots_waiting()
-        # What ends after this is not over: most windows, which need no closer look.
+        # Windows that end after this are not over; this check is cheap and true for most.
         over_ms = watermark_ms + 1 - self._spec.allowed_lateness_ms
         if watermark_ms == MAX_WATERMARK_MS:
             over_ms = watermark_ms
@@ -317,27 +311,27 @@ class WindowOperator(KeyedStreamOperator):
             contents.add(value if take is None else take(value), time_ms)
             if slot in waiting and window.end_ms > watermark_ms + 1:
                 continue
-            result = trigger.on_element(self._own(value), time_ms, window, ctx)
+            result = trigger.on_element(self._copy(value), time_ms, window, ctx)
             if result is not TriggerResult.CONTINUE:
-                self._obey(result, window)
+                self._apply_result(result, window)
             elif self._only_waits:
                 waiting.add(slot)
             if is_new:
                 self._register_cleanup(window)
         return is_taken
 
-    def _own(self, value: Any) -> Any:
+    def _copy(self, value: Any) -> Any:
         return value if self._take is None else self._take(value)
 
     def _slots_waiting(self) -> set[Any]:
-        """Return the slots whose trigger has registered its timer in this call of the key group."""
-        # Only in this call: what was registered in an earlier one may have been by another program.
+        """Return the slots whose trigger has registered its timer in this call for the key group."""
+        # Only in this call: timers of earlier calls may be those of a former program.
         if self._queues is not self._timers.queues:
             self._queues, self._waiting = self._timers.queues, set()
         return self._waiting
 
-    def _obey(self, result: TriggerResult, window: TimeWindow) -> None:
-        """Do what a trigger said; the window is the current one before and after."""
+    def _apply_result(self, result: TriggerResult, window: TimeWindow) -> None:
+        """Apply a trigger's result to the current window."""
         if result is TriggerResult.CONTINUE:
             return
         check_result(self._trigger, result)
@@ -349,26 +343,26 @@ class WindowOperator(KeyedStreamOperator):
         if result.is_purge:
             self._contents.clear()
             if self._results is not None:
-                # The next result does not contain this one, so it does not replace it.
+                # The next result does not include this one, so it must not retract it.
                 self._results.settle(key, window)
         if is_open and slot not in entries and self._stays_empty(window):
-            # Nothing is in it any more, and it is there until its time is over.
+            # Keep the empty window until it is cleaned up.
             entries[slot] = None
             self._table.changed.add(slot)
 
     def _stays_empty(self, window: TimeWindow) -> bool:
-        # Without end, nobody would clean it up: there would be a row of each key that ever was. What a
-        # trigger has of it, timers and states, is stored without it, too.
+        # A window without end is never cleaned up, so each key would keep a row for ever. The trigger's
+        # timers and states do not need it.
         return self._cleanup_ms(window) < MAX_WATERMARK_MS
 
     def _emit(self, elements: Sequence[Any]) -> None:
-        """Emit what the function makes of a window's elements; of none, that its results do not stand."""
+        """Emit the rows that the window function returns; without elements only retractions."""
         rows: Iterable[Any] | None = elements
         if elements and self._function is not None:
             self._enter_key()
             rows = self._function.process(self._scope.key, self._firing, elements)
         if rows is not None:
-            # A generator runs here, with the window still the current one.
+            # A generator runs here, while the window is still current.
             window = self._firing.window
             if self._results is not None:
                 rows = self._results.replace(self._scope.key, window, rows)
@@ -389,7 +383,7 @@ class WindowOperator(KeyedStreamOperator):
         self._key_scope.now_ms = self._scope.now_ms
 
     def _cleanup_ms(self, window: TimeWindow) -> int:
-        """Return when nothing is kept of a window any more, by the windows' clock."""
+        """Return when the state of a window is deleted, by the windows' clock."""
         end_ms = window.max_timestamp_ms
         if not self._is_event_time:
             return end_ms
@@ -399,13 +393,13 @@ class WindowOperator(KeyedStreamOperator):
         return self._is_event_time and self._cleanup_ms(window) <= self._timers.watermark_ms
 
     def _register_cleanup(self, window: TimeWindow) -> None:
-        """Register the timer that cleans the current window up; at the end of all time nobody has to."""
+        """Register the cleanup timer of the current window, unless it never ends."""
         time_ms = self._cleanup_ms(window)
         if time_ms == MAX_WATERMARK_MS:
             return
         if self._is_event_time:
             if self._only_waits and window.max_timestamp_ms > self._timers.watermark_ms:
-                # The trigger's timer is there, and when it fires, this is called again.
+                # The trigger has registered a timer; when it fires, this is called again.
                 return
             self._timers.register_event_time_timer(time_ms)
         else:
@@ -426,10 +420,12 @@ class WindowOperator(KeyedStreamOperator):
 
 
 class Merge(NamedTuple):
+    """A merged window, and the windows that it replaces."""
+
     window: TimeWindow
-    #: The windows that are gone; not the one whose coming caused the merge, which never had anything.
+    #: The windows that were replaced, without the new window that caused the merge.
     merged: list[TimeWindow]
-    #: Those whose contents the window has, in this order: that of a list's elements follows from it.
+    #: Windows whose contents it takes over, in this order, which is also that of a list's elements.
     contents: list[TimeWindow]
 
 
@@ -442,17 +438,17 @@ class MergingWindowSet:
         self._assigner, self.windows = assigner, list(windows)
 
     def add(self, window: TimeWindow) -> tuple[TimeWindow, list[Merge]]:
-        """Add a window; return the one that it is part of now, and what had to merge for that."""
+        """Add a window; return the window that contains it now, and the merges that were necessary."""
         near = self.windows
         if type(self._assigner).merge_windows is MergingWindowAssigner.merge_windows:
-            # Those that neither overlap nor touch stay as they are.
+            # Only windows that overlap or touch can merge.
             start_ms, end_ms = window
             near = [one for one in near if one[0] <= end_ms and one[1] >= start_ms]
             if not near:
                 self.windows.append(window)
                 return window, []
             if len(near) == 1:
-                # What happens to nearly all elements of sessions: a window grows.
+                # The usual case for sessions: one window grows.
                 before, actual = near[0], near[0].cover(window)
                 if actual == before:
                     return before, []
@@ -481,7 +477,7 @@ class MergingWindowSet:
 
 
 class MergingWindowOperator(WindowOperator):
-    """Windows that may become one, whatever their trigger and lateness."""
+    """The operator for merging windows, with any trigger and lateness."""
 
     merges = True
 
@@ -495,14 +491,14 @@ class MergingWindowOperator(WindowOperator):
         super().__init__(spec, computation, input_type, results)
         assert isinstance(spec.assigner, MergingWindowAssigner)
         self._merging = spec.assigner
-        #: Whether the timer at which a window fires is also the one that cleans it up.
+        #: Whether one timer both fires a window and cleans it up.
         self._ends_in_one_timer = self._only_waits and self._is_event_time and spec.allowed_lateness_ms == 0
-        #: The windows of each key, and the timers of the call of the key group in which they are known.
+        #: The windows of each key, and the timers of the call for the key group that loaded them.
         self._of_keys: dict[Any, MergingWindowSet] = {}
         self._known_with: object = None
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
-        # A trigger may have left a timer behind of a window that was merged or is over.
+        # A trigger may have left a timer of a window that was merged or is over.
         if (timer.key, timer.namespace) in self._table.entries:
             super().on_timer(timer, domain)
 
@@ -519,17 +515,17 @@ class MergingWindowOperator(WindowOperator):
                 continue
             is_taken = True
             self._scope.enter(key, actual)
-            self._contents.add(self._own(value), time_ms)
+            self._contents.add(self._copy(value), time_ms)
             if merges and self._ends_in_one_timer:
-                # `on_merge` has registered it; the window is not over, so its end is still to come.
+                # `on_merge` has registered the timer for the end of the window.
                 continue
-            result = self._trigger.on_element(self._own(value), time_ms, actual, self._trigger_context)
-            self._obey(result, actual)
+            result = self._trigger.on_element(self._copy(value), time_ms, actual, self._trigger_context)
+            self._apply_result(result, actual)
             self._register_cleanup(actual)
         return is_taken
 
     def _stays_empty(self, window: TimeWindow) -> bool:
-        # The entries say which windows of a key there are, for the next ones to merge with.
+        # The entries are the windows of a key that a new window can merge with.
         return True
 
     def _clean_up(self, window: TimeWindow) -> None:
@@ -538,7 +534,7 @@ class MergingWindowOperator(WindowOperator):
         known.remove(window)
 
     def _merge(self, merge: Merge) -> None:
-        """Make one of windows: what their trigger has, their timers, their content."""
+        """Merge windows: their trigger states, timers and contents."""
         now_ms = self._timers.watermark_ms if self._is_event_time else self._timers.processing_time_ms
         if self._cleanup_ms(merge.window) <= now_ms:
             raise ValueError(
@@ -557,7 +553,7 @@ class MergingWindowOperator(WindowOperator):
             self._trigger.clear(window, self._trigger_context)
             if not self._ends_in_one_timer:
                 self._delete_cleanup(window)
-        # Their contents in their order; nothing may be in some.
+        # Merge contents in order; some may be empty.
         first, *others = ((key, window) for window in merge.contents)
         for slot in others:
             self._contents.merge(slot, first)
@@ -592,8 +588,8 @@ def window_operator(
             results = RetractedResults(input_type)
         else:
             raise ConfigError(
-                "windows with retractions keep their results, and the fields of these are not known",
-                what_to_do="say them: result_type='user STRING, total LONG'",
+                "windows with retractions store their results, and the fields of these are not known",
+                what_to_do="declare them: result_type='user STRING, total LONG'",
             )
     kind = MergingWindowOperator if isinstance(spec.assigner, MergingWindowAssigner) else WindowOperator
     return kind(spec, computation, input_type, results)

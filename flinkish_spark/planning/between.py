@@ -47,13 +47,18 @@ from flinkish_spark.planning.transforms import (
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import ChainingStrategy
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import ORIGIN, DealRows, DealtRows, SideBySide
-from flinkish_spark.transport.columns import InTurn, Origins, Worker, with_position
-from flinkish_spark.transport.routes import OwnRows
+from flinkish_spark.transport.branches import ORIGIN, InputPath, InputPaths, ParallelWorkers
+from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, add_position
+from flinkish_spark.transport.routes import InputRecords
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
 from flinkish_spark.worker.functions import TimeStage
-from flinkish_spark.worker.time import KeepsTimes, OnlyRecords, PassControl, TakeTimes
+from flinkish_spark.worker.time import (
+    ControlRowBypass,
+    DroppedTimesKeeper,
+    TimeRowFilter,
+    TimestampsFromColumn,
+)
 
 _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
@@ -65,7 +70,7 @@ class SharedRows:
     #: The same object for all inputs in it.
     frame: DataFrame
     #: Selects the records of this input.
-    own: OwnRows
+    own: InputRecords
     #: Pairs of a column here and its name in the user's expressions and in the shuffled rows.
     columns: tuple[tuple[str, str], ...]
     #: Column with the place of a record in its source; null in a dropped record, which only carries its
@@ -150,7 +155,7 @@ def make_worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[W
     if len(input_.paths) == 1:
         (path,) = input_.paths
         workers, made = chain_workers(_find_functions(uid, path), given)
-        return (InTurn(workers), made) if workers else (None, made)
+        return (ComposedWorker(workers), made) if workers else (None, made)
     numbered = T.StructType([*given, _ORIGIN])
     made_on = [chain_workers(_find_functions(uid, path), numbered) for path in input_.paths]
     first = find_fields(made_on[0][1])
@@ -158,7 +163,7 @@ def make_worker_between(uid: str, input_: Input, given: T.StructType) -> tuple[W
         check_same_fields(first, find_fields(made), f"operator '{uid}'")
     control = [field for field in given if field.name.startswith(PREFIX)]
     columns = T.StructType([*control, *first])
-    return SideBySide(tuple(InTurn(workers) for workers, _ in made_on), columns), columns
+    return ParallelWorkers(tuple(ComposedWorker(workers) for workers, _ in made_on), columns), columns
 
 
 def share_inputs(
@@ -168,7 +173,7 @@ def share_inputs(
     frame = frame_of_all.frame
     control = T.StructType([f for f in frame.schema if f.name in (*C.CONTROL, C.TIME)])
     beside = T.StructType([field for field in control if field.name not in (C.KIND, C.CHECKPOINT)])
-    dealt, keys = list[DealtRows](), list[tuple[KeyPart, ...]]()
+    dealt, keys = list[InputPath](), list[tuple[KeyPart, ...]]()
     for number, (input_, stream) in enumerate(zip(inputs, streams, strict=True)):
         schema, columns, place = stream.schema, _find_output_columns(stream), C.SEQUENCE
         frames, rest = _split_leading_frames(input_)
@@ -188,13 +193,13 @@ def share_inputs(
         workers: tuple[Worker, ...] = of_keys if worker is None else (worker, *of_keys)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        dealt.append(DealtRows(stream.side, columns, given, InTurn(workers), taken, names, place))
+        dealt.append(InputPath(stream.side, columns, given, ComposedWorker(workers), taken, names, place))
         keys.append(own)
     for number, stream in enumerate(passing, start=len(dealt)):
         names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(stream.schema)))
         given = T.StructType([*beside, *stream.schema])
         columns = _find_output_columns(stream)
-        dealt.append(DealtRows(stream.side, columns, given, InTurn(()), stream.schema, names))
+        dealt.append(InputPath(stream.side, columns, given, ComposedWorker(()), stream.schema, names))
         keys.append(())
     has_expressions = any(isinstance(key, Column) for own in keys for key in own)
     rows = _deal_rows(replace(frame_of_all, frame=frame), dealt, control, has_expressions)
@@ -226,7 +231,7 @@ def _is_record_of(stream: TaggedStream) -> Column:
 
 
 def _deal_rows(
-    stream: TaggedStream, inputs: Sequence[DealtRows], control: T.StructType, has_expressions: bool
+    stream: TaggedStream, inputs: Sequence[InputPath], control: T.StructType, has_expressions: bool
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in inputs):
         return _deal_in_workers(stream.frame, tuple(map(_hide_dropped_rows, inputs)), control)
@@ -244,27 +249,27 @@ def _deal_rows(
         columns = [one.names for one in inputs]
     found = []
     for one, names in zip(inputs, columns, strict=True):
-        owned = OwnRows(side=one.side if stream.outputs else None, place=one.place)
+        owned = InputRecords(side=one.side if stream.outputs else None, place=one.place)
         found.append(SharedRows(frame, owned, tuple(zip(names, one.made.names, strict=True))))
     return found
 
 
 def _deal_in_workers(
-    frame: DataFrame, inputs: tuple[DealtRows, ...], control: T.StructType
+    frame: DataFrame, inputs: tuple[InputPath, ...], control: T.StructType
 ) -> list[SharedRows]:
-    deal = DealRows(inputs, control)
+    deal = InputPaths(inputs, control)
     made = C.map_in_arrow(frame, deal, deal.columns)
     return [
-        SharedRows(made, OwnRows(number), tuple(zip(one.names, one.made.names, strict=True)))
+        SharedRows(made, InputRecords(number), tuple(zip(one.names, one.made.names, strict=True)))
         for number, one in enumerate(inputs)
     ]
 
 
-def _hide_dropped_rows(one: DealtRows) -> DealtRows:
+def _hide_dropped_rows(one: InputPath) -> InputPath:
     """Return an input whose worker does not see records that DataFrame functions have dropped."""
     if one.place == C.SEQUENCE:
         return one
-    return replace(one, worker=InTurn((OnlyRecords(), *one.worker.workers)))
+    return replace(one, worker=ComposedWorker((TimeRowFilter(), *one.worker.workers)))
 
 
 def _find_functions(uid: str, path: Path) -> tuple[RecordFunction, ...]:
@@ -417,7 +422,7 @@ def _apply_record_function(stream: RecordStream, function: RecordFunction) -> Re
     if kept.settings.parallelism is not None:
         raise ControlRowError
     worker, made = kept.make_wrapped_worker(stream.frame.schema)
-    passing = PassControl(worker, made)
+    passing = ControlRowBypass(worker, made)
     frame = C.map_in_arrow(stream.frame, passing, passing.columns, kept.settings.resources)
     return replace(stream, frame=frame, has_kept_times=stream.is_timed, fields=find_fields(made))
 
@@ -440,7 +445,7 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
         return replace(stream, frame=records)
     # The function selected its own columns. A narrow transform keeps the order of rows within Spark's
     # input partition, so the position in the partition replaces the offset.
-    return replace(stream, frame=with_position(records), origins=Origins(), has_channels=False)
+    return replace(stream, frame=add_position(records), origins=Origins(), has_channels=False)
 
 
 def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:
@@ -458,9 +463,9 @@ def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStr
             time = F.when(F.col(C.KIND) == int(C.Kind.RECORD), time)
         stream = replace(stream, frame=plain.withColumn(C.TIME, time))
     elif assigner is None or isinstance(assigner, str):
-        take = TakeTimes(find_time_column(plain, assigner))
+        take = TimestampsFromColumn(find_time_column(plain, assigner))
         # Adding a time to the columns of a source does not change them.
-        timed = C.behind_records(plain, take, take.columns(plain.schema))
+        timed = C.map_records(plain, take, take.columns(plain.schema))
         stream = replace(stream, frame=timed)
     function = None if assigner is None or isinstance(assigner, str | Column) else assigner
     if strategy.generator is None and function is None:
@@ -470,7 +475,7 @@ def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStr
     columns = stage.columns(timed.schema)
     if not stream.is_marked:
         return replace(stream, frame=C.map_in_arrow(timed, stage, columns))
-    passing = PassControl(stage, columns)
+    passing = ControlRowBypass(stage, columns)
     return replace(stream, frame=C.map_in_arrow(timed, passing, passing.columns))
 
 
@@ -517,14 +522,14 @@ def compute_branches(
     stream: RecordStream, branches: Sequence[Branch]
 ) -> list[tuple[SharedRows, T.StructType, list[tuple[KeyPart, ...]]]]:
     """Compute the branches of a stream in one frame; return rows, fields and keys of each."""
-    # If any branch has Python functions, DealRows runs those of all branches in one worker per task;
+    # If any branch has Python functions, InputPaths runs those of all branches in one worker per task;
     # else Spark computes the fields of all branches in columns of their own.
     beside = nullable(one for one in stream.frame.schema if one.name in _BESIDE)
     stem = zip(stream.schema.names, _name_columns(stream), strict=True)
     frame = stream.frame.select(
         *beside.names, *[F.col(quote_name(field)).alias(name) for field, name in stem]
     )
-    dealt, keys = list[DealtRows](), list[list[tuple[KeyPart, ...]]]()
+    dealt, keys = list[InputPath](), list[list[tuple[KeyPart, ...]]]()
     for number, branch in enumerate(branches):
         fields, names, place = stream.schema, _name_columns(stream), C.SEQUENCE
         if branch.read is not None:
@@ -535,7 +540,7 @@ def compute_branches(
         worker, made, own = _make_branch_worker(stream, branch, given)
         taken = T.StructType([one for one in made if one.name not in beside.names])
         made_names = tuple(f"{PREFIX}way{number}_{at}" for at in range(len(taken)))
-        dealt.append(DealtRows(0, names, given, worker, taken, made_names, place))
+        dealt.append(InputPath(0, names, given, worker, taken, made_names, place))
         keys.append(own)
     rows = _deal_branches(stream, frame, dealt, beside)
     return [
@@ -545,7 +550,7 @@ def compute_branches(
 
 
 def _deal_branches(
-    stream: RecordStream, frame: DataFrame, dealt: Sequence[DealtRows], beside: T.StructType
+    stream: RecordStream, frame: DataFrame, dealt: Sequence[InputPath], beside: T.StructType
 ) -> list[SharedRows]:
     if any(one.worker.workers for one in dealt):
         wanted = [name for one in dealt for name in (one.place, *one.columns)]
@@ -553,7 +558,7 @@ def _deal_branches(
         return _deal_in_workers(frame.select(*dict.fromkeys([*beside.names, *wanted])), inputs, beside)
     found = []
     for one in dealt:
-        own = OwnRows(place=None if stream.is_timed else one.place)
+        own = InputRecords(place=None if stream.is_timed else one.place)
         columns = tuple(zip(one.columns, one.made.names, strict=True))
         found.append(SharedRows(frame, own, columns, one.place))
     return found
@@ -561,16 +566,16 @@ def _deal_branches(
 
 def _make_branch_worker(
     stream: RecordStream, branch: Branch, given: T.StructType
-) -> tuple[InTurn, T.StructType, list[tuple[KeyPart, ...]]]:
+) -> tuple[ComposedWorker, T.StructType, list[tuple[KeyPart, ...]]]:
     workers: list[Worker] = []
     for function in branch.functions:
         (worker,), given = chain_workers([function], given)
         if stream.is_timed:
-            worker = KeepsTimes(worker, given)
+            worker = DroppedTimesKeeper(worker, given)
             given = worker.columns
         workers.append(worker)
     of_keys, made, keys = make_key_workers(given, branch.readers, stream.origins)
-    return InTurn((*workers, *of_keys)), made, keys
+    return ComposedWorker((*workers, *of_keys)), made, keys
 
 
 def _name_columns(stream: RecordStream) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     StreamNode,
 )
-from flinkish_spark.transport.columns import InTurn, Origins, map_in_arrow
+from flinkish_spark.transport.columns import ComposedWorker, Origins, map_in_arrow
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import (
     NoSuchType,
@@ -56,7 +56,7 @@ from flinkish_spark.types.hints import (
 )
 from flinkish_spark.types.schemas import PREFIX, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WindowBounds
-from flinkish_spark.worker.functions import AppendColumns, One, RowFunction
+from flinkish_spark.worker.functions import AppendColumns, RowFunction, SingleRow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -420,7 +420,7 @@ def _make_key_function(function: Any, declared: StateType | None) -> KeyFunction
     if isinstance(kind, T.StructType):
         made = KeyFunction(call, rich, kind)
     else:
-        made = KeyFunction(One(call), rich, T.StructType([T.StructField("key", kind)]))
+        made = KeyFunction(SingleRow(call), rich, T.StructType([T.StructField("key", kind)]))
     for part in made.parts:
         refuse_unfit_key(part.dataType, "the function of key_by() makes", part.name)
     return made
@@ -502,7 +502,7 @@ def compute_keys(
 ) -> tuple[DataFrame, list[tuple[KeyPart, ...]]]:
     """Add columns with the keys that functions make; return the frame and the key of each operator."""
     workers, schema, found = make_key_workers(frame.schema, operators, origins)
-    return (map_in_arrow(frame, InTurn(workers), schema) if workers else frame), found
+    return (map_in_arrow(frame, ComposedWorker(workers), schema) if workers else frame), found
 
 
 def make_key_workers(

@@ -25,30 +25,30 @@ from flinkish_spark.functions.keyed import (
 from flinkish_spark.functions.match_recognize import MatchRecognize, parse_comparison, parse_measures
 from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
-from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
+from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, make_element_reduce
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.changelogs import (
     ChangelogAggregateOperator,
     ChangelogFoldOperator,
     NormalizeOperator,
     RetractingFold,
-    retracting_fold,
+    make_retracting_fold,
 )
 from flinkish_spark.operators.columnar_aggregates import (
+    AggregateColumns,
     AggregatedRows,
     ColumnAggregation,
-    Columns,
     MergePartials,
     ReducedRows,
-    element_aggregation,
+    make_element_aggregation,
 )
 from flinkish_spark.operators.columnar_windows import (
     ColumnWindows,
     KeysAndWindow,
     WindowFold,
     WindowRules,
-    chosen_element,
-    folded_field,
+    make_element_choice,
+    make_field_fold,
     read_elements,
     read_partials,
 )
@@ -56,7 +56,7 @@ from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOpe
 from flinkish_spark.operators.patterns import PatternOperator, PatternSearch
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.row_patterns import RowPatternOperator
-from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
+from flinkish_spark.operators.window_loop import LoopedWindows, make_looped_windows
 from flinkish_spark.operators.windowing import WindowOperator, window_operator
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
 from flinkish_spark.types.ddl import ddl_of, parse_ddl
@@ -101,7 +101,7 @@ class Windows:
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
         element_type = ElementType(ddl_of(schemas[0]))
-        looped = looped_windows(self.spec, self.computation, element_type)
+        looped = make_looped_windows(self.spec, self.computation, element_type)
         if looped is not None:
             return looped
         result = ddl_of(self._result(schemas[0]))
@@ -195,7 +195,7 @@ class ChangelogFolding(ChangelogFactory):
 
     def _folds(self, schema: T.StructType) -> list[tuple[RetractingFold, T.DataType, str | None]]:
         return [
-            (*retracting_fold(column, schema, number, self.ttl), column.field)
+            (*make_retracting_fold(column, schema, number, self.ttl), column.field)
             for number, column in enumerate(self.columns)
         ]
 
@@ -217,7 +217,7 @@ class FoldingElements(_TtlFactory):
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         ddl = ddl_of(schemas[0])
-        return ReduceOperator(element_reduce(self.aggregate, ddl), ddl, self.ttl)
+        return ReduceOperator(make_element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 
 class _ColumnFactory(_TtlFactory):
@@ -235,9 +235,9 @@ class FoldingColumns(_ColumnFactory):
 
     def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         if not isinstance(self.columns, tuple):
-            return element_aggregation(self.columns, ddl_of(schema))
+            return make_element_aggregation(self.columns, ddl_of(schema))
         own = [AggregateColumn(key, Fold.FIRST, key) for key in keys if key in schema.names]
-        return Columns([*own, *self.columns], ddl_of(schema))
+        return AggregateColumns([*own, *self.columns], ddl_of(schema))
 
 
 @dataclass(frozen=True)
@@ -285,8 +285,8 @@ class FoldingWindows:
     def make_aggregation(self, schema: T.StructType) -> ColumnAggregation:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
-            return element_aggregation(self.columns, ddl)
-        return Columns(self.columns, ddl)
+            return make_element_aggregation(self.columns, ddl)
+        return AggregateColumns(self.columns, ddl)
 
     def find_key_positions(self, schema: T.StructType, keys: Sequence[object]) -> tuple[int, ...]:
         if isinstance(self.columns, ElementChoice):
@@ -306,10 +306,10 @@ class FoldingWindows:
     ) -> WindowOperator:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
-            computation = chosen_element(self.columns, ddl)
+            computation = make_element_choice(self.columns, ddl)
         else:
             (column,) = self.columns
-            computation = folded_field(
+            computation = make_field_fold(
                 column, ddl, KeysAndWindow(self.find_key_positions(schema, keys), len(keys))
             )
         return window_operator(self.spec, computation, ddl, ddl_of(result))

@@ -57,7 +57,7 @@ from flinkish_spark.protocol.job_graph import (
 )
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.transport.routing import Distribution
-from flinkish_spark.worker.broadcast_runner import Checkpointed
+from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
 
 #: Nodes that are operators of a job graph. Unions, moves and side outputs are parts of edges.
 _Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
@@ -449,7 +449,7 @@ def _describe_function(function: object) -> str:
         case Patterns():
             names = [one.name for one in function.search.patterns if one.name]
             return " ".join(["patterns", *names]) if names else "pattern"
-        case BroadcastFunctions() | Checkpointed():
+        case BroadcastFunctions() | UnkeyedCheckpointedFunction():
             return type(function.function).__name__
     name = type(function).__name__
     return _OF_OURS.get(name, name)

@@ -55,21 +55,21 @@ from flinkish_spark.transport.blocks import (
     EMITTED,
     BlockPacker,
     BlockUnpacker,
-    Calls,
+    RouteCalls,
     TimeReport,
 )
-from flinkish_spark.transport.branches import INPUT, DealBlocks, DealtBlocks, Takes
-from flinkish_spark.transport.routes import ControlRoutes, OwnRows, RecordRoutes, RouteRows
+from flinkish_spark.transport.branches import INPUT, ControlRows, InputPacker, InputPackers
+from flinkish_spark.transport.routes import ControlRoutes, InputRecords, RecordRoutes, RouteRows
 from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import ddl_of, quote_name
 from flinkish_spark.types.rows import ElementType, arrow_schema
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
-from flinkish_spark.worker.broadcast_runner import Checkpointed
-from flinkish_spark.worker.combiner import BlamedCombine
+from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
+from flinkish_spark.worker.combiner import CombinerStep
 from flinkish_spark.worker.keyed_operator import (
     KeyedOperator,
     KeyedOperatorSpec,
-    PassingRows,
+    PassThroughRows,
     SharedTasks,
     StatefulOperator,
 )
@@ -153,14 +153,14 @@ class _Operator:
         uid, counts_as, combine = self.parts.node.uid, self.parts.counts_as, None
         if sent.folded is not None and sent.folded.combiner is not None:
             own = f"{counts_as}/input {number}" if counts_as else ""
-            combine = BlamedCombine(uid, self.parts.bundling.key_groups, sent.folded.combiner, own)
+            combine = CombinerStep(uid, self.parts.bundling.key_groups, sent.folded.combiner, own)
         is_broadcast = given.distribution is Distribution.BROADCAST
         calls = None
         # A key group needs its partition's broadcast state first. A broadcast element may apply a function to
         # the keyed state of all key groups.
         if self.has_broadcast and given.distribution in (Distribution.BY_KEY, Distribution.BROADCAST):
             called = self.routing.of_bundle if is_broadcast else self.routing.of_broadcast
-            calls = Calls(self.parts.number, called)
+            calls = RouteCalls(self.parts.number, called)
         return BlockPacker(
             arrow_schema(sent.transport.schema),
             None if given.reports_as is None else TimeReport(given.reports_as, self.routing.of_barrier[0]),
@@ -271,14 +271,14 @@ class _InputShare:
             tuple(names[name] for name in self.sent.chosen.key_names),
             f"{self._prefix}{C.KEY_HASH}",
             f"{self._prefix}{C.ROUTE}",
-            OwnRows() if shared is None else shared.own,
+            InputRecords() if shared is None else shared.own,
         )
 
-    def deal_blocks(self, marks: Sequence[str], takes: Takes) -> DealtBlocks:
+    def deal_blocks(self, marks: Sequence[str], takes: ControlRows) -> InputPacker:
         packer = self.operator.make_packer(self.number, self.given, self.sent)
         names, routes = self.names, self.record_routes
         columns = (routes.hash_name, *names.values(), *marks)
-        return DealtBlocks(routes.route_name, columns, (C.KEY_HASH, *names, *marks), packer, takes)
+        return InputPacker(routes.route_name, columns, (C.KEY_HASH, *names, *marks), packer, takes)
 
 
 def _is_own(rows: SharedRows) -> Column:
@@ -301,7 +301,7 @@ def _pack_inputs(shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
         own = one.record_routes.own
         wanted |= dict.fromkeys([*one.names.values(), *own.columns])
     # After all expressions of the user, which may refer to columns by an alias.
-    narrow = C.behind_select(frame, [*wanted], lambda rows: _label_scan(rows, shares, is_alone=is_alone))
+    narrow = C.select_aliased(frame, [*wanted], lambda rows: _label_scan(rows, shares, is_alone=is_alone))
     operators = dict.fromkeys(one.operator for one in shares) if has_control else ()
     controls = (ControlRoutes(one.routing, one.parts.number, one.has_broadcast) for one in operators)
     route = RouteRows(
@@ -309,8 +309,10 @@ def _pack_inputs(shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
         tuple(controls),
         T.StructType([narrow.schema[name] for name in wanted]),
     )
-    takes = [Takes.ALL] + [Takes.BARRIERS if one.place == first else Takes.NONE for one in shares[1:]]
-    deal = DealBlocks(tuple(one.deal_blocks(marks, own) for one, own in zip(shares, takes, strict=True)))
+    takes = [ControlRows.ALL] + [
+        ControlRows.BARRIERS if one.place == first else ControlRows.NONE for one in shares[1:]
+    ]
+    deal = InputPackers(tuple(one.deal_blocks(marks, own) for one, own in zip(shares, takes, strict=True)))
     return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
@@ -419,7 +421,7 @@ def _prepare_operator(parts: KeyedParts, place: int | None, first_output: int) -
         base_policy=BASE_POLICY,
         name=parts.name,
         passing=tuple(
-            PassingRows(
+            PassThroughRows(
                 arrow_schema(one.schema),
                 tuple(name for name in (C.TIME, *one.field_names) if name in one.schema.names),
                 number,
@@ -542,7 +544,7 @@ def _make_operator(
         return KeyedProcessOperator(function)
     if isinstance(function, BroadcastFunctions):
         return function.create()
-    if isinstance(function, Checkpointed | VectorizedProcessFunction):
+    if isinstance(function, UnkeyedCheckpointedFunction | VectorizedProcessFunction):
         return function
     if function.needs_event_time and not has_times:
         raise no_event_times(node.uid)

@@ -45,7 +45,7 @@ from flinkish_spark.windows.assigners import (
 )
 from flinkish_spark.windows.spec import AggregateWindow, ProcessWindow, ReduceWindow, WindowSpec
 from flinkish_spark.windows.triggers import Trigger
-from flinkish_spark.worker.broadcast_runner import Checkpointed
+from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
 
 _OPERATOR, _FUNCTION = "operator", "a function of the program"
 
@@ -116,7 +116,7 @@ def describe_meaning(node: KeyedNode) -> dict[str, str]:
             facts |= {
                 f"elements of '{base}'": side for base, side in zip(bases, ("left", "right"), strict=True)
             }
-    is_code = isinstance(function, RichFunction | BroadcastFunctions | Checkpointed)
+    is_code = isinstance(function, RichFunction | BroadcastFunctions | UnkeyedCheckpointedFunction)
     facts |= {_OPERATOR: _FUNCTION} if is_code else dict(_find_facts(_OPERATOR, function))
     return facts
 

@@ -18,7 +18,7 @@ from flinkish_spark.planning.declare import MAX_PARALLELISM_LIMIT, check_can_be_
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.schemas import PREFIX
-from flinkish_spark.worker.functions import AppendColumns, RowFunction, TargetOf
+from flinkish_spark.worker.functions import AppendColumns, RecordPartitioner, RowFunction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +101,7 @@ class CustomPartitioning:
         names = [one for one in frame.columns if not one.startswith(PREFIX)]
         self.check_key(names)
         key = FieldAt(names.index(self.key)) if isinstance(self.key, str) else self.key
-        target = TargetOf(self.partition, key, tasks)
+        target = RecordPartitioner(self.partition, key, tasks)
         function = RowFunction(self.name, target, self.rich, self.origins, counts_as=self.counts_as)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
         placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)

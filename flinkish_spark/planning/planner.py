@@ -256,7 +256,7 @@ class Planner:
     def _plan_deferred_pass(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
         """Return the last pass of the plan, if it makes the rows of all sinks."""
         (chain, first), *others = self._ends.items()
-        made = None if first.by_workers is None else C.pass_of(first.by_workers)
+        made = None if first.by_workers is None else C.find_pass(first.by_workers)
         if made is None or any(other.by_workers is not first.by_workers for _, other in others):
             return None
         given, worker = made
@@ -447,7 +447,7 @@ class Planner:
         origins = Origins(node.source.topics)
         source = self._beginning.position_source(node, chain, name)
         if self._graph.needs_own_time(node):
-            source = source.with_own_time() or source
+            source = source.add_own_time() or source
         frame = source.load_marked(self._spark, self._place) if marked else None
         if frame is not None:
             return RecordStream(

@@ -23,7 +23,7 @@ from flinkish_spark.core.stream_readers import adapt_reader
 from flinkish_spark.protocol.plan_layout import SEEDED, UNSEEDED
 from flinkish_spark.protocol.savepoints import Seed, StateFile
 from flinkish_spark.state.savepoint_files import state_in
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ class SeedReader(DataSourceStreamReader):
                 yield from _split_large(batch)
         except (OSError, ValueError) as error:
             # The marker tells the driver that no restart will help.
-            raise OperatorFailed(f"{STATE_MARKER} operator '{self._operator}': {error}") from error
+            raise OperatorError(f"{STATE_MARKER} operator '{self._operator}': {error}") from error
 
 
 def _split_large(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -16,9 +16,9 @@ from flinkish_spark.operators.columnar_aggregates import MergePartials
 from flinkish_spark.operators.columnar_windows import (
     ELEMENTS,
     LAST_MS,
-    NotOverColumns,
+    NoColumnWindows,
     WindowFold,
-    column_windows_or_why_not,
+    find_column_windows,
 )
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.between import RecordStream, SharedRows, find_functions_between
@@ -237,8 +237,8 @@ def plan_window_fold(
     check_field_names(output, f"the output of '{uid}'", RENAME)
     if function.spec.late_output is not None:
         check_late_output(function.spec.late_output, schema, uid, types_may_differ=False)
-    windows = column_windows_or_why_not(function.spec)
-    if isinstance(windows, NotOverColumns):
+    windows = find_column_windows(function.spec)
+    if isinstance(windows, NoColumnWindows):
         by_element = function.make_element_operator(schema, keys, result)
         return SentColumns(transport, transport, FoldPlan(by_element, tuple(schema.names), output))
     operator = function.make_column_fold(windows, schema, keys)

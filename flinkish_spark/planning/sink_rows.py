@@ -40,8 +40,8 @@ from flinkish_spark.transport.key_hash import can_hash
 from flinkish_spark.transport.sink_rows import (
     CONTROL,
     PACKED,
-    EachSink,
     PackBatches,
+    SinkFanOut,
     ToSinkRows,
     UnpackBatches,
 )
@@ -476,14 +476,14 @@ class WorkersRows:
         return replace(self, frame=self._pack_rows().persist(), worker=UnpackBatches())
 
     def _pack_rows(self) -> DataFrame:
-        return C.map_in_arrow(self.frame, C.InTurn((self.worker, PackBatches())), PACKED)
+        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, PackBatches())), PACKED)
 
     def release(self) -> None:
         self.frame.unpersist()
 
     def select_sink(self, sink: PlannedSink) -> DataFrame:
         own = self.sinks[sink.uid]
-        return C.map_in_arrow(self.frame, C.InTurn((self.worker, *own.workers)), own.columns)
+        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, *own.workers)), own.columns)
 
     def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedByWorkers | None:
         """Return the sinks whose rows one pass can make; None if there are fewer than two."""
@@ -498,9 +498,9 @@ class WorkersRows:
 
     def select_joined(self, joined: JoinedByWorkers) -> DataFrame:
         """Return rows whose position says to which sink they belong; only another worker can read them."""
-        each = EachSink(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
+        each = SinkFanOut(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
         # No batch has the columns of all sinks, and no batch leaves the pass.
-        return C.map_in_arrow(self.frame, C.InTurn((self.worker, each)), each.columns)
+        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, each)), each.columns)
 
 
 def _run(frame: DataFrame) -> None:

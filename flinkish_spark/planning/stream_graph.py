@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         FoldingWindows,
         OperatorFactory,
     )
-    from flinkish_spark.worker.broadcast_runner import Checkpointed
+    from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
 
     KeyedFunction: TypeAlias = (
         KeyedProcessFunction
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         | ColumnFolding
         | FoldingWindows
         | BroadcastFunctions
-        | Checkpointed
+        | UnkeyedCheckpointedFunction
     )
 
 

@@ -34,15 +34,22 @@ from flinkish_spark.planning.partitioning import Rebalance, is_partitioning
 from flinkish_spark.planning.stream_graph import Input, Step, StreamNode, TransformNode, UnionNode
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import DealRows, DealtRows
-from flinkish_spark.transport.columns import InTurn, Origins, Worker, map_in_arrow
+from flinkish_spark.transport.branches import InputPath, InputPaths
+from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, map_in_arrow
 from flinkish_spark.transport.select import SelectColumns
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quote_name
 from flinkish_spark.types.expressions import Expression
 from flinkish_spark.types.hints import unfit_for_rows
 from flinkish_spark.types.schemas import PREFIX, nullable, output_schema
-from flinkish_spark.worker.functions import ExpandRows, FilterRows, LookupRows, One, ProcessRows, RowFunction
-from flinkish_spark.worker.time import KeepsTimes
+from flinkish_spark.worker.functions import (
+    ExpandRows,
+    FilterRows,
+    LookupRows,
+    ProcessRows,
+    RowFunction,
+    SingleRow,
+)
+from flinkish_spark.worker.time import DroppedTimesKeeper
 
 
 @dataclass
@@ -68,13 +75,13 @@ class RecordFunction:
 
     #: Shared with all copies of this function.
     settings: TransformSettings
-    #: A wrapper of the worker: :class:`~flinkish_spark.worker.time.KeepsTimes` passes the event times of
+    #: A wrapper of the worker: :class:`~flinkish_spark.worker.time.DroppedTimesKeeper` passes the event times of
     #: dropped records on.
-    wraps: type[KeepsTimes] | None
+    wraps: type[DroppedTimesKeeper] | None
 
     def keep_times(self) -> Self:
         changed: Any = self
-        made: Self = replace(changed, wraps=KeepsTimes)
+        made: Self = replace(changed, wraps=DroppedTimesKeeper)
         return made
 
     def __call__(self, frame: DataFrame) -> DataFrame:
@@ -101,7 +108,7 @@ class RowTransform(RecordFunction):
     #: Fields of the result; None if they do not change.
     output: T.StructType | None
     settings: TransformSettings
-    wraps: type[KeepsTimes] | None = None
+    wraps: type[DroppedTimesKeeper] | None = None
 
     def replace_origins(self, origins: Origins) -> RowTransform:
         return replace(self, function=replace(self.function, origins=origins))
@@ -223,7 +230,7 @@ def find_connected_transforms(node: StreamNode) -> tuple[TransformNode, ...]:
 def _make_transform(
     method: str, made: RecordCall, fields: T.StructType | None, settings: TransformSettings
 ) -> RowTransform:
-    call = One(made.call) if method == "map" else made.call
+    call = SingleRow(made.call) if method == "map" else made.call
     return RowTransform(_make_row_function(settings.name, call, made.rich), fields, settings)
 
 
@@ -258,7 +265,7 @@ class LookupTransform(RecordFunction):
     output: T.StructType | None
     settings: TransformSettings
     origins: Origins
-    wraps: type[KeepsTimes] | None = None
+    wraps: type[DroppedTimesKeeper] | None = None
     #: Name of the side output that is read; None for the main output.
     side: str | None = None
     #: Key under which Python workers keep answers, which all outputs share.
@@ -420,7 +427,7 @@ class RowByRow(ReadRows):
             control, fields = list(nullable(control)), nullable(fields)
         columns = T.StructType([*control, *fields])
         select = SelectColumns(tuple(steps), columns, self.outputs, keeps_times)
-        return C.select_in_pass(frame, select, columns, select.made_of())
+        return C.select_in_pass(frame, select, columns, select.find_inputs())
 
     def select_records(self, records: DataFrame) -> DataFrame:
         """Apply the plan to a frame without control rows; return control columns and fields."""
@@ -513,7 +520,7 @@ def alias_field(column: Column, field: T.StructField) -> Column:
 @dataclass(frozen=True, eq=False)
 class WorkerPass(ReadRows):
     #: Runs the functions, in one worker per task.
-    deal: DealRows
+    deal: InputPaths
     schema: T.StructType
     #: Columns of the input fields; several fields may have the same column.
     columns: tuple[str, ...]
@@ -533,8 +540,8 @@ class WorkerPass(ReadRows):
         fields = find_fields(made)
         names = tuple(f"{PREFIX}way_{at}" for at in range(len(fields)))
         into = tuple(f"{PREFIX}into_{at}" for at in range(len(schema)))
-        dealt = DealtRows(0, into, given, InTurn(workers), fields, names)
-        return cls(DealRows((dealt,), control), fields, tuple(columns))
+        dealt = InputPath(0, into, given, ComposedWorker(workers), fields, names)
+        return cls(InputPaths((dealt,), control), fields, tuple(columns))
 
     def apply(self, frame: DataFrame) -> DataFrame:
         """Return control columns, and for records the output :attr:`fields`."""

@@ -17,7 +17,7 @@ from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain
 from flinkish_spark.core.errors import USER_FUNCTION_MARKER
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.context import FunctionContext
-from flinkish_spark.operators.process import ElementFailed, Elements, GroupRun, KeyedProcessOperator
+from flinkish_spark.operators.process import ElementError, Elements, GroupRun, KeyedProcessOperator
 from flinkish_spark.protocol.savepoints import StateFile
 from flinkish_spark.savepoints.bootstrap import KeyedStateBootstrapFunction
 from flinkish_spark.savepoints.entries import (
@@ -221,7 +221,7 @@ class FillGroup:
         state.load(run.states, run.timers, hash_of, progress)
         try:
             emitted = run.run([], progress, [Elements(keys, values, times)])
-        except ElementFailed as failure:
+        except ElementError as failure:
             raise self._blame(f"{failure} (at a row of the key {keys[failure.at]!r:.200})") from failure.error
         if emitted.rows or emitted.side:
             raise self._blame("it emits, and a bootstrap has no output")

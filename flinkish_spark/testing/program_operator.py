@@ -24,7 +24,7 @@ from flinkish_spark.core.errors import USER_FUNCTION_MARKER, ConfigError, GraphE
 from flinkish_spark.core.iterators import USER_ERRORS, NotAnEnd
 from flinkish_spark.core.subtask import Subtask, running_as
 from flinkish_spark.operators.context import close_operator
-from flinkish_spark.operators.process import ElementFailed, TimerFailed
+from flinkish_spark.operators.process import ElementError, TimerError
 from flinkish_spark.planning.between import make_worker_between
 from flinkish_spark.planning.declare import make_key_worker, no_such_key, refuse_unfit_key
 from flinkish_spark.planning.factories import BroadcastFunctions
@@ -59,7 +59,7 @@ from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases
 from flinkish_spark.state.operator_state import BroadcastTables
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BlockPacker, in_order
+from flinkish_spark.transport.blocks import BlockPacker, sort_blocks
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.arrow_types import as_schema
@@ -68,8 +68,8 @@ from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_arrow import ValueMismatch
 from flinkish_spark.types.to_python import to_values
 from flinkish_spark.worker.functions import AppendColumns, TimeStage
-from flinkish_spark.worker.keyed_operator import OperatorFailed
-from flinkish_spark.worker.runners import InputRows, OutRows, runner_of
+from flinkish_spark.worker.keyed_operator import OperatorError
+from flinkish_spark.worker.runners import InputRows, OutputRows, make_runner
 
 #: As mapInArrow calls it.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -123,9 +123,9 @@ def blaming(uid: str | None = None) -> Iterator[None]:
     blamed: BaseException | None = None
     try:
         yield
-    except (ElementFailed, TimerFailed) as failure:
+    except (ElementError, TimerError) as failure:
         blamed = failure.error
-    except OperatorFailed as failure:
+    except OperatorError as failure:
         blamed = failure.__cause__
         uid = str(json.loads(str(failure).removeprefix(USER_FUNCTION_MARKER))["uid"])
     except USER_ERRORS as error:
@@ -327,7 +327,7 @@ class ProgramOperator:
         for index in range(self._parallelism):
             own = copy.deepcopy(self._made)
             with running_as(self._subtask(index)):
-                runner: Any = runner_of(own, node.uid, node.max_parallelism, shape)
+                runner: Any = make_runner(own, node.uid, node.max_parallelism, shape)
             self._operators.append(own)
             self._runners.append(runner)
         self._layout = self._runners[0].layout
@@ -337,7 +337,7 @@ class ProgramOperator:
             self._partitions = list(stored.partitions)
         elif stored is not None and any(one is not None for one in stored.partitions):
             self._partitions = [
-                runner.side.restored(stored.partitions, index, self._parallelism)
+                runner.side.restore(stored.partitions, index, self._parallelism)
                 for index, runner in enumerate(self._runners)
             ]
         for value in self._groups.values():
@@ -378,7 +378,7 @@ class ProgramOperator:
     ) -> dict[int, pa.RecordBatch]:
         given = [one.staged.rows(found) for one in self._inputs]
         blocks, whole = self._spread(given)
-        out: list[tuple[int, OutRows]] = []
+        out: list[tuple[int, OutputRows]] = []
         for index, runner in enumerate(self._runners):
             if runner.side is not None:
                 with running_as(self._subtask(index)), blaming(self.node.uid):
@@ -387,7 +387,7 @@ class ProgramOperator:
                 out += [(self.node.max_parallelism + index, rows) for rows in done.rows]
         for group in sorted(blocks.keys() | self._called(progress)):
             inputs = [
-                in_order(own, arrow_schema(one.sent.transport.schema)) if own else None
+                sort_blocks(own, arrow_schema(one.sent.transport.schema)) if own else None
                 for own, one in zip(blocks.get(group, [[]] * len(given)), self._inputs, strict=True)
             ]
             out += [(group, rows) for rows in self._process(group, inputs, progress, counts)]
@@ -395,7 +395,7 @@ class ProgramOperator:
 
     def _process(
         self, group: int, inputs: InputRows, progress: Progress, counts: dict[str, int]
-    ) -> list[OutRows]:
+    ) -> list[OutputRows]:
         index = group % self._parallelism
         runner = self._runners[index]
         state = GroupState(self._layout, self._groups.get(group), NoBases())
@@ -452,7 +452,7 @@ class ProgramOperator:
         channels = rows.column(C.CHANNEL).to_numpy()
         return rows.filter(pa.array(channels % self._parallelism == index))
 
-    def _frames(self, out: Iterable[tuple[int, OutRows]]) -> dict[int, pa.RecordBatch]:
+    def _frames(self, out: Iterable[tuple[int, OutputRows]]) -> dict[int, pa.RecordBatch]:
         nodes: list[Base] = [self.node, *self._sides]
         schemas = [arrow_schema(self.frames[id(node)]) for node in nodes]
         parts: list[list[pa.RecordBatch]] = [[] for _ in nodes]

@@ -1,11 +1,11 @@
-"""Rows on their way to an operator and from it, packed: one cell of a shuffle row is the rows of a key group.
+"""Blocks: the rows of a key group on their way to or from an operator, packed into one cell of a shuffle row.
 
-Spark's shuffle, its sort and the pandas frames of applyInPandasWithState cost per row and per column; a block
-costs them once. It is the body of an Arrow record batch without its schema, which both sides know.
+Spark's shuffle, its sort and the pandas frames of applyInPandasWithState cost time per row and column, but
+only once per block. A block is the body of an Arrow record batch without its schema, which both sides know.
 
     rows with a route --BlockPacker--> blocks --shuffle, operator--> blocks --BlockUnpacker--> rows
 
-Control rows travel beside the blocks; their block is empty.
+Control rows travel among the blocks, with an empty block.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
 
-#: Rows that a packer holds before it packs: enough for big blocks, little enough for a worker's memory.
+#: Rows that a packer buffers: enough for big blocks, few enough for a worker's memory.
 PACKED_ROWS = 1 << 18
-#: Rows from which on an unpacker hands on what it has of an output.
+#: Number of an output's rows from which an unpacker emits a batch.
 UNPACKED_ROWS = 1 << 16
 #: Sequence of an operator's first row behind the watermark; see :mod:`flinkish_spark.operators.process`.
 BEHIND = 1 << 40
 
-#: From rows behind their route to fewer rows.
+#: From rows with a route to fewer rows.
 Combine = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 _RECORD = int(C.Kind.RECORD)
-#: Columns in front of a row's own.
+#: Control columns before a row's own columns.
 CONTROL = T.StructType(
     [
         T.StructField(C.KIND, T.IntegerType()),
@@ -44,21 +44,21 @@ CONTROL = T.StructType(
     ]
 )
 _BLOCK = T.StructField(C.BLOCK, T.BinaryType())
-#: What goes through the shuffle.
+#: Rows that go through the shuffle.
 PACKED = T.StructType([T.StructField(C.ROUTE, T.IntegerType()), *CONTROL, _BLOCK])
-#: What comes out of an operator.
+#: Rows that come out of an operator.
 EMITTED = T.StructType([T.StructField(C.SIDE, T.IntegerType()), *CONTROL, _BLOCK])
 
 
 class BlockError(ValueError):
-    """A block is not what its schema says."""
+    """A block does not match its schema."""
 
 
-def block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
+def make_block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
     return arrow_schema([T.StructField(C.TIME, T.LongType()), *fields] if with_times else fields)
 
 
-#: Rows of a block, their channel, and the sequence of the first of them.
+#: Rows of a block, their channel, and the sequence of the first row.
 _Block = tuple[pa.RecordBatch, int, int]
 _PACKED, _CONTROL = arrow_schema(PACKED), arrow_schema(CONTROL)
 
@@ -68,7 +68,7 @@ def to_block(rows: pa.RecordBatch) -> bytes:
 
 
 def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of a block; they refer to its memory."""
+    """Return the rows of a block, which share its memory."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(block), schema)
     except (pa.ArrowInvalid, OSError) as error:
@@ -77,19 +77,19 @@ def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.R
 
 @dataclass(frozen=True)
 class TimeReport:
-    """Who reports event times to the driver, and the route that its rows take."""
+    """The reporter of event times to the driver, and the route of its rows."""
 
-    #: Its number in the plan.
+    #: Number of the reporter in the plan.
     reporter: int
-    #: Of a partition's barrier: what arrives there is passed on.
+    #: Route of a partition's barrier, whose rows the operator passes on.
     route: int
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Routes that are called because of an input's records, beside those that the records have."""
+class RouteCalls:
+    """Further routes to call if an input has records."""
 
-    #: Its number among those who report to the driver.
+    #: Number of the operator among the reporters to the driver.
     operator: int
     routes: tuple[int, ...]
 
@@ -106,40 +106,40 @@ def _control_rows(routes: Sequence[int], kind: int, numbers: Sequence[Sequence[i
 
 @dataclass(frozen=True)
 class BlockPacker:
-    """Called by mapInArrow: rows with a route in, blocks and control rows out; routes keep their order."""
+    """Packs rows with a route into blocks among control rows; routes keep their order. For mapInArrow."""
 
-    #: Of the rows in a block: what comes in behind the route, but for kind and checkpoint.
+    #: Schema of the rows in a block: the columns after the route, without kind and checkpoint.
     schema: pa.Schema
-    #: Who says on each channel how far event time has come, and by which route; None where nobody does.
+    #: Reporter of the event time of each channel, and its route; None if times are not reported.
     report: TimeReport | None = None
-    #: Makes fewer rows of those that are held, before they are packed; None where all of them travel.
+    #: Combines buffered rows before they are packed; None if all rows travel.
     combine: Combine | None = None
-    #: Of the operator's input that the rows are for; it stands in the blocks' sequence.
+    #: Number of the operator's input, written into the blocks' sequence.
     number: int = 0
-    #: Routes that get a copy of each block, in place of the one of its rows; none for most inputs.
+    #: Routes that each get a copy of each block, instead of the rows' own route; empty for most inputs.
     copies: tuple[int, ...] = ()
-    #: Routes that are called if a task has rows, and by which operator; see :class:`Calls`.
-    calls: Calls | None = None
-    #: How many rows are held at most before they are packed, give or take one of Spark's batches.
+    #: Routes to call if a task has rows; see :class:`RouteCalls`.
+    calls: RouteCalls | None = None
+    #: Greatest number of buffered rows, plus or minus one of Spark's batches.
     rows: int = PACKED_ROWS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         run = Packing(self)
         for batch in batches:
             yield from run.take(batch)
-        yield from run.rest()
+        yield from run.finish()
 
-    def blocks(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def pack(self, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         rows = pa.concat_batches(held)
-        blocks = packed(rows if self.combine is None else self.combine(rows), self.schema, self.number)
+        blocks = pack_rows(rows if self.combine is None else self.combine(rows), self.schema, self.number)
         if not self.copies:
             return blocks
         routes = np.repeat(np.array(self.copies, dtype=np.int32), blocks.num_rows)
         copied = pa.concat_batches([blocks] * len(self.copies))
         return copied.set_column(0, _PACKED.field(0), pa.array(routes, pa.int32()))
 
-    def apart(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """Return routes with records, and control rows, if rows of both kinds come in."""
+    def divide(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """Divide a batch into records with routes, and control rows; None without control rows."""
         if C.KIND not in batch.schema.names:
             return batch, None
         is_record = batch.column(C.KIND).to_numpy() == _RECORD
@@ -148,7 +148,7 @@ class BlockPacker:
             return records, None
         control = batch.filter(pa.array(~is_record))
         columns = [control.column(name) for name in (C.ROUTE, *CONTROL.names[:-1])]
-        # A barrier's sequence says which input it is for, as that of a block does.
+        # The sequence of a barrier is the number of its input, like that of a block.
         is_barrier = control.column(C.KIND).to_numpy() == int(C.Kind.BARRIER)
         columns.append(pa.array(np.where(is_barrier, self.number, control.column(C.SEQUENCE).to_numpy())))
         nothing = pa.array([b""] * control.num_rows, pa.binary())
@@ -157,38 +157,40 @@ class BlockPacker:
 
 
 class Packing:
+    """The rows that a packer has buffered in one task."""
+
     def __init__(self, packer: BlockPacker) -> None:
         self._packer = packer
         self._held: list[pa.RecordBatch] = []
         self._count, self._is_called = 0, False
-        #: By channel, the latest event time, or mark of a user's generator; and how many records there were.
+        #: By channel, the latest event time or watermark of a user's generator; and the number of records.
         self._latest_ms: dict[int, int] = {}
         self._counts: dict[int, int] = {}
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take rows, and yield what is packed because of them."""
+        """Buffer rows; yield control rows, and blocks if the buffer is full."""
         packer = self._packer
-        records, control = packer.apart(batch)
+        records, control = packer.divide(batch)
         if control is not None:
             yield control
         if records.num_rows and packer.report is not None:
             self._note_times(records)
         places = records.column(C.SEQUENCE) if C.SEQUENCE in records.schema.names else None
         if places is not None and places.null_count:
-            # Those without a place are times only; see `worker/time.py`.
+            # Rows without a sequence carry only a time; see `worker/time.py`.
             records = records.filter(places.is_valid())
         if records.num_rows:
             self._held.append(records.drop_columns([C.MARK]) if C.MARK in records.schema.names else records)
             self._count += records.num_rows
         if self._count >= packer.rows:
-            yield packer.blocks(self._held)
+            yield packer.pack(self._held)
             self._held, self._count, self._is_called = [], 0, True
 
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield what is still held, and what is said behind all rows."""
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield the blocks of buffered rows, then calls and reports."""
         packer = self._packer
         if self._held:
-            yield packer.blocks(self._held)
+            yield packer.pack(self._held)
         if packer.calls is not None and (self._is_called or self._held):
             routes, numbers = packer.calls.routes, (0, packer.calls.operator, C.BROADCAST_CALL)
             yield _control_rows(routes, int(C.Kind.WAKE), [[one] * len(routes) for one in numbers])
@@ -199,11 +201,11 @@ class Packing:
             yield _control_rows([report.route] * len(channels), C.FIRST_REPORT + report.reporter, by_channel)
 
     def _note_times(self, records: pa.RecordBatch) -> None:
-        """Look at records; those without a time say nothing."""
+        """Update the latest time of each channel, ignoring rows without a time."""
         name = C.MARK if C.MARK in records.schema.names else C.TIME
         times = records.column(name)
         timed = records.filter(times.is_valid()) if times.null_count else records
-        # Times of records that were dropped have no place.
+        # The times of dropped records have no sequence.
         is_record = timed.column(C.SEQUENCE).is_valid().to_numpy(zero_copy_only=False)
         channels, ms = timed.column(C.CHANNEL).to_numpy(), timed.column(name).to_numpy()
         for channel in np.unique(channels).tolist():
@@ -212,10 +214,10 @@ class Packing:
             self._counts[channel] = self._counts.get(channel, 0) + int(is_record[channels == channel].sum())
 
 
-def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.RecordBatch:
-    """Return blocks of rows whose first column is the route; `number` is the input that they are for."""
+def pack_rows(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.RecordBatch:
+    """Pack rows whose first column is the route into blocks; `number` is that of their input."""
     routes = rows.column(0).to_numpy()
-    # Numpy sorts 16-bit numbers by radix, several times as fast; most routes of an operator are that close.
+    # Numpy sorts 16-bit numbers by radix, several times as fast; an operator's routes usually fit.
     least = routes.min(initial=routes[0])
     is_narrow = routes.max(initial=routes[0]) - least < 1 << 16
     order = np.argsort((routes - least).astype(np.uint16) if is_narrow else routes, kind="stable")
@@ -238,9 +240,9 @@ def packed(rows: pa.RecordBatch, schema: pa.Schema, number: int = 0) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, schema=_PACKED)
 
 
-def in_order(blocks: Iterable[bytes | memoryview], schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of blocks in the canonical order: by channel, then by sequence."""
-    # Blocks come out of a shuffle in any order; within a block rows mostly are in order already.
+def sort_blocks(blocks: Iterable[bytes | memoryview], schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of blocks in canonical order: by channel, then by sequence."""
+    # A shuffle delivers blocks in any order; rows within a block are usually sorted already.
     batches = [from_block(block, schema) for block in blocks]
     if len(batches) > 1:
         batches.sort(
@@ -256,13 +258,13 @@ def in_order(blocks: Iterable[bytes | memoryview], schema: pa.Schema) -> pa.Reco
 
 @dataclass(frozen=True)
 class BlockUnpacker:
-    """Called by mapInArrow behind an operator: blocks in, rows with control columns out."""
+    """Unpacks the blocks of an operator into rows with control columns. For mapInArrow."""
 
-    #: Columns of the main output, then of each side output; no name twice. They stand side by side in a
-    #: row, null in the rows of the others; where there are several, the output's number is in front. Those
-    #: of operators that share tasks stand one behind the other.
+    #: Columns of the main output, then of each side output, with unique names; of operators that share tasks
+    #: one operator after the other. A row has the columns of all outputs, null but for its own, after the
+    #: number of its output if there are several.
     outputs: tuple[T.StructType, ...]
-    #: Of each, whether each row in a block begins with its event time; null in the rows of others.
+    #: By output, whether rows in a block begin with their event time; the time is null for other outputs.
     timed: tuple[bool, ...]
 
     @property
@@ -276,10 +278,10 @@ class BlockUnpacker:
         return T.StructType([*CONTROL, *extra, *(field for one in self.outputs for field in one)])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Unpack: of what comes together few batches go out, since each costs whoever reads them."""
+        """Unpack blocks into few batches, since each batch costs the reader time."""
         out = arrow_schema(self.columns)
         timed = zip(self.outputs, self.timed, strict=True)
-        blocks = [block_schema(one, with_times=with_times) for one, with_times in timed]
+        blocks = [make_block_schema(one, with_times=with_times) for one, with_times in timed]
         for batch in batches:
             is_record = batch.column(C.KIND).to_numpy() == _RECORD
             held, counts = dict[int, list[_Block]](), dict[int, int]()
@@ -322,27 +324,29 @@ class BlockUnpacker:
         return pa.RecordBatch.from_arrays(arrays, schema=out)
 
     def _control(self, rows: pa.RecordBatch, out: pa.Schema) -> pa.RecordBatch:
-        # Also a control row says which output it goes with: operators that share tasks have some each.
+        # A control row also has an output's number: each operator that shares tasks has its own control rows.
         own = {name: rows.column(name) for name in (*_CONTROL.names, C.SIDE)}
         arrays = [own.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in out]
         return pa.RecordBatch.from_arrays(arrays, schema=out)
 
 
 class GroupRows:
-    """The rows of one group, as plain columns: frames cost more than what is asked of these few rows."""
+    """The few rows of one group as plain lists, which are cheaper than a pandas frame."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._kinds, self._sequences = frame[C.KIND].tolist(), frame[C.SEQUENCE].tolist()
         self._blocks = frame[C.BLOCK].tolist()
 
-    def of_kind(self, wanted: C.Kind) -> list[tuple[int, Any]]:
+    def select_kind(self, wanted: C.Kind) -> list[tuple[int, Any]]:
         kind = int(wanted)
         rows = zip(self._kinds, self._sequences, self._blocks, strict=True)
         return [(sequence, block) for own, sequence, block in rows if own == kind]
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class BlockRow:
+    """A row that an operator emits: a block of records, or a control row; see :data:`EMITTED`."""
+
     kind: int
     checkpoint: int
     channel: int
@@ -351,7 +355,7 @@ class Out:
     side: int = 0
 
 
-def frame_of(rows: list[Out], first_output: int = 0) -> pd.DataFrame:
+def to_frame(rows: list[BlockRow], first_output: int = 0) -> pd.DataFrame:
     numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
     numbers[:, 0] += first_output
     columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}

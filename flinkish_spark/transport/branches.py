@@ -1,9 +1,9 @@
-"""Ways that begin with one stream and lead into operators: their functions, side by side on each record.
+"""Paths from one stream into several operator inputs: their functions run side by side on each record.
 
-    rows of the stream  --DealRows-->  rows by input  --hash of the key, route-->  DealBlocks  -->  blocks
+    rows of the stream  --InputPaths-->  rows by input  --hash of the key, route-->  InputPackers  -->  blocks
 
-What they begin with stands in the plan once. :class:`DealRows` runs the functions of all ways; where there
-are none, columns of the JVM say the same. All of it runs in mapInArrow, once per task.
+The stream is in the plan once. :class:`InputPaths` runs the functions of all paths; without functions, JVM
+columns do the same. All of this runs in mapInArrow, once per task.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from pyspark.sql import types as T
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import PACKED, BlockPacker, Packing
-from flinkish_spark.transport.columns import InTurn, Worker
+from flinkish_spark.transport.columns import ComposedWorker, Worker
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import PREFIX
 
-#: Which row of a batch a row was made of.
+#: Position of the row in the batch that a row was made of.
 ORIGIN = f"{PREFIX}origin"
-#: Which input a row is for.
+#: Number of the input that a row is for.
 INPUT = f"{PREFIX}input"
 _RECORD, _BARRIER = int(C.Kind.RECORD), int(C.Kind.BARRIER)
 
 
-class _Fed:
-    """A worker that is given batches one by one, and makes one of each; opened when the first one comes."""
+class _BatchwiseWorker:
+    """A worker called batch by batch, which makes one batch of each; it starts with the first batch."""
 
     def __init__(self, worker: Worker) -> None:
         self._batch: pa.RecordBatch | None = None
-        self.made = iter(worker(self._given()))
+        self.made = iter(worker(self._yield_batches()))
 
-    def made_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         self._batch = batch
         return next(self.made)
 
@@ -49,15 +49,15 @@ class _Fed:
         if isinstance(self.made, Generator):
             self.made.close()
 
-    def _given(self) -> Iterator[pa.RecordBatch]:
+    def _yield_batches(self) -> Iterator[pa.RecordBatch]:
         while self._batch is not None:
             batch, self._batch = self._batch, None
             yield batch
 
 
 @contextmanager
-def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
-    fed = [_Fed(worker) for worker in workers]
+def run_batchwise(workers: Iterable[Worker]) -> Iterator[list[_BatchwiseWorker]]:
+    fed = [_BatchwiseWorker(worker) for worker in workers]
     try:
         yield fed
         for one in fed:
@@ -69,43 +69,43 @@ def all_fed(workers: Iterable[Worker]) -> Iterator[list[_Fed]]:
 
 
 @dataclass(frozen=True)
-class SideBySide:
-    """Workers over the same rows: what they make of a row comes together, in the order of the workers."""
+class ParallelWorkers:
+    """Runs workers over the same rows; the results of a row are adjacent, in the order of the workers."""
 
     workers: tuple[Worker, ...]
-    #: Columns that come out of each, in whatever order.
+    #: Columns of each worker's output, in any order.
     made: T.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema([*self.made, T.StructField(ORIGIN, T.LongType())])
-        with all_fed(self.workers) as fed:
+        with run_batchwise(self.workers) as fed:
             for batch in batches:
                 origin = pa.array(np.arange(batch.num_rows, dtype=np.int64))
                 names = [*batch.schema.names, ORIGIN]
                 numbered = pa.RecordBatch.from_arrays([*batch.columns, origin], names=names)
-                parts = [as_schema(one.made_of(numbered).select(schema.names), schema) for one in fed]
+                parts = [as_schema(one.process(numbered).select(schema.names), schema) for one in fed]
                 rows = pa.concat_batches(parts)
                 order = np.argsort(rows.column(ORIGIN).to_numpy(), kind="stable")
                 yield rows.take(pa.array(order)).drop_columns([ORIGIN])
 
 
 @dataclass(frozen=True)
-class DealtRows:
-    """How one input gets its rows out of a stream's; travels in the plan."""
+class InputPath:
+    """How one input gets its rows from those of a stream; pickled into the plan."""
 
-    #: Which output of the operator it reads; a source has one.
+    #: Number of the operator's output that it reads; a source has one output.
     side: int
-    #: Of the stream's frame, with the fields of that output.
+    #: Columns of the stream's frame with the fields of that output.
     columns: tuple[str, ...]
-    #: Columns as the worker gets them: control columns, then these fields under their own names.
+    #: The worker's input columns: control columns, then these fields under their own names.
     given: T.StructType
-    #: What is done to them, if anything; each of its workers makes one batch of each.
-    worker: InTurn
-    #: Columns that are taken of what comes out.
+    #: The functions of the path; each of its workers makes one batch of each.
+    worker: ComposedWorker
+    #: Columns of the worker's output to use.
     made: T.StructType
-    #: What these are called among those of the other inputs.
+    #: Their unique names among those of all inputs.
     names: tuple[str, ...]
-    #: Column with the place of a record in its source; null where it was dropped on this way.
+    #: Column with the record's sequence in its source; null if this path has dropped it.
     place: str = C.SEQUENCE
 
     @property
@@ -114,48 +114,50 @@ class DealtRows:
 
 
 @dataclass(frozen=True)
-class DealRows:
-    """Rows of a stream in, rows by input out; control rows go by. Those of a source come without these."""
+class InputPaths:
+    """Turns the rows of a stream into rows per input; control rows, if any, pass through."""
 
-    inputs: tuple[DealtRows, ...]
-    #: Columns that all rows have: control columns, and the event time if there is one.
+    inputs: tuple[InputPath, ...]
+    #: Columns of all rows: control columns, and the event time if there is one.
     control: T.StructType
 
     @property
     def columns(self) -> T.StructType:
-        """Columns that come out: those of other inputs are null in a row."""
+        """Return the output columns; a row has nulls for other inputs."""
         own = [field for one in self.inputs for field in one.fields]
         return T.StructType([*self.control, T.StructField(INPUT, T.IntegerType()), *own])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(self.columns)
-        with all_fed(one.worker for one in self.inputs) as fed:
+        with run_batchwise(one.worker for one in self.inputs) as fed:
             for batch in batches:
                 names = batch.schema.names
                 is_record = np.ones(batch.num_rows, dtype=bool)
                 if C.KIND in names:
                     is_record = batch.column(C.KIND).to_numpy() == _RECORD
-                # An operator with one output does not say which it is.
+                # Without the column there is only one output.
                 sides = batch.column(C.SIDE).to_numpy(zero_copy_only=False) if C.SIDE in names else None
                 if not is_record.all():
                     control = batch.filter(pa.array(~is_record))
-                    yield self._placed(control, schema, {})
+                    yield self._arrange(control, schema, {})
                 for number, (one, run) in enumerate(zip(self.inputs, fed, strict=True)):
                     is_own = is_record if sides is None else is_record & (sides == one.side)
                     own = batch.filter(pa.array(is_own))
-                    made = run.made_of(_given(own, one)) if own.num_rows else own
+                    made = run.process(_select_input(own, one)) if own.num_rows else own
                     if made.num_rows:
-                        yield self._dealt(made, number, schema)
+                        yield self._to_rows(made, number, schema)
 
-    def _dealt(self, made: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
+    def _to_rows(self, made: pa.RecordBatch, number: int, schema: pa.Schema) -> pa.RecordBatch:
         one, count = self.inputs[number], made.num_rows
         arrays = dict(zip(one.names, (made.column(name) for name in one.made.names), strict=True))
         arrays[INPUT] = pa.array(np.full(count, number, dtype=np.int32))
         arrays[C.KIND] = pa.array(np.full(count, _RECORD, dtype=np.int32))
         arrays[C.CHECKPOINT] = pa.array(np.zeros(count, dtype=np.int64))
-        return self._placed(made, schema, arrays)
+        return self._arrange(made, schema, arrays)
 
-    def _placed(self, rows: pa.RecordBatch, schema: pa.Schema, arrays: dict[str, pa.Array]) -> pa.RecordBatch:
+    def _arrange(
+        self, rows: pa.RecordBatch, schema: pa.Schema, arrays: dict[str, pa.Array]
+    ) -> pa.RecordBatch:
         shared = {name: rows.column(name) for name in self.control.names if name in rows.schema.names}
         found = {**shared, **arrays}
         columns = [found.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in schema]
@@ -163,7 +165,7 @@ class DealRows:
         return as_schema(plain, schema)
 
 
-def _given(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
+def _select_input(rows: pa.RecordBatch, one: InputPath) -> pa.RecordBatch:
     control = [
         one.place if name == C.SEQUENCE else name for name in one.given.names if name.startswith(PREFIX)
     ]
@@ -171,8 +173,8 @@ def _given(rows: pa.RecordBatch, one: DealtRows) -> pa.RecordBatch:
     return as_schema(pa.RecordBatch.from_arrays(columns, names=one.given.names), arrow_schema(one.given))
 
 
-class Takes(enum.Enum):
-    """Which control rows an input takes of those that stand between the rows of all inputs."""
+class ControlRows(enum.Enum):
+    """The control rows that an input takes from those of the shared stream."""
 
     #: Every control row passes once.
     ALL = "ALL"
@@ -183,24 +185,24 @@ class Takes(enum.Enum):
 
 
 @dataclass(frozen=True)
-class DealtBlocks:
-    """How one input's rows stand among those of the others, and who packs them."""
+class InputPacker:
+    """Columns of one input among those of all inputs, and its packer."""
 
-    #: Column with the route of a row; null where the row is not for this input.
+    #: Column with the route of a row; null if the row is not for this input.
     route: str
-    #: That the packer gets, and what it knows them by.
+    #: Columns for the packer, and their names there.
     columns: tuple[str, ...]
     names: tuple[str, ...]
     packer: BlockPacker
-    #: Which control rows; they have routes already.
-    takes: Takes
+    #: Control rows to take, which already have routes.
+    takes: ControlRows
 
 
 @dataclass(frozen=True)
-class DealBlocks:
-    """Rows by input in, blocks of each out. A row may be for several; a barrier is for all of them."""
+class InputPackers:
+    """Packs rows into blocks per input. A record may be for several inputs; a barrier is for all of them."""
 
-    inputs: tuple[DealtBlocks, ...]
+    inputs: tuple[InputPacker, ...]
     columns: ClassVar[T.StructType] = PACKED
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -210,11 +212,11 @@ class DealBlocks:
             for one, run in zip(self.inputs, runs, strict=True):
                 yield from run.take(_own(batch, one, kinds))
         for run in runs:
-            yield from run.rest()
+            yield from run.finish()
 
 
-def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.RecordBatch:
-    """Return the rows of an input behind their routes; without kinds there are records only."""
+def _own(batch: pa.RecordBatch, one: InputPacker, kinds: Array | None) -> pa.RecordBatch:
+    """Return the rows of an input after their routes; `kinds` is None if all rows are records."""
     routes = batch.column(one.route)
     if kinds is None:
         rows = batch if not routes.null_count else batch.filter(routes.is_valid())
@@ -222,9 +224,9 @@ def _own(batch: pa.RecordBatch, one: DealtBlocks, kinds: Array | None) -> pa.Rec
         return pa.RecordBatch.from_arrays(columns, names=[C.ROUTE, *one.names])
     has_route = routes.is_valid().to_numpy(zero_copy_only=False)
     own_rows = (kinds == _RECORD) & has_route
-    if one.takes is Takes.ALL:
+    if one.takes is ControlRows.ALL:
         own_rows |= kinds != _RECORD
-    elif one.takes is Takes.BARRIERS:
+    elif one.takes is ControlRows.BARRIERS:
         own_rows |= kinds == _BARRIER
     rows = batch if own_rows.all() else batch.filter(pa.array(own_rows))
     route = pc.if_else(rows.column(one.route).is_valid(), rows.column(one.route), rows.column(C.ROUTE))

@@ -1,4 +1,4 @@
-"""How partitions of several topics are numbered as channels of one stream."""
+"""Channel numbers of the partitions of several topics in one stream."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from flinkish_spark.core.errors import ConfigError
 
-#: Bits of a channel's number below those of its topic's.
+#: Number of bits below the topic's number in a channel's number.
 TOPIC_SHIFT = 32
-#: Bits of a topic's own number: a channel is not negative.
+#: Mask of a topic's number, so that a channel's number is not negative.
 TOPIC_BITS = 0x7FFFFFFF
 
 
@@ -18,14 +18,14 @@ def channel_of(topics: Sequence[str], topic: str, partition: int) -> int:
 
 
 def channel_by_name(topic: str, partition: int) -> int:
-    """Return the number that the records of a partition have where a source reads several topics."""
-    # What is kept by channel, such as watermarks, outlives the job's start: a topic that comes, or another
-    # order of them, must not renumber the others.
+    """Return the channel of a partition in a source that reads several topics."""
+    # State by channel, such as watermarks, outlives a start of the job, so a new topic or another order of
+    # topics must not change the numbers.
     return (number_of_topic(topic) << TOPIC_SHIFT) + partition
 
 
-def check_told_apart(topics: Iterable[str]) -> None:
-    """Refuse topics of one source whose channels would have the same numbers."""
+def check_distinct_channels(topics: Iterable[str]) -> None:
+    """Refuse topics of one source with colliding channel numbers."""
     found: dict[int, str] = {}
     for topic in sorted(topics):
         other = found.setdefault(number_of_topic(topic), topic)

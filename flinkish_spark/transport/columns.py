@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, FIRST_OPERATOR_REPORTER
-from flinkish_spark.transport.routing import topic_of
+from flinkish_spark.transport.routing import find_topic
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX
 
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-#: What mapInArrow calls, once per task.
+#: A function for mapInArrow, called once per task.
 Worker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 KIND = "_fs_kind"
 CHECKPOINT = "_fs_checkpoint"
-#: Where a record or barrier comes from; with SEQUENCE the canonical order of an operator's input.
+#: Channel of a record or barrier; with SEQUENCE the canonical order of an operator's input.
 CHANNEL = "_fs_channel"
 SEQUENCE = "_fs_seq"
 ROUTE = "_fs_route"
 STREAM = "_fs_stream"
 HASH = "_fs_hash"
-#: Whose row it is where several sinks get theirs in one frame: the sink's place among them.
+#: Number of the row's sink, in a frame with rows for several sinks.
 SINK = "_fs_sink"
-#: What a task is to read, as text: the one column that a source of ours has for Spark.
+#: Split for a task to read, as text: the only column of our sources for Spark.
 PIECE = "_fs_piece"
 #: Rows of one route, packed; see `flinkish_spark/transport/blocks.py`.
 BLOCK = "_fs_block"
-#: The hash of a record's key, by which its state is found.
+#: The hash of a record's key, by which its state is looked up.
 KEY_HASH = "_fs_key_hash"
 #: A record's event time in milliseconds.
 TIME = "_fs_time"
-#: The greatest watermark that a generator of the user's has emitted up to a record, in its channel and task;
-#: the least number there is before the first one. Where it is there, it is reported in place of the times.
+#: The greatest watermark that the user's generator has emitted up to a record, in its channel and task;
+#: MIN_WATERMARK_MS before the first one. If the column exists, it is reported instead of the times.
 MARK = "_fs_mark"
 #: A key group's state on its way into an operator, in the first micro-batch of a seeded lineage.
 STATE = "_fs_state"
 
-#: Sequence of a call that a broadcast element makes: it matters where something is done with keyed state.
+#: Sequence of a call by a broadcast element, which matters only if functions are applied to keyed state.
 BROADCAST_CALL = -1
-#: The "key group" of what the first partition keeps beside its key groups, outside of Spark's state; that of
-#: the next partition is one less.
+#: The "key group" of the first partition's unkeyed state outside Spark's state store; that of the next
+#: partition is one less.
 FIRST_PARTITION_GROUP = -1
 
-#: Which output of an operator a row belongs to: 0 its main one, then its side outputs as they were declared.
+#: Number of a row's output: 0 for the main output, then side outputs in the order of their declaration.
 SIDE = "_fs_side"
 
 #: Channel of the row with a key group's state. Channels of records count from 0, so in the canonical
@@ -69,53 +69,53 @@ STATE_CHANNEL = -1
 
 
 class Kind(enum.IntEnum):
-    """What a row is; stored in :data:`KIND`."""
+    """Kind of a row; stored in :data:`KIND`."""
 
     RECORD = 0
     BARRIER = 1
     #: Calls a key group whose timers are due. Its channel is the operator's reporter number.
     WAKE = 2
     STATE = 3
-    #: Measures latency. Its checkpoint is the wall clock in milliseconds when its micro-batch was planned,
-    #: its channel the source and the subtask that it is in or goes to; see `protocol/latency.py`.
+    #: A latency marker. Its checkpoint is the wall clock in milliseconds when its micro-batch was planned;
+    #: its channel is the source and the current or next subtask; see `protocol/latency.py`.
     MARKER = 4
 
 
-#: Kinds from here on are reports to the driver: of the reporter with that number less this one.
+#: Kinds from here on are reports to the driver; the difference is the reporter's number.
 FIRST_REPORT = 16
-#: Kinds from here on say when a marker has reached an operator: the one with that number less this one. The
-#: first number of such a report is the marker's, the second one the wall clock.
+#: Kinds from here on report when a marker has reached an operator; the difference is the operator's number.
+#: The first number of such a report is the marker's, the second one the wall clock.
 FIRST_LATENCY = FIRST_REPORT + FIRST_OPERATOR_REPORTER
-#: Kinds from here on say how many late records a key group has dropped; see `protocol/time_plan.py`.
+#: Kinds from here on report the late records that a key group has dropped; see `protocol/time_plan.py`.
 FIRST_LATE = FIRST_REPORT + FIRST_LATE_REPORTER
 
 
 CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)
-#: What a sink's writer gets in front of its fields, in this order.
+#: Columns before a sink's fields, in this order.
 SINK_CONTROL = (KIND, CHECKPOINT, CHANNEL, HASH)
 
 
-#: Names that PySpark reads as nothing but a name: "a.b" would be a field of a STRUCT, "*" every column.
+#: Names that PySpark does not parse: "a.b" would be a field of a STRUCT, "*" all columns.
 _WORD = re.compile(r"\w+")
 
 
 def map_in_arrow(
     frame: DataFrame, worker: Worker, columns: T.StructType | str, resources: ResourceProfile | None = None
 ) -> DataFrame:
-    """Return what a worker makes of a frame in Arrow batches, whatever names the frame's columns have.
+    """Apply a worker to a frame in Arrow batches; column names may be arbitrary.
 
-    `DataFrame.mapInArrow` reads each column's name as an expression. Where the frame is itself what a worker
-    makes, both run in one pass; rows that are kept (`persist`) are not made again.
+    `DataFrame.mapInArrow` parses each column's name as an expression. If the frame is the output of a worker,
+    both run in one pass, unless the frame is persisted.
     """
     given, workers = frame, tuple[Worker, ...]([worker])
     before = getattr(frame, _PASS, None)
     if isinstance(before, _Pass) and resources is None and not frame.is_cached:
         given, workers = before.given, (*before.workers, worker)
-    run: Worker = worker if len(workers) == 1 else InTurn(workers)
+    run: Worker = worker if len(workers) == 1 else ComposedWorker(workers)
     plain = given
     if not all(map(_WORD.fullmatch, given.columns)):
         plain = given.toDF(*(f"{PREFIX}column_{at}" for at in range(len(given.columns))))
-        run = _UnderTheirNames(run, tuple(given.columns))
+        run = _ColumnRenamer(run, tuple(given.columns))
     said: dict[str, Any] = {} if resources is None else {"profile": resources}
     made = plain.mapInArrow(run, columns, **said)
     if resources is None and isinstance(made, DataFrame):
@@ -123,14 +123,14 @@ def map_in_arrow(
     return made
 
 
-def records_read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
-    """Return the records of a source that gives Spark only what is to be read; a worker reads it."""
-    return as_records(map_in_arrow(pieces, reader, columns))
+def read_records(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
+    """Return the records of a source: Spark only gets the splits, a worker reads them."""
+    return mark_records(map_in_arrow(pieces, reader, columns))
 
 
-def as_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
-    """Return a frame whose columns are known as a source's, or as made of these."""
-    # Workers import this module, too, and have no plans.
+def mark_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
+    """Mark the columns of a frame as those of a source's records, or as made of these."""
+    # Imported here, since workers import this module and do not need plans.
     from flinkish_spark.bridge.plans import named_records
 
     named = named_records(frame, made_of)
@@ -141,17 +141,17 @@ def as_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingP
     return named
 
 
-def behind_records(frame: DataFrame, worker: Worker, columns: T.StructType) -> DataFrame:
-    """Return what a worker makes that leaves the columns of a frame what they are, or adds to them."""
+def map_records(frame: DataFrame, worker: Worker, columns: T.StructType) -> DataFrame:
+    """Apply a worker that keeps the columns of a frame, or adds to them; the frame stays one of records."""
     made = map_in_arrow(frame, worker, columns)
     made_of = getattr(frame, _MADE_OF, None)
-    return made if made_of is None else as_records(made, made_of)
+    return made if made_of is None else mark_records(made, made_of)
 
 
 def select_in_pass(
     frame: DataFrame, select: Worker, columns: T.StructType, used: Mapping[str, Iterable[str]]
 ) -> DataFrame | None:
-    """Return columns, each made of `used` ones, as the pass makes them that reads a source; None without."""
+    """Compute columns, each made of `used` ones, in the pass that reads a source; None without one."""
     made_of = getattr(frame, _MADE_OF, None)
     if made_of is None or not is_made_by_workers(frame):
         return None
@@ -159,23 +159,23 @@ def select_in_pass(
         name: sorted({one for own in names for one in made_of.get(own, [own])})
         for name, names in used.items()
     }
-    return as_records(map_in_arrow(frame, select, columns), found)
+    return mark_records(map_in_arrow(frame, select, columns), found)
 
 
-def behind_select(
+def select_aliased(
     frame: DataFrame, names: Sequence[str], name_it: Callable[[DataFrame], DataFrame]
 ) -> DataFrame:
-    """Return a frame with at least these columns, under an alias."""
-    # What a worker makes stays as it is, so that the next worker runs in the same pass: the alias is put in
-    # front of the worker.
+    """Return a frame with at least these columns, under an alias set by `name_it`."""
+    # Keep the output of workers, so that the next worker can run in the same pass: set the alias before the
+    # workers.
     made = getattr(frame, _PASS, None)
     if not isinstance(made, _Pass) or frame.is_cached:
         return name_it(frame.select(*(F.col(quote_name(name)) for name in names)))
     given = name_it(made.given)
-    return frame if given is made.given else map_in_arrow(given, InTurn(made.workers), made.columns)
+    return frame if given is made.given else map_in_arrow(given, ComposedWorker(made.workers), made.columns)
 
 
-#: Attribute of a frame that workers make, and of one that is a source's records.
+#: Attributes of a frame made by workers, and of one with a source's records.
 _PASS, _MADE_OF = f"{PREFIX}pass", f"{PREFIX}made_of"
 
 
@@ -187,8 +187,8 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class InTurn:
-    """Workers one behind the other, as one."""
+class ComposedWorker:
+    """Several workers composed into one, each on the output of the one before."""
 
     workers: tuple[Worker, ...]
 
@@ -201,7 +201,7 @@ class InTurn:
 
 @dataclass(frozen=True)
 class CopyColumns:
-    """Called by mapInArrow: leaves columns as they are, and gives others new names; one may get several."""
+    """Keeps some columns and copies others under new names; a column may get several. For mapInArrow."""
 
     kept: T.StructType
     renamed: tuple[tuple[str, str], ...]
@@ -214,8 +214,8 @@ class CopyColumns:
 
 
 @dataclass(frozen=True)
-class _UnderTheirNames:
-    """Gives a worker the batches with the names that it knows."""
+class _ColumnRenamer:
+    """Renames the columns of batches for a worker."""
 
     worker: Worker
     names: tuple[str, ...]
@@ -224,21 +224,21 @@ class _UnderTheirNames:
         return self.worker(batch.rename_columns(list(self.names)) for batch in batches)
 
 
-def pass_of(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
-    """Return what workers are given of which a frame is made, and these as one; None if Spark makes it."""
+def find_pass(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
+    """Return the input frame of the workers that made a frame, and these workers; None if Spark made it."""
     made = getattr(frame, _PASS, None)
     if not isinstance(made, _Pass) or frame.is_cached:
         return None
-    return made.given, InTurn(made.workers)
+    return made.given, ComposedWorker(made.workers)
 
 
 def is_made_by_workers(frame: DataFrame) -> bool:
-    """Return whether workers make the rows of a frame, so that a further one runs in the same pass."""
-    return pass_of(frame) is not None
+    """Return whether a frame is made by workers, so that a further one can run in the same pass."""
+    return find_pass(frame) is not None
 
 
-def with_position(records: DataFrame) -> DataFrame:
-    """Add channel and sequence from Spark's input partition and the row's place in it."""
+def add_position(records: DataFrame) -> DataFrame:
+    """Add channel and sequence: Spark's input partition and the row's position in it."""
     place = F.monotonically_increasing_id()
     kept = [F.col(quote_name(name)) for name in records.columns if name not in (CHANNEL, SEQUENCE)]
     placed = records.select(*kept, place.alias(SEQUENCE))
@@ -251,12 +251,12 @@ def with_position(records: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Origins:
-    """Tells where a record came from, for error messages; `topics` is empty where the input is not Kafka."""
+    """Describes the origin of a record for error messages; `topics` is empty if the input is not Kafka."""
 
     topics: tuple[str, ...] = ()
 
     def describe(self, channel: int, sequence: int) -> dict[str, Any]:
         if not self.topics:
             return {"channel": channel, "sequence": sequence}
-        topic, partition = topic_of(self.topics, channel), channel & 0xFFFFFFFF
+        topic, partition = find_topic(self.topics, channel), channel & 0xFFFFFFFF
         return {"topic": topic, "partition": partition, "offset": sequence}

@@ -1,4 +1,4 @@
-"""The hash of rows over columns: Spark's `xxhash64`. Groups are found by it, and micro-batches compared."""
+"""Spark's `xxhash64` over columns: assigns keys to key groups, and compares micro-batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONG_DECIMAL_DIGITS = 18
 _STRIPE, _WORD, _HALF = 32, 8, 4
 
 
-#: Types of which each value is hashed here as Spark does it.
+#: Types whose values can be hashed like Spark does.
 _HASHED = (
     *(T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType),
     *(T.DateType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType),
@@ -40,7 +40,7 @@ _HASHED = (
 
 
 def can_hash(kind: T.DataType) -> bool:
-    """Return whether the values of a type are hashed here: not maps, VARIANT, and texts with a collation."""
+    """Return whether values of a type can be hashed here: not maps, VARIANT, or strings with a collation."""
     if isinstance(kind, T.StructType):
         return all(can_hash(one.dataType) for one in kind)
     if isinstance(kind, T.ArrayType):
@@ -48,7 +48,7 @@ def can_hash(kind: T.DataType) -> bool:
     return kind == T.StringType() or type(kind) in _HASHED
 
 
-def key_hashes(columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.int64]:
+def hash_keys(columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.int64]:
     """Return the hash of each row's values, as `F.xxhash64` computes it; a row of no columns hashes to 0."""
     if not columns:
         return np.zeros(count, dtype=np.int64)
@@ -59,7 +59,7 @@ def key_hashes(columns: Sequence[pa.Array], count: int) -> npt.NDArray[np.int64]
 
 
 def _fold(column: pa.Array, seeds: _Words) -> _Words:
-    """Return the hashes of values, each seeded by what is in front of it; a null passes its seed on."""
+    """Return the hashes of values, seeded by the hashes of preceding columns; a null keeps its seed."""
     if column.null_count == len(column):
         return seeds
     if not column.null_count:
@@ -73,11 +73,11 @@ def _fold(column: pa.Array, seeds: _Words) -> _Words:
 def _fold_valid(column: pa.Array, seeds: _Words) -> _Words:
     kind = column.type
     if any(is_kind(kind) for is_kind in _OF_BYTES):
-        return _hash_bytes(*_bytes_of(column), seeds)
+        return _hash_bytes(*_to_bytes(column), seeds)
     if pa.types.is_decimal128(kind):
         if kind.precision > _LONG_DECIMAL_DIGITS:
-            # As Java's BigInteger says numbers: big-endian, in as few bytes as hold them with their sign.
-            numbers = _unscaled(column)
+            # As Java's BigInteger encodes them: big-endian two's complement in as few bytes as possible.
+            numbers = _to_unscaled(column)
             bits = ((number if number >= 0 else ~number).bit_length() for number in numbers)
             pairs = zip(numbers, bits, strict=True)
             said = [number.to_bytes(own // 8 + 1, "big", signed=True) for number, own in pairs]
@@ -110,21 +110,21 @@ def _fold_lists(column: pa.Array, seeds: _Words) -> _Words:
 _OF_BYTES = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
 
 
-def _unscaled(column: pa.Array) -> list[int]:
+def _to_unscaled(column: pa.Array) -> list[int]:
     words = np.frombuffer(column.buffers()[1], dtype=np.uint64)[2 * column.offset :][: 2 * len(column)]
     high = words[1::2].view(np.int64).tolist()
     return [(upper << 64) | lower for upper, lower in zip(high, words[::2].tolist(), strict=True)]
 
 
-def _as_int(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_int(_numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64), seeds)
+def _hash_as_int(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_int(_to_numbers(column, pa.int32()).astype(np.uint32).astype(np.uint64), seeds)
 
 
-def _as_long(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_long(_numbers(column, pa.int64()).view(np.uint64), seeds)
+def _hash_as_long(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_long(_to_numbers(column, pa.int64()).view(np.uint64), seeds)
 
 
-def _numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
+def _to_numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
     if pa.types.is_integer(column.type):
         found: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False).astype(kind.to_pandas_dtype())
         return found
@@ -133,15 +133,15 @@ def _numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
     return column.view(kind).to_numpy()  # type: ignore[no-any-return]
 
 
-def _as_float(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_int(_bits(column, np.uint32).astype(np.uint64), seeds)
+def _hash_as_float(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_int(_to_bits(column, np.uint32).astype(np.uint64), seeds)
 
 
-def _as_double(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_long(_bits(column, np.uint64), seeds)
+def _hash_as_double(column: pa.Array, seeds: _Words) -> _Words:
+    return _hash_long(_to_bits(column, np.uint64), seeds)
 
 
-def _bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
+def _to_bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
     # There is one zero, and one NaN.
     values = column.to_numpy(zero_copy_only=False) + 0.0
     values[np.isnan(values)] = np.nan
@@ -149,51 +149,51 @@ def _bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
     return found
 
 
-#: How the other types are hashed.
+#: Hash functions of the other types.
 _BY_KIND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, _Words], _Words]], ...] = (
-    (pa.types.is_boolean, _as_int),
-    (lambda kind: pa.types.is_signed_integer(kind) and kind.bit_width < 64, _as_int),
-    (pa.types.is_date32, _as_int),
-    (pa.types.is_int64, _as_long),
-    (pa.types.is_float32, _as_float),
-    (pa.types.is_float64, _as_double),
-    (lambda kind: kind in (pa.duration("us"), pa.time64("us")), _as_long),
-    (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _as_long),
+    (pa.types.is_boolean, _hash_as_int),
+    (lambda kind: pa.types.is_signed_integer(kind) and kind.bit_width < 64, _hash_as_int),
+    (pa.types.is_date32, _hash_as_int),
+    (pa.types.is_int64, _hash_as_long),
+    (pa.types.is_float32, _hash_as_float),
+    (pa.types.is_float64, _hash_as_double),
+    (lambda kind: kind in (pa.duration("us"), pa.time64("us")), _hash_as_long),
+    (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _hash_as_long),
 )
 
 
-def _rotated(words: _Words, bits: int) -> _Words:
+def _rotate(words: _Words, bits: int) -> _Words:
     return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
-def _mixed(hashes: _Words) -> _Words:
+def _mix(hashes: _Words) -> _Words:
     hashes = (hashes ^ (hashes >> np.uint64(33))) * _P2
     hashes = (hashes ^ (hashes >> np.uint64(29))) * _P3
     return hashes ^ (hashes >> np.uint64(32))
 
 
-def _with_int(hashes: _Words, values: _Words) -> _Words:
-    return _rotated(hashes ^ (values * _P1), 23) * _P2 + _P3
+def _consume_int(hashes: _Words, values: _Words) -> _Words:
+    return _rotate(hashes ^ (values * _P1), 23) * _P2 + _P3
 
 
-def _with_word(hashes: _Words, values: _Words) -> _Words:
-    return _rotated(hashes ^ _round(np.uint64(0), values), 27) * _P1 + _P4
+def _consume_word(hashes: _Words, values: _Words) -> _Words:
+    return _rotate(hashes ^ _round(np.uint64(0), values), 27) * _P1 + _P4
 
 
 def _round(hashes: _Words | np.uint64, values: _Words) -> _Words:
-    return _rotated(hashes + values * _P2, 31) * _P1
+    return _rotate(hashes + values * _P2, 31) * _P1
 
 
 def _hash_int(values: _Words, seeds: _Words) -> _Words:
-    return _mixed(_with_int(seeds + _P5 + np.uint64(_HALF), values))
+    return _mix(_consume_int(seeds + _P5 + np.uint64(_HALF), values))
 
 
 def _hash_long(values: _Words, seeds: _Words) -> _Words:
-    return _mixed(_with_word(seeds + _P5 + np.uint64(_WORD), values))
+    return _mix(_consume_word(seeds + _P5 + np.uint64(_WORD), values))
 
 
-def _bytes_of(column: pa.Array) -> tuple[npt.NDArray[np.uint8], _Places, _Places]:
-    """Return the bytes of values, with some behind the last one, and where each begins and how long it is."""
+def _to_bytes(column: pa.Array) -> tuple[npt.NDArray[np.uint8], _Places, _Places]:
+    """Return the bytes of values with some padding, and the begin and length of each value."""
     is_large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, offsets, data = column.buffers()
     places = np.frombuffer(offsets, dtype=np.int64 if is_large else np.int32)[column.offset :][
@@ -206,7 +206,7 @@ def _bytes_of(column: pa.Array) -> tuple[npt.NDArray[np.uint8], _Places, _Places
 
 
 def _hash_bytes(data: npt.NDArray[np.uint8], starts: _Places, lengths: _Places, seeds: _Words) -> _Words:
-    """Return the XXH64 of byte strings: one step for all strings that are so long, then the next."""
+    """Return the XXH64 of byte strings, step by step for all strings that are long enough."""
     words = np.ndarray((len(data) - _WORD + 1,), dtype="<u8", buffer=data, strides=(1,))
     hashes = seeds + _P5
     stripes = lengths // _STRIPE
@@ -222,17 +222,17 @@ def _hash_bytes(data: npt.NDArray[np.uint8], starts: _Places, lengths: _Places, 
         at[rows] += bits // 8
         left[rows] -= bits // 8
 
-    while (rows := _those(left >= _WORD)) is not None:
-        take(rows, _with_word, 64)
-    if (rows := _those(left >= _HALF)) is not None:
-        take(rows, _with_int, 32)
-    while (rows := _those(left > 0)) is not None:
-        take(rows, lambda own, values: _rotated(own ^ (values * _P5), 11) * _P1, 8)
-    return _mixed(hashes)
+    while (rows := _find_rows(left >= _WORD)) is not None:
+        take(rows, _consume_word, 64)
+    if (rows := _find_rows(left >= _HALF)) is not None:
+        take(rows, _consume_int, 32)
+    while (rows := _find_rows(left > 0)) is not None:
+        take(rows, lambda own, values: _rotate(own ^ (values * _P5), 11) * _P1, 8)
+    return _mix(hashes)
 
 
-def _those(chosen: npt.NDArray[np.bool_]) -> _Places | slice | None:
-    """Return the rows that are chosen: all as a slice, which costs no copies; None if there are none."""
+def _find_rows(chosen: npt.NDArray[np.bool_]) -> _Places | slice | None:
+    """Return the positions of a mask: all as a slice, which needs no copies; None if there are none."""
     if chosen.all():
         return slice(None) if len(chosen) else None
     found = np.flatnonzero(chosen)
@@ -247,7 +247,7 @@ def _hash_stripes(words: _Words, starts: _Places, stripes: _Places, seeds: _Word
         for number, lane in enumerate(lanes):
             lane[rows] = _round(lane[rows], words[at + number * _WORD])
     hashes = sum(
-        (_rotated(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)), np.uint64(0)
+        (_rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)), np.uint64(0)
     )
     for lane in lanes:
         hashes = (hashes ^ _round(np.uint64(0), lane)) * _P1 + _P4

@@ -1,8 +1,8 @@
-"""Rows of a stream in, rows with routes out: each record to its key group, a barrier to every partition.
+"""Adds routes to the rows of a stream: a record goes to its key group, a barrier to every partition.
 
-    rows of the stream  --RouteRows-->  rows with hash and route  --DealBlocks-->  blocks
+    rows of the stream  --RouteRows-->  rows with hash and route  --InputPackers-->  blocks
 
-Several inputs may read one frame: a record then has a route for each of them.
+If several inputs read one frame, a record has a route for each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from flinkish_spark.protocol.latency import SUBTASK_MASK
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import INPUT
-from flinkish_spark.transport.key_hash import key_hashes
+from flinkish_spark.transport.key_hash import hash_keys
 from flinkish_spark.transport.routing import Distribution, Routing
 
 _Routes = npt.NDArray[np.int32]
@@ -30,14 +30,14 @@ _RECORD, _BARRIER, _WAKE, _MARKER = (
 
 
 @dataclass(frozen=True)
-class OwnRows:
-    """Which records of a frame are an input's own, where others have records there, too."""
+class InputRecords:
+    """Selects the records of one input from a frame that several inputs read."""
 
-    #: Its number in the column of a worker that deals rows; None where none does.
+    #: The input's number in the column of :class:`~.branches.InputPaths`; None without that worker.
     number: int | None = None
-    #: The output of the operator in front; None where there is one only.
+    #: The upstream operator's output; None if it has only one.
     side: int | None = None
-    #: Column that is null in a record that was dropped on the input's way; None where those count, too.
+    #: Column that is null if the input's path has dropped the record; None to include these.
     place: str | None = None
 
     @property
@@ -45,8 +45,8 @@ class OwnRows:
         by = ((INPUT, self.number), (C.SIDE, self.side))
         return (*(name for name, value in by if value is not None), *filter(None, [self.place]))
 
-    def in_batch(self, records: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Return the mask of own records; None if all are."""
+    def make_mask(self, records: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+        """Return the mask of own records; None if all records are own ones."""
         masks = [
             records.column(name).fill_null(-1).to_numpy() == value
             for name, value in ((INPUT, self.number), (C.SIDE, self.side))
@@ -63,17 +63,17 @@ class RecordRoutes:
 
     routing: Routing
     distribution: Distribution
-    #: Columns with the parts of the key; none where all have one key.
+    #: Columns with the parts of the key; empty if all records have the same key.
     keys: tuple[str, ...]
-    #: Columns that hash and route are added in.
+    #: Names of the added columns with hash and route.
     hash_name: str
     route_name: str
-    own: OwnRows = OwnRows()
+    own: InputRecords = InputRecords()
 
     def of(self, records: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-        """Return hashes and routes; the route is null where a record is not the input's own."""
-        hashes = key_hashes([records.column(name) for name in self.keys], records.num_rows)
-        own = self.own.in_batch(records)
+        """Return hashes and routes; the route is null for a record of another input."""
+        hashes = hash_keys([records.column(name) for name in self.keys], records.num_rows)
+        own = self.own.make_mask(records)
         mask = None if own is None or own.all() else ~own
         return pa.array(hashes), pa.array(self._routes(records, hashes), mask=mask)
 
@@ -82,13 +82,13 @@ class RecordRoutes:
             case Distribution.BY_KEY:
                 return self._of_group[hashes % len(self._of_group)]
             case Distribution.BY_CHANNEL | Distribution.PASSING:
-                # Where barriers go the operator only hands on what it gets.
+                # On barrier routes the operator only passes rows on.
                 passes = self.distribution is Distribution.PASSING
                 routes = self.routing.of_barrier if passes else self.routing.of_broadcast
                 channels = records.column(C.CHANNEL).fill_null(0).to_numpy()
                 return np.array(routes, dtype=np.int32)[channels % len(routes)]  # type: ignore[no-any-return]
             case Distribution.BROADCAST:
-                # One of them: the packer copies whole blocks for the others.
+                # To one route: the packer copies whole blocks for the others.
                 return np.full(records.num_rows, self.routing.of_broadcast[0], dtype=np.int32)
 
     @cached_property
@@ -104,12 +104,12 @@ class ControlRoutes:
     """Finds the routes of control rows to one operator."""
 
     routing: Routing
-    #: Its number among those who report to the driver.
+    #: The operator's number among the reporters to the driver.
     operator: int
     has_broadcast: bool
 
     def of(self, kind: int, channel: int, sequence: int) -> tuple[int, ...]:
-        """Return the routes of a row: a barrier goes everywhere, a call to its key group."""
+        """Return the routes of a control row: a barrier goes to all partitions, a call to its key group."""
         barriers = self.routing.of_barrier
         if kind == _BARRIER:
             return barriers
@@ -118,18 +118,18 @@ class ControlRoutes:
         if kind == _WAKE and channel == self.operator:
             also = self.routing.of_broadcast if self.has_broadcast else ()
             return (self.routing.of_bundle[sequence], *also)
-        # Reports to the driver, and calls of operators behind this one, only pass by: one partition will do.
+        # Reports to the driver and calls of downstream operators only pass through: one partition is enough.
         return barriers[:1]
 
 
 @dataclass(frozen=True)
 class RouteRows:
-    """Called by mapInArrow: adds hash and route of each input to records, and sends control rows apart."""
+    """Adds hash and route for each input to records; emits control rows separately. For mapInArrow."""
 
     inputs: tuple[RecordRoutes, ...]
-    #: Of the operators that the rows are for; none where there are records only.
+    #: Routes of control rows by operator; empty if there are only records.
     controls: tuple[ControlRoutes, ...]
-    #: Columns that come in.
+    #: Input columns.
     given: T.StructType
 
     @property
@@ -157,7 +157,7 @@ class RouteRows:
                 yield pa.RecordBatch.from_arrays([*front, *batch.columns, *added], names=names)
 
     def _control_columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns of control rows, each as often as it has routes."""
+        """Return the columns of control rows, one row per route."""
         control = zip(
             *(rows.column(name).to_pylist() for name in (C.KIND, C.CHANNEL, C.SEQUENCE)), strict=True
         )

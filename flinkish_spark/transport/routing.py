@@ -1,13 +1,12 @@
 """Key groups, and the integers that route them evenly over Spark's shuffle partitions.
 
-A key group is ``pmod(xxhash64(key), max_parallelism)``, see `transport/key_hash.py`.
-Spark places a grouping integer on partition ``pmod(murmur3(integer, 42), partitions)``, which
-spreads 128 groups over 2 partitions as 74 and 54. So each bundle of key groups gets a *route*: the next
-integer that Spark hashes to the partition where the bundle belongs. Routes count up within a
-partition, and the last route of each partition is its barrier's: Spark hands groups to Python in
-ascending order, so a barrier comes after every record of its partition. Broadcast elements, which
-every partition gets, have a negative route, and come before them. Operators that share tasks have routes
-of their own each.
+A key group is ``pmod(xxhash64(key), max_parallelism)``, see `transport/key_hash.py`. Spark places a grouping
+integer on partition ``pmod(murmur3(integer, 42), partitions)``, which spreads 128 groups over 2 partitions as
+74 and 54. So each bundle of key groups gets a *route*: the next integer that Spark hashes to the bundle's
+partition. Routes ascend within a partition, and the last route of each partition is its barrier's: Spark
+passes groups to Python in ascending order, so a barrier comes after all records of its partition. Broadcast
+elements, which every partition gets, have a negative route and come before the records. Each of the operators
+that share tasks has routes of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.transport.channels import TOPIC_SHIFT, number_of_topic
 
 _MASK = 0xFFFFFFFF
-#: Of a route, below its operator's place among those that share tasks: more than any operator needs.
+#: Bits of a route below its operator's number among those that share tasks; more than any operator needs.
 PLACE_BITS = 20
 
 
@@ -46,9 +45,9 @@ def spark_hash_int(value: int, seed: int = 42) -> int:
 class Routing:
     """Routes of all bundles of an operator's key groups, and of its barriers."""
 
-    #: Of its key groups; the partitions are Spark's shuffle partitions, the operator's parallelism.
+    #: Bundles of its key groups; partitions are Spark's shuffle partitions, the operator's parallelism.
     bundling: Bundling
-    #: Of the operator among those that share its tasks.
+    #: The operator's number among those that share its tasks.
     place: int = 0
 
     @property
@@ -75,7 +74,7 @@ class Routing:
 
     @cached_property
     def of_broadcast(self) -> tuple[int, ...]:
-        """Route of each partition's broadcast elements, by partition; below every other route there."""
+        """Return the routes of broadcast elements, by partition; each is below all other routes there."""
         found: dict[int, int] = {}
         route = ~(self.place << PLACE_BITS)
         while len(found) < self.partitions:
@@ -89,14 +88,14 @@ class Routing:
 
     @cached_property
     def of_group(self) -> tuple[int, ...]:
-        """Route of each key group, by key group: that of its bundle."""
+        """Return the route of each key group's bundle, by key group."""
         return tuple(
             self.of_bundle[self.bundling.bundle_of(group)] for group in range(self.bundling.key_groups)
         )
 
     @property
     def of_barrier(self) -> tuple[int, ...]:
-        """Route of each partition's barrier, by partition; above every bundle's route there."""
+        """Return the routes of barriers, by partition; each is above all bundles' routes there."""
         return self._tables[1]
 
 
@@ -105,19 +104,19 @@ def place_of(route: int) -> int:
 
 
 class Distribution(enum.Enum):
-    """By what rows of an input are spread over the partitions."""
+    """How the rows of an input are distributed over the partitions."""
 
-    #: The key group.
+    #: By key group.
     BY_KEY = "BY_KEY"
     #: Every partition gets all of them.
     BROADCAST = "BROADCAST"
-    #: The channel, where there is no key.
+    #: By channel, for an unkeyed stream.
     BY_CHANNEL = "BY_CHANNEL"
-    #: The channel, past the operator: rows that one behind it reads.
+    #: By channel, passing through the operator to a downstream one.
     PASSING = "PASSING"
 
 
-def topic_of(topics: Sequence[str], channel: int) -> str:
+def find_topic(topics: Sequence[str], channel: int) -> str:
     number = channel >> TOPIC_SHIFT
     return (
         topics[0] if len(topics) == 1 else next(topic for topic in topics if number_of_topic(topic) == number)

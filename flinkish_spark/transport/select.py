@@ -1,4 +1,4 @@
-"""Projections and filters of a DataFrame function, done in the pass that reads a source's records."""
+"""Projections and filters of a DataFrame function, run in the pass that reads a source's records."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from flinkish_spark.types.schemas import PREFIX
 
 @dataclass(frozen=True)
 class SelectColumns:
-    """Computes and keeps as Spark would: called by mapInArrow, once per task. Control rows pass by."""
+    """Computes and filters like Spark; control rows pass through. For mapInArrow, once per task."""
 
-    #: New columns, or the condition of rows that are kept.
+    #: New columns, or a filter condition.
     steps: tuple[Mapping[str, Expression] | Expression, ...]
-    #: What comes out: control columns, then the fields.
+    #: Output columns: control columns, then the fields.
     columns: T.StructType
-    #: Of each field the column that it is then.
+    #: By field, the name of its column after all steps.
     outputs: tuple[str, ...]
-    #: If what is dropped leaves its time, without place and fields; see `worker/time.py`.
+    #: Whether a dropped record leaves a row with only its time; see `worker/time.py`.
     keeps_times: bool
 
-    def made_of(self) -> dict[str, frozenset[str]]:
-        """Return the columns that each field is made of."""
+    def find_inputs(self) -> dict[str, frozenset[str]]:
+        """Return the input columns that each field is made of."""
         known: dict[str, frozenset[str]] = {}
         for step in self.steps:
             if isinstance(step, Mapping):
@@ -46,7 +46,7 @@ class SelectColumns:
         schema = arrow_schema(self.columns)
         control = [name for name in schema.names if name.startswith(PREFIX)]
         for batch in batches:
-            rows = self._made(dict(zip(batch.schema.names, batch.columns, strict=True)))
+            rows = self._compute(dict(zip(batch.schema.names, batch.columns, strict=True)))
             arrays = [rows[name] for name in (*control, *self.outputs)]
             if self.keeps_times and rows[C.SEQUENCE].null_count:
                 is_kept = rows[C.SEQUENCE].is_valid()
@@ -58,7 +58,7 @@ class SelectColumns:
             ]
             yield pa.RecordBatch.from_arrays(made, names=schema.names)
 
-    def _made(self, rows: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    def _compute(self, rows: dict[str, pa.Array]) -> dict[str, pa.Array]:
         for step in self.steps:
             if isinstance(step, Mapping):
                 count = len(rows[C.SEQUENCE])

@@ -1,4 +1,4 @@
-"""The rows of a stream as a sink stages them, made by the worker that has them."""
+"""Rows in the form that sinks stage, made by the worker that has the rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pyspark.sql import types as T
 
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Worker
-from flinkish_spark.transport.key_hash import key_hashes
+from flinkish_spark.transport.key_hash import hash_keys
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
-#: What several passes read of a micro-batch that is evaluated once: batches, each as bytes.
+#: Rows of a micro-batch that is evaluated once and read in several passes: batches, each as bytes.
 PACKED = f"{C.BLOCK} BINARY"
-#: In front of the fields of a sink's rows.
+#: Columns before the fields of a sink's rows.
 CONTROL = T.StructType(
     [
         T.StructField(C.KIND, T.IntegerType()),
@@ -28,21 +28,21 @@ CONTROL = T.StructType(
 
 @dataclass(frozen=True)
 class ToSinkRows:
-    """Called by mapInArrow: rows of a stream in; those of one of its outputs out, with a hash of each record.
+    """Selects the rows of one output of a stream and adds a hash to each record. For mapInArrow.
 
-    The hash is the one of :func:`~flinkish_spark.planning.sink_rows.tag`, of the same rows.
+    :func:`~flinkish_spark.planning.sink_rows.tag` computes the same hash.
     """
 
-    #: The fields of the sink, and the column of each.
+    #: The fields of the sink, and their columns.
     fields: T.StructType
     names: tuple[str, ...]
-    #: Which output of an operator it is; None where that has only one.
+    #: Number of the operator's output; None if it has only one.
     side: int | None = None
-    #: The outputs of the operator, where others share its tasks: also control rows say which they go with.
+    #: Numbers of the operator's outputs, if others share its tasks; they select control rows, too.
     sides: frozenset[int] | None = None
-    #: Column with the second number of a report; of a barrier nobody reads it.
+    #: Column with the second number of a report; unused for a barrier.
     second: str = C.SEQUENCE
-    #: False in front of a function, whose records get a hash.
+    #: False if a function follows, whose results get the hash.
     has_hash: bool = True
 
     @property
@@ -53,7 +53,7 @@ class ToSinkRows:
         schema = arrow_schema(self.columns)
         for given in batches:
             is_record = pc.equal(given.column(C.KIND), int(C.Kind.RECORD))
-            batch = given if (kept := self._kept(given, is_record)) is None else given.filter(kept)
+            batch = given if (kept := self._find_kept(given, is_record)) is None else given.filter(kept)
             if not batch.num_rows:
                 continue
             kind, checkpoint, channel = (batch.column(one) for one in (C.KIND, C.CHECKPOINT, C.CHANNEL))
@@ -61,7 +61,7 @@ class ToSinkRows:
             hashes = batch.column(self.second)
             if self.has_hash:
                 is_other = kind.to_numpy() != int(C.Kind.RECORD)
-                made = key_hashes(fields, batch.num_rows)
+                made = hash_keys(fields, batch.num_rows)
                 if is_other.any():
                     made = np.where(is_other, hashes.fill_null(0).to_numpy(), made)
                 hashes = pa.array(made, pa.int64())
@@ -69,9 +69,9 @@ class ToSinkRows:
             plain = pa.RecordBatch.from_arrays(arrays, names=schema.names)
             yield as_schema(plain, schema)
 
-    def _kept(self, batch: pa.RecordBatch, is_record: pa.Array) -> pa.Array | None:
-        """Return whether a row is one of the output; None if all are."""
-        # A record without a place is the time of one that was dropped; see `worker/time.py`.
+    def _find_kept(self, batch: pa.RecordBatch, is_record: pa.Array) -> pa.Array | None:
+        """Return the mask of the output's rows; None if all rows belong to it."""
+        # A record without a sequence is the time of a dropped record; see `worker/time.py`.
         place = batch.column(self.second)
         conditions = [place.is_valid()] if place.null_count and self.second == C.SEQUENCE else []
         if self.side is not None:
@@ -87,14 +87,14 @@ class ToSinkRows:
 
 
 @dataclass(frozen=True)
-class EachSink:
-    """Called by mapInArrow, never last: rows of a stream in; those of each sink out, by the sink's place."""
+class SinkFanOut:
+    """Makes the rows of each sink, with the sink's number. For mapInArrow, never as the last worker."""
 
     sinks: tuple[Worker, ...]
 
     @property
     def columns(self) -> T.StructType:
-        """Return the columns that all rows have."""
+        """Return the columns that the rows of all sinks have."""
         return T.StructType([*CONTROL, T.StructField(C.SINK, T.IntegerType())])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,7 +107,7 @@ class EachSink:
 
 @dataclass(frozen=True)
 class PackBatches:
-    """Called by mapInArrow: batches in, each as bytes out."""
+    """Turns each batch into a row with its bytes. For mapInArrow."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -120,7 +120,7 @@ class PackBatches:
 
 @dataclass(frozen=True)
 class UnpackBatches:
-    """Called by mapInArrow: the batches that :class:`PackBatches` has packed."""
+    """Restores the batches that :class:`PackBatches` has packed. For mapInArrow."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for packed in batches:

@@ -1,1 +1,1 @@
-"""What runs in Spark's Python workers."""
+"""Code that runs in Spark's Python workers."""

@@ -1,4 +1,4 @@
-"""Async functions without a key, as mapInArrow runs them: the calls of a worker share one event loop."""
+"""Async functions on unkeyed streams, run by mapInArrow; all calls of a worker share one event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flinkish_spark.core.micro_batch import micro_batch_of_task
 from flinkish_spark.core.store import Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.operators.async_wait import (
-    Asked,
+    AsyncElement,
     AsyncSpec,
     AsyncStatistics,
     AsyncWait,
@@ -27,29 +27,29 @@ from flinkish_spark.operators.async_wait import (
     Rows,
 )
 from flinkish_spark.operators.context import close_operator
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.recorded_answers import (
     Answer,
-    AskedAbout,
+    AnswerKey,
     Outputs,
     Readers,
     RecordedAnswers,
     Stream,
-    digest_of,
+    compute_digest,
 )
 from flinkish_spark.transport.columns import CHANNEL, SEQUENCE
 from flinkish_spark.types.rows import OutputError
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.functions import ExpandRows, StatelessContext, records_of
 
-# PySpark unpickles a function anew for each task, and a task is one micro-batch. A client that was made in
-# `open` is to outlive that, with its connections, as its limits do; so it is kept by its name.
+# PySpark unpickles a function anew for each task, and a task is one micro-batch. A client that `open` made
+# must outlive the task, with its connections and limits; so opened functions are cached by name.
 _KEPT: OrderedDict[str, AsyncWait] = OrderedDict()
-#: A worker may live longer than jobs.
+#: Bounded, since a worker may outlive jobs.
 _MOST_KEPT = 16
 
 
-def _kept(name: str, make: Callable[[], AsyncWait]) -> AsyncWait:
+def _get_or_open(name: str, make: Callable[[], AsyncWait]) -> AsyncWait:
     found = _KEPT.get(name)
     if found is None:
         found = _KEPT[name] = make()
@@ -69,7 +69,7 @@ atexit.register(close_kept)
 
 
 class CallsInHarness(Protocol):
-    """What a harness without Spark has in the place of a worker's clock and a job's directory."""
+    """Clock and store of a test harness, in place of a worker's clock and the job directory."""
 
     @property
     def name(self) -> str: ...
@@ -78,10 +78,10 @@ class CallsInHarness(Protocol):
     def store(self) -> Store: ...
 
     def make_loop(self) -> asyncio.AbstractEventLoop:
-        """Return an event loop whose time is the harness's."""
+        """Return an event loop that runs on the harness's clock."""
 
     def folder(self, uid: str, *, is_kept: bool) -> str:
-        """Return where the answers of an operator are, which outlive a crash or do not."""
+        """Return the folder of an operator's answers; `is_kept`: they survive a crash."""
 
 
 CALLS_IN_HARNESS: ContextVar[CallsInHarness | None] = ContextVar("CALLS_IN_HARNESS", default=None)
@@ -89,60 +89,60 @@ CALLS_IN_HARNESS: ContextVar[CallsInHarness | None] = ContextVar("CALLS_IN_HARNE
 
 @dataclass(frozen=True)
 class AnswerPlace:
-    """Where a job's answers are, and who asks about the same elements; travels in the plan."""
+    """Place of an operator's recorded answers, and their readers; pickled into the plan."""
 
     job_dir: StoreSpec
-    #: Of the operator, below it.
+    #: The operator's folder below it.
     folder: str
     readers: Readers
 
 
 @dataclass(frozen=True)
 class AsyncRows(ExpandRows):
-    """Makes rows of each row by calls to a system outside, those of one output."""
+    """Makes rows of each row by async calls; emits those of one output."""
 
     spec: AsyncSpec
     outputs: Outputs
-    #: By what name workers keep the opened function; that of all outputs is the same.
+    #: Name under which workers cache the opened function; the same for all outputs.
     kept_as: str
-    #: Among how many the limits of the job are shared.
+    #: Number of workers that share the limits of the job.
     workers: int = 1
     stream: Stream = Stream.OF_SOURCE
-    #: Of idempotency keys: job, operator and way.
+    #: Prefix of idempotency keys: job, operator and path.
     key_prefix: str = ""
     #: Name of the side output; empty for the main output.
     side: str = ""
-    #: Where answers are recorded; None where they are not.
+    #: Place of recorded answers; None if they are not recorded.
     answers: AnswerPlace | None = None
-    #: Takes what calls cost, to the driver.
+    #: Reports the statistics of calls to the driver.
     report: Callable[[AsyncStatistics], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        write = self.writer()
+        write = self.make_writer()
         harness = CALLS_IN_HARNESS.get()
         name = self.kept_as if harness is None else f"{self.kept_as}-{harness.name}"
-        waiting = _kept(name, self._opened)
+        waiting = _get_or_open(name, self._open)
         freeze_modules()
         try:
             task = _Task(self, waiting)
             for batch in batches:
-                yield write(batch, *task.made_of(batch))
+                yield write(batch, *task.process(batch))
         except GeneratorExit:
             raise
         except BaseException:
-            # Nobody knows what a function is worth whose call was cut off: the next task has a new one.
+            # A function may be in an unknown state after an aborted call: the next task opens a new one.
             if _KEPT.pop(name, None) is not None:
                 close_operator(waiting, self.function.name)
             raise
         finally:
             if self.report is not None:
-                self.report(waiting.taken_statistics())
+                self.report(waiting.take_statistics())
 
-    def _opened(self) -> AsyncWait:
+    def _open(self) -> AsyncWait:
         harness = CALLS_IN_HARNESS.get()
         waiting = AsyncWait(self.spec, self.workers, None if harness is None else harness.make_loop())
         try:
-            with self.function.called("open"):
+            with self.function.translate_errors("open"):
                 waiting.open(_AsyncContext(self.function.name, self.function.parallelism))
         except BaseException:
             close_operator(waiting, self.function.name)
@@ -151,11 +151,11 @@ class AsyncRows(ExpandRows):
 
 
 class _AsyncContext(StatelessContext):
-    """What `open` of an async function is given."""
+    """Runtime context for `open` of an async function."""
 
     why_no_accumulators = (
-        "an async function has none: a task that is repeated reads the answers and calls nothing; count in a "
-        "function behind it"
+        "an async function has none: a repeated task reads recorded answers and calls nothing; count in a "
+        "function after it"
     )
 
 
@@ -167,8 +167,8 @@ class _Task:
         self._recorded: RecordedAnswers | None = None
         self._is_opened = False
 
-    def _opened(self) -> RecordedAnswers | None:
-        """Return the answers that are recorded; in a harness they always are, for its side outputs."""
+    def _open_answers(self) -> RecordedAnswers | None:
+        """Return the recorded answers, or None; a harness always has them, for its side outputs."""
         rows, harness, task = self._rows, CALLS_IN_HARNESS.get(), TaskContext.get()
         index = 0 if task is None else task.partitionId()
         here = self._micro_batch.lineage, self._micro_batch.number, index
@@ -182,64 +182,64 @@ class _Task:
         store = place.job_dir.open()
         return RecordedAnswers(store, place.folder, rows.outputs, rows.stream, place.readers, here)
 
-    def made_of(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
+    def process(self, batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray[Any, Any]]:
         values = list(records_of(batch))
         if values and not self._is_opened:
-            # Where nothing is asked nothing is looked up.
-            self._recorded, self._is_opened = self._opened(), True
+            # Open the answers with the first elements only.
+            self._recorded, self._is_opened = self._open_answers(), True
         asked = self._places.of(batch, values)
         found: dict[int, Answer] = {}
         try:
             if self._recorded is None:
-                self._waiting.run_until_complete(self._answered(values, asked, found))
+                self._waiting.run_until_complete(self._answer_all(values, asked, found))
             else:
-                work = self._recorded_answers(values, asked, found, self._recorded)
+                work = self._answer_unrecorded(values, asked, found, self._recorded)
                 self._waiting.run_until_complete(work)
-        except ElementFailed as failed:
+        except ElementError as failed:
             error = failed.error
             says = f"the function {error}" if isinstance(error, OutputError) else ""
-            raise self._rows.function.blamed(batch, failed.at, error, says) from error
+            raise self._rows.function.make_error(batch, failed.at, error, says) from error
         if len(found) != len(values):
-            raise InternalError(f"of {len(values)} elements {len(found)} have an answer")
+            raise InternalError(f"{len(found)} of {len(values)} elements have an answer")
         output = self._rows.outputs.names.index(self._rows.side)
         rows = [found[at][output] for at in range(len(values))]
         counts = [len(one) for one in rows]
         return [row for one in rows for row in one], np.repeat(np.arange(len(values)), counts)
 
-    def _asked(
-        self, values: Sequence[Any], asked: Sequence[AskedAbout], found: dict[int, Answer]
-    ) -> list[Asked]:
+    def _list_missing(
+        self, values: Sequence[Any], asked: Sequence[AnswerKey], found: dict[int, Answer]
+    ) -> list[AsyncElement]:
         return [
-            Asked(at, value, self._key(one))
+            AsyncElement(at, value, self._make_key(one))
             for at, (value, one) in enumerate(zip(values, asked, strict=True))
             if at not in found
         ]
 
-    def _key(self, asked: AskedAbout) -> str:
-        # Several elements may be made of one record: their content tells them apart.
+    def _make_key(self, asked: AnswerKey) -> str:
+        # Several elements may be made of one record; they differ in content.
         place = f"{asked.channel}/{asked.sequence}/{asked.digest.hex()}/{asked.number}"
         if self._rows.stream is Stream.OF_MICRO_BATCH:
-            # Sequences begin anew in each micro-batch.
+            # Sequences restart in each micro-batch.
             place = f"{self._micro_batch.lineage}-{self._micro_batch.number}/{place}"
         return f"{self._rows.key_prefix}/{place}"
 
-    async def _answered(
-        self, values: Sequence[Any], asked: Sequence[AskedAbout], found: dict[int, Answer]
+    async def _answer_all(
+        self, values: Sequence[Any], asked: Sequence[AnswerKey], found: dict[int, Answer]
     ) -> None:
         async def take(answers: Sequence[tuple[int, Rows]]) -> None:
             for at, rows in answers:
-                found[at] = self._rows.outputs.answer_of(rows)
+                found[at] = self._rows.outputs.group_rows(rows)
 
-        await self._waiting.answer(self._asked(values, asked, found), take)
+        await self._waiting.answer(self._list_missing(values, asked, found), take)
 
-    async def _recorded_answers(
+    async def _answer_unrecorded(
         self,
         values: Sequence[Any],
-        asked: Sequence[AskedAbout],
+        asked: Sequence[AnswerKey],
         found: dict[int, Answer],
         recorded: RecordedAnswers,
     ) -> None:
-        earlier: list[tuple[AskedAbout, Answer, int]] = []
+        earlier: list[tuple[AnswerKey, Answer, int]] = []
         for at, one in enumerate(asked):
             own = recorded.find(one)
             if own is not None:
@@ -248,40 +248,40 @@ class _Task:
                 earlier.append((one, left, at))
         for (_, _, at), answer in zip(earlier, recorded.append(earlier), strict=True):
             found[at] = answer
-        missing = self._asked(values, asked, found)
+        missing = self._list_missing(values, asked, found)
         if not missing:
             return
 
         def append(answers: list[tuple[int, Rows]]) -> list[tuple[int, Answer]]:
-            given = [(asked[at], self._rows.outputs.answer_of(rows), at) for at, rows in answers]
+            given = [(asked[at], self._rows.outputs.group_rows(rows), at) for at, rows in answers]
             return list(zip([at for at, _ in answers], recorded.append(given), strict=True))
 
         durable = DurableAnswers[list[tuple[int, Answer]]](append, found.update, self._rows.spec.capacity)
-        async with durable.written():
+        async with durable.run_writer():
             await self._waiting.answer(missing, durable.put)
 
 
 class _Places:
-    """What elements are about, by where they stand, and which of those that are the same each one is."""
+    """Makes the keys of answers: counts elements with the same position and content."""
 
     def __init__(self) -> None:
         self._before: Counter[tuple[int, int, bytes]] = Counter()
         self._rows = 0
 
-    def of(self, batch: pa.RecordBatch, values: Sequence[Any]) -> list[AskedAbout]:
+    def of(self, batch: pa.RecordBatch, values: Sequence[Any]) -> list[AnswerKey]:
         names = batch.schema.names
         if CHANNEL in names and SEQUENCE in names:
             channels, sequences = batch.column(CHANNEL).to_pylist(), batch.column(SEQUENCE).to_pylist()
         else:
-            # A plan that belongs to no job.
+            # A plan without a job.
             channels, sequences = [0] * len(values), range(self._rows, self._rows + len(values))
         self._rows += len(values)
-        # What was made of one record is next to each other, so at most the batch before has some of it.
+        # Elements made of one record are adjacent, so they are in at most two batches.
         seen, own = self._before, Counter[tuple[int, int, bytes]]()
         found = []
         for channel, sequence, value in zip(channels, sequences, values, strict=True):
-            place = channel, sequence, digest_of(value)
-            found.append(AskedAbout(channel, sequence, seen[place] + own[place], place[2]))
+            place = channel, sequence, compute_digest(value)
+            found.append(AnswerKey(channel, sequence, seen[place] + own[place], place[2]))
             own[place] += 1
         self._before = own
         return found

@@ -1,8 +1,7 @@
-"""Operators with a broadcast input, and with operator list state, in a partition.
+"""Runners of operators with a broadcast input, and with operator list state.
 
-Spark hands groups to Python in ascending order of their routes, and the broadcast route of a partition is
-below all others: what the broadcast side has stored, and what this micro-batch brings to it, is known before
-the first key group of the partition is called.
+Spark passes groups to Python in ascending order of their routes, and the broadcast route of a partition is
+the lowest. So the broadcast side has loaded its state and processed its elements before the first key group.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from flinkish_spark.functions.keyed import BroadcastProcessFunction
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.operators.broadcast import BroadcastRun, ContextFacts, KeyedBroadcastOperator
 from flinkish_spark.operators.context import NoKeyedState
-from flinkish_spark.operators.process import Check, Emitted
+from flinkish_spark.operators.process import Check, OperatorOutput
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -32,8 +31,8 @@ from flinkish_spark.worker.runners import (
     ElementRunner,
     GroupRunner,
     InputRows,
-    OutRows,
-    PartitionDone,
+    OutputRows,
+    PartitionResult,
     PartitionSide,
     RowShape,
     runs,
@@ -42,14 +41,14 @@ from flinkish_spark.worker.runners import (
 
 @dataclass(frozen=True)
 class UnkeyedBroadcast:
-    """A function over a broadcast stream and one without keys; travels in the plan."""
+    """A function on a broadcast and an unkeyed stream; pickled into the plan."""
 
     function: BroadcastProcessFunction
     descriptors: tuple[MapStateDescriptor, ...]
 
 
 class _KeyedSide(PartitionSide):
-    """The broadcast elements of a keyed operator."""
+    """Broadcast side of a keyed operator."""
 
     def __init__(self, shape: RowShape, operator: KeyedBroadcastOperator) -> None:
         super().__init__(shape)
@@ -59,12 +58,12 @@ class _KeyedSide(PartitionSide):
     def has_applications(self) -> bool:  # type: ignore[override]
         return bool(self._side.context.applications)
 
-    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        def run(check: Check | None) -> Emitted:
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionResult:
+        def run(check: Check | None) -> OperatorOutput:
             self._side.begin(value)
             return self._side.process(self.elements(inputs, Distribution.BROADCAST), progress, check)
 
-        return PartitionDone(self.write(run), self._side.dump())
+        return PartitionResult(self.write(run), self._side.dump())
 
 
 @runs(KeyedBroadcastOperator)
@@ -79,7 +78,7 @@ class KeyedBroadcastRunner(ElementRunner):
 
 
 class _UnkeyedRunner(PartitionSide, GroupRunner):
-    """Runs an operator without keys: its elements are all on the broadcast route of their partition."""
+    """Runs an unkeyed operator: all of its elements take the broadcast route of their partition."""
 
     def __init__(self, uid: str, max_parallelism: int, shape: RowShape) -> None:
         super().__init__(shape)
@@ -90,7 +89,7 @@ class _UnkeyedRunner(PartitionSide, GroupRunner):
     def side(self) -> PartitionSide:  # type: ignore[override]
         return self
 
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutputRows]:
         raise AssertionError("an operator without keys has no key groups")
 
 
@@ -100,52 +99,54 @@ class UnkeyedBroadcastRunner(_UnkeyedRunner):
         super().__init__(uid, max_parallelism, shape)
         self._run = BroadcastRun(given.function, given.descriptors, uid, max_parallelism)
 
-    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionResult:
         stored: bytes | None = None
 
-        def run(check: Check | None) -> Emitted:
+        def run(check: Check | None) -> OperatorOutput:
             nonlocal stored
             broadcast = self.elements(inputs, Distribution.BROADCAST)
             elements = self.elements(inputs, Distribution.BY_CHANNEL)
             emitted, stored = self._run.run(value, broadcast, elements, progress, check)
             return emitted
 
-        return PartitionDone(self.write(run), stored)
+        return PartitionResult(self.write(run), stored)
 
 
 @dataclass(frozen=True)
-class Checkpointed:
-    """A function without a key that keeps operator list state; travels in the plan."""
+class UnkeyedCheckpointedFunction:
+    """A function on an unkeyed stream with operator list state; pickled into the plan."""
 
     function: CheckpointedProcessFunction
 
 
-@runs(Checkpointed)
+@runs(UnkeyedCheckpointedFunction)
 class ListStateRunner(_UnkeyedRunner):
-    """A partition's copy of operator list state is a value of its own."""
+    """Runs a function with operator list state; each partition stores a value of its own."""
 
-    def __init__(self, given: Checkpointed, uid: str, max_parallelism: int, shape: RowShape) -> None:
+    def __init__(
+        self, given: UnkeyedCheckpointedFunction, uid: str, max_parallelism: int, shape: RowShape
+    ) -> None:
         super().__init__(uid, max_parallelism, shape)
         self._function, self._context = given.function, ContextFacts()
         self._states = _Declaring(uid, max_parallelism)
         given.function.open(self._states)
 
-    def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
+    def restore(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         return redistribute(self._states.uid, self._states.descriptors, values, partitions)[partition]
 
-    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionDone:
-        def run(check: Check | None) -> Emitted:
+    def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionResult:
+        def run(check: Check | None) -> OperatorOutput:
             self._states.lists = OperatorLists(self._states.uid, self._states.descriptors, value)
             self._context.check = check
             elements = self.elements(inputs, Distribution.BY_CHANNEL)
             return self._context.process_sides(self._function.process_element, elements, progress)
 
         rows, lists = self.write(run), self._states.lists
-        return PartitionDone(rows, lists.dump() if lists.is_changed else None)
+        return PartitionResult(rows, lists.dump() if lists.is_changed else None)
 
 
 class _Declaring(NoKeyedState):
-    """Given to `open`; what it hands out shows the items of the partition that has its turn."""
+    """Runtime context for `open`; the states that it returns show the items of the current partition."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:
         super().__init__(uid, max_parallelism)
@@ -166,7 +167,7 @@ class _Declaring(NoKeyedState):
 
 
 class _CurrentItems:
-    """An operator list state: that of the partition which has its turn."""
+    """Operator list state of the current partition."""
 
     def __init__(self, declaring: _Declaring, descriptor: OperatorListDescriptor) -> None:
         self._declaring, self._descriptor = declaring, descriptor

@@ -1,4 +1,4 @@
-"""A key group's rows through an operator that takes them as columns, all keys at once."""
+"""Runner of operators over columns, which process all keys of a key group at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
 from flinkish_spark.core.iterators import elements_of, guard_call
 from flinkish_spark.operators.columnar_windows import KeyedRows, WindowFold
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.vectorized import Batch, BatchContext, VectorizedProcessFunction, has_timers
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -38,16 +38,16 @@ from flinkish_spark.worker.runners import (
     GroupRunner,
     InputRows,
     InputShape,
-    OutRows,
+    OutputRows,
     RowShape,
-    rows_between,
     runs,
+    select_side,
 )
 from flinkish_spark.worker.time import milliseconds
 
 
-def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
-    """Return a frame's columns as a batch; its index is none of them. NaN, NaT and None are null."""
+def to_batch(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+    """Return a pandas frame as a batch, without its index. NaN, NaT and None become null."""
     names = [str(name) for name in frame.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -55,14 +55,14 @@ def batch_of(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.Record
     lost = [name for name in kinds if name not in names and name in frame.index.names]
     if lost:
         raise OutputError(f"emitted a frame with {lost[0]!r} in its index; call reset_index()")
-    columns = [_column(name, frame.iloc[:, at], kinds.get(name)) for at, name in enumerate(names)]
+    columns = [_to_column(name, frame.iloc[:, at], kinds.get(name)) for at, name in enumerate(names)]
     return pa.RecordBatch.from_arrays(columns, names=names)
 
 
-def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
+def _to_column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
     is_null = series.isna().to_numpy(dtype=bool)
     if is_null.all():
-        # Such a column, and one without rows, has any type in pandas.
+        # An empty or all-null column may have any type in pandas.
         return pa.nulls(len(series), pa.int64() if kind is None else kind)
     try:
         if kind is not None and (series.dtype == object or isinstance(series.dtype, pd.StringDtype)):
@@ -71,7 +71,7 @@ def _column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
                 values[at] = None
             return strict_array(values, kind)
         made = _from_pandas(series)
-        # Whole numbers with gaps are floats in pandas.
+        # Integers with nulls are floats in pandas.
         is_gappy = kind is None and pa.types.is_floating(made.type) and made.null_count
         return made.cast(pa.int64()) if is_gappy else made
     except ValueMismatch as error:
@@ -88,7 +88,7 @@ def _from_pandas(series: pd.Series) -> pa.Array:
     return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
 
 
-def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
+def read_event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.Array:
     column = None if name is None else given.get(name)
     if column is None:
         return pa.nulls(count, pa.int64())
@@ -100,8 +100,8 @@ def event_times(given: dict[str, pa.Array], name: str | None, count: int) -> pa.
     return column.cast(pa.int64())
 
 
-def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column with its declared type: another width of the same, never a number out of text."""
+def cast_to_declared(field: T.StructField, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast a column to its declared type: another width of the same kind, never text to number."""
     wrong = f"emitted a wrong column: field {field.name!r}"
     if not is_of_kind(column.type, kind):
         says = f"{wrong} has the type {column.type}, declared is {kind}"
@@ -117,13 +117,13 @@ def declared_column(field: T.StructField, column: pa.Array, kind: pa.DataType) -
         raise OutputError(f"{wrong}{value}: {error}", at) from error
 
 
-#: Opens the name of a part of the key; no field has such a name.
+#: Prefix of columns with parts of the key; no field has such a name.
 _KEY = f"{PREFIX}key_"
 
 
 @runs(VectorizedProcessFunction, WindowFold)
 class ColumnsRunner(GroupRunner):
-    """Runs what takes columns; it has one entry."""
+    """Runs functions and window aggregates over columns, which have one entry."""
 
     def __init__(
         self,
@@ -140,29 +140,29 @@ class ColumnsRunner(GroupRunner):
         self.is_timed = any(C.TIME in one.schema.names for one in shape.inputs)
         self.keys = [f"{_KEY}{at}" for at in range(len(shape.key_types))]
 
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        before, behind = (self._side(inputs, is_before=is_before) for is_before in (True, False))
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutputRows]:
+        before, behind = (self._select_side(inputs, is_before=is_before) for is_before in (True, False))
         if isinstance(self._function, WindowFold):
-            return self._folded(self._function, before, behind, group, progress)
+            return self._fold(self._function, before, behind, group, progress)
         return _Calls(self._function, self, group, progress).run(before, behind)
 
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         return 0, failure.at
 
-    def _folded(
+    def _fold(
         self,
         fold: WindowFold,
         before: pa.RecordBatch | None,
         behind: pa.RecordBatch | None,
         group: GroupState,
         progress: Progress,
-    ) -> Iterator[OutRows]:
+    ) -> Iterator[OutputRows]:
         outcome = fold.run(self._rows(before), self._rows(behind), group, progress)
         self.counts = outcome.counts
         names, tag = self.shape.side_names, fold.late_output
         made = [(0, outcome.rows)]
         if tag is not None and tag.name in names:
-            # Somebody reads the side output of late elements.
+            # A stream reads the side output of late elements.
             made.append((1 + names.index(tag.name), outcome.late))
         for side, batches in made:
             schema = self.shape.block_schemas[side]
@@ -170,7 +170,7 @@ class ColumnsRunner(GroupRunner):
                 for batch in own:
                     columns = batch.columns if self.shape.with_times else batch.columns[1:]
                     rows = pa.RecordBatch.from_arrays(columns, names=schema.names)
-                    yield OutRows(side, first, as_schema(rows, schema))
+                    yield OutputRows(side, first, as_schema(rows, schema))
                     first += batch.num_rows
 
     def _rows(self, named: pa.RecordBatch | None) -> KeyedRows | None:
@@ -183,19 +183,19 @@ class ColumnsRunner(GroupRunner):
             named.select(list(self.shape.inputs[0].fields)),
         )
 
-    def _side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
-        """Return the rows of all ways in on one side of the watermark; None without any."""
+    def _select_side(self, inputs: InputRows, *, is_before: bool) -> pa.RecordBatch | None:
+        """Return the rows of all inputs on one side of the watermark; None if there are none."""
         parts = []
         for rows, shape in zip(inputs, self.shape.inputs, strict=True):
-            own = rows_between(rows, shape, is_before=is_before)
+            own = select_side(rows, shape, is_before=is_before)
             if own is not None:
-                parts.append(self._named(own, shape))
+                parts.append(self._rename_columns(own, shape))
         if len(parts) < 2:
             return parts[0] if parts else None
         return pa.concat_batches(parts)
 
-    def _named(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
-        """Return the rows of one way with the names that they have on all ways."""
+    def _rename_columns(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
+        """Return the rows of one input under the column names that all inputs share."""
         columns = {C.KEY_HASH: rows.column(C.KEY_HASH)}
         if self.is_timed:
             is_timed = C.TIME in rows.schema.names
@@ -208,7 +208,7 @@ class ColumnsRunner(GroupRunner):
 
 
 class _Calls:
-    """The calls of a function in one micro-batch, and what it emits in them."""
+    """The calls of a function in one micro-batch, and their output."""
 
     def __init__(
         self,
@@ -221,18 +221,18 @@ class _Calls:
         self._group, self._progress = group, progress
         self._timers: BatchTimers | None = None
         self._watermark_ms = progress.watermark_before_ms
-        #: Sequence of the first row on this side of the watermark, and how many there are of each output.
+        #: Sequence of the first row on this side of the watermark, and number of rows per output.
         self._first = 0
         self._counts: dict[tuple[int, int], int] = {}
         self._sides = {name: side for side, name in enumerate(self.shape.side_names, start=1)}
         self._schemas = self.shape.block_schemas
 
-    def run(self, before: pa.RecordBatch | None, behind: pa.RecordBatch | None) -> Iterator[OutRows]:
+    def run(self, before: pa.RecordBatch | None, behind: pa.RecordBatch | None) -> Iterator[OutputRows]:
         """Call the function in the order of `operators/process.py`."""
         progress, timers = self._progress, self._load_timers(before, behind)
         yield from self._fire(TimeDomain.PROCESSING_TIME, progress.processing_limit_ms)
         yield from self._process(before)
-        # This order matters: the watermark stands before the timers fire that it makes due.
+        # This order matters: the watermark is set before the timers fire that it makes due.
         self._watermark_ms = progress.watermark_ms
         yield from self._fire(TimeDomain.EVENT_TIME, progress.watermark_ms)
         self._first = BEHIND
@@ -255,19 +255,19 @@ class _Calls:
             self._timers = BatchTimers(queues, timers.hash_of, key_types)
         return self._timers
 
-    def _fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutRows]:
+    def _fire(self, domain: TimeDomain, limit_ms: int) -> Iterator[OutputRows]:
         while self._timers is not None and (due := self._timers.take_due(domain, limit_ms)) is not None:
             context = self._context(due[0], pa.array(due[1]))
-            yield from self._emitted(guard_call(self._function.on_timers)(domain, context), context)
+            yield from self._emit(guard_call(self._function.on_timers)(domain, context), context)
 
-    def _process(self, rows: pa.RecordBatch | None) -> Iterator[OutRows]:
+    def _process(self, rows: pa.RecordBatch | None) -> Iterator[OutputRows]:
         if rows is None:
             return
         runner = self._runner
         index = KeyIndex.of(rows.column(C.KEY_HASH).to_numpy(), [rows.column(name) for name in runner.keys])
         batch = rows.select(list(self.shape.inputs[0].fields))
         context = self._context(index, rows.column(C.TIME) if runner.is_timed else None)
-        yield from self._emitted(guard_call(self._function.process_batch)(batch, context), context)
+        yield from self._emit(guard_call(self._function.process_batch)(batch, context), context)
 
     def _context(self, index: KeyIndex, times: pa.Array | None) -> BatchContext:
         sides: list[tuple[OutputTag, Batch]] = []
@@ -275,57 +275,59 @@ class _Calls:
             index, times, self._progress, self._watermark_ms, self._group, sides, self._timers
         )
 
-    def _emitted(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutRows]:
+    def _emit(self, batches: Iterable[Batch] | None, context: BatchContext) -> Iterator[OutputRows]:
         for batch in elements_of(batches or ()):
-            yield self._numbered(0, self._as_declared(0, batch))
+            yield self._number(0, self._as_declared(0, batch))
         for tag, batch in context._sides:
-            # What is emitted to a side output that nobody reads is dropped, as in Flink.
+            # Rows to a side output that no stream reads are dropped, as in Flink.
             if (side := self._sides.get(tag.name)) is None:
                 continue
             try:
                 rows = self._as_declared(side, batch)
             except OutputError as error:
                 raise OutputError(f"to the side output '{tag.name}': {error}") from error
-            yield self._numbered(side, rows)
+            yield self._number(side, rows)
 
-    def _numbered(self, side: int, rows: pa.RecordBatch) -> OutRows:
+    def _number(self, side: int, rows: pa.RecordBatch) -> OutputRows:
         at = (self._first, side)
         before = self._counts.get(at, 0)
         self._counts[at] = before + rows.num_rows
-        return OutRows(side, self._first + before, rows)
+        return OutputRows(side, self._first + before, rows)
 
     def _as_declared(self, side: int, rows: Any) -> pa.RecordBatch:
         try:
-            return self._checked(side, rows)
+            return self._check(side, rows)
         except OutputError as error:
             if error.row is None:
                 raise
-            key = _key_of(rows, self.shape.inputs[0], error.row)
+            key = _describe_key(rows, self.shape.inputs[0], error.row)
             raise OutputError(f"{error} (row {error.row} of the batch{key})", error.row) from error
 
-    def _checked(self, side: int, rows: Any) -> pa.RecordBatch:
+    def _check(self, side: int, rows: Any) -> pa.RecordBatch:
         names = self.shape.outputs[side].names
         schema, fields = self._schemas[side], self.shape.outputs[side]
         kinds = dict(zip(names, schema.types[len(schema) - len(names) :], strict=True))
         if isinstance(rows, pd.DataFrame):
-            rows = batch_of(rows, kinds)
+            rows = to_batch(rows, kinds)
         if not isinstance(rows, pa.RecordBatch):
             raise OutputError(
                 f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch or pandas.DataFrame"
             )
         given = dict(zip(rows.schema.names, rows.columns, strict=True))
         timed = (
-            [event_times(given, self._function.event_time, rows.num_rows)] if self.shape.with_times else []
+            [read_event_times(given, self._function.event_time, rows.num_rows)]
+            if self.shape.with_times
+            else []
         )
         if self._function.event_time not in names:
             given.pop(self._function.event_time or "", None)
         if set(given) != set(names):
             raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(names)}")
-        own = [declared_column(field, given[field.name], kinds[field.name]) for field in fields]
+        own = [cast_to_declared(field, given[field.name], kinds[field.name]) for field in fields]
         return pa.RecordBatch.from_arrays([*timed, *own], schema=schema)
 
 
-def _key_of(rows: Batch, shape: InputShape, at: int) -> str:
+def _describe_key(rows: Batch, shape: InputShape, at: int) -> str:
     name_of = dict(zip(shape.field_columns, shape.fields, strict=True))
     names = [name_of.get(column) for column in shape.key_columns]
     columns = list(rows.columns) if isinstance(rows, pd.DataFrame) else rows.schema.names

@@ -1,4 +1,4 @@
-"""Partial aggregates in front of the shuffle: one row per key and task instead of one per record."""
+"""Partial aggregation before the shuffle: one row per key and task instead of one per record."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from flinkish_spark.state.layered import Array, group_numbers, keys_rarely_repea
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.windows.time_window import NoEventTime
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 
 
 @dataclass(frozen=True)
 class Combiner:
-    """Combines rows on their way into an operator that merges what this makes; travels in the plan."""
+    """Makes partial rows for an operator that merges them; pickled into the plan."""
 
     aggregation: ColumnAggregation
-    #: Columns of which each key's first row stands for all of its rows: control columns and the key. The
-    #: event time is the latest.
+    #: Columns copied from the first row of each key: control columns and the key. The event time is the
+    #: latest one.
     kept: tuple[str, ...]
-    #: Those of them that are the key.
+    #: The key's columns among them.
     keys: tuple[str, ...]
-    #: Columns with the fields, and the fields' names, in the same order.
+    #: Pairs of a column and the name of the field in it.
     fields: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that are kept and the partial aggregates, a row per key, or a row per row."""
-        # Rows on two sides of the watermark are not combined: they go out on those sides.
+        """Return kept columns and partial aggregates: a row per key, or per row if keys rarely repeat."""
+        # Rows before and behind the watermark are not combined: their results are on the same side.
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
         first = rows.select(list(self.kept))
         if keys_rarely_repeat(rows.column(C.KEY_HASH).to_numpy()):
-            # Grouping them would cost more than fewer rows save behind the shuffle.
+            # Grouping would cost more than it saves after the shuffle.
             groups = places = np.arange(rows.num_rows)
         else:
             groups, places = group_numbers(_keys_and_sides(rows, self.keys))
@@ -56,24 +56,24 @@ class Combiner:
             if C.TIME in self.kept:
                 latest = fold_groups(Fold.MAX, C.TIME, rows.column(C.TIME), groups, places)
                 first = first.set_column(self.kept.index(C.TIME), C.TIME, latest)
-        return _named(first, combine(self.aggregation, batch, groups, places).columns)
+        return _append_partials(first, combine(self.aggregation, batch, groups, places).columns)
 
 
 @dataclass(frozen=True)
 class WindowCombiner:
-    """Combines rows into one per key, slice of a window (or part of a session) and task; travels in the plan.
+    """Combines rows into one per key, window slice (or part of a session) and task; pickled into the plan.
 
-    Rows on two sides of the watermark are not combined: they are late by another one.
+    Rows before and behind the watermark are not combined, since they are late by different watermarks.
     """
 
-    #: Windows, and what is computed.
+    #: Windows and aggregates.
     rules: WindowRules
     kept: tuple[str, ...]
     keys: tuple[str, ...]
     fields: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the kept columns, partial aggregates, their number of elements, and the last time."""
+        """Return the kept columns, partial aggregates, numbers of elements, and last times."""
         own = [rows.column(column) for column, _ in self.fields]
         batch = pa.RecordBatch.from_arrays(own, names=[name for _, name in self.fields])
         keys = _keys_and_sides(rows, self.keys)
@@ -82,7 +82,7 @@ class WindowCombiner:
         if self.rules.is_by_event_time:
             first = first.set_column(self.kept.index(C.TIME), C.TIME, pa.array(parts.first_ms))
         counts = np.bincount(parts.of_row, minlength=len(parts.first))
-        return _named(first, [*partials, pa.array(counts), pa.array(parts.last_ms)])
+        return _append_partials(first, [*partials, pa.array(counts), pa.array(parts.last_ms)])
 
     @property
     def aggregation(self) -> ColumnAggregation:
@@ -98,13 +98,13 @@ class WindowCombiner:
 
 
 @dataclass(frozen=True)
-class BlamedCombine:
-    """Runs what combines, before the shuffle; an error is that of the operator behind it."""
+class CombinerStep:
+    """Runs a combiner before the shuffle; reports its errors as those of the operator after the shuffle."""
 
     uid: str
     max_parallelism: int
     combine: Combiner | WindowCombiner
-    #: Tells what its function adds to accumulators from what others add; empty where that does not count.
+    #: Name under which its function's accumulators are counted; empty if they are not.
     counts_as: str = ""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -117,7 +117,7 @@ class BlamedCombine:
             if not isinstance(error, AggregateOverflow | NoEventTime) and not has_function:
                 raise
             says = f"{type(error).__name__}: {error}"
-            raise OperatorFailed.of_function(uid=self.uid, error=says) from error
+            raise OperatorError.from_facts(uid=self.uid, error=says) from error
 
     @cached_property
     def _opened(self) -> ColumnAggregation:
@@ -128,7 +128,7 @@ class BlamedCombine:
 
 
 def _keys_and_sides(rows: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]:
-    """Return the columns by which rows are told apart: the key, and the side of the watermark."""
+    """Return the columns to group by: the key, and the side of the watermark if rows are on both."""
     columns = [rows.column(name) for name in keys]
     is_before = rows.column(C.SEQUENCE).to_numpy() < BEHIND
     if is_before.any() and not is_before.all():
@@ -136,6 +136,6 @@ def _keys_and_sides(rows: pa.RecordBatch, keys: Sequence[str]) -> list[pa.Array]
     return columns
 
 
-def _named(first: pa.RecordBatch, partials: Sequence[pa.Array]) -> pa.RecordBatch:
+def _append_partials(first: pa.RecordBatch, partials: Sequence[pa.Array]) -> pa.RecordBatch:
     names = [*first.schema.names, *(f"p{at}" for at in range(len(partials)))]
     return pa.RecordBatch.from_arrays([*first.columns, *partials], names=names)

@@ -1,13 +1,12 @@
-"""PySpark's daemon, with what tasks of this package import in it already.
+"""PySpark's daemon with the imports of this package's tasks preloaded.
 
-Spark forks its Python workers off a daemon that has imported nothing: each would import pandas, pyarrow and
-this package anew, more than a second of CPU. Spark is told of this one by ``spark.python.daemon.module``
-(:mod:`flinkish_spark.bridge.session` does so for local masters); elsewhere it is right wherever this package
-is installed in the executors' Python, since the daemon starts before Spark has fetched what ``--py-files``
-names.
+Spark forks its Python workers from a daemon that has imported nothing, so each worker would import pandas,
+pyarrow and this package itself, which takes more than a second of CPU. ``spark.python.daemon.module`` selects
+this daemon (:mod:`flinkish_spark.bridge.session` sets it for local masters). On a cluster it needs this
+package installed in the executors' Python, since the daemon starts before Spark has fetched ``--py-files``.
 
-A fork has only the thread that forked. Of what is imported here OpenBLAS, Arrow and its allocators have
-threads; each of them starts its own anew in a fork.
+A fork has only the thread that forked. OpenBLAS, Arrow and its allocators have threads, which they start
+again in a fork.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from types import FrameType
 
 from pyspark import daemon
 
-#: What tasks import, directly or not.
+#: Modules that tasks import, directly or not.
 PRELOADED = (
     "pandas",
     "pyarrow.compute",
@@ -45,11 +44,11 @@ PRELOADED = (
 
 
 def preload() -> None:
-    """Import it, and take it out of what garbage collections look at; forks inherit that."""
+    """Import the modules and exclude them from garbage collection; forks inherit both."""
     for name in PRELOADED:
         importlib.import_module(name)
     # A worker begins with invalidate_caches(), which reads the directory of pyspark.zip once for each package
-    # that was imported from it: a third of a second. Importers that are gone come again when they are needed.
+    # imported from it: a third of a second. Python recreates removed importers when it needs them.
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimport.zipimporter):
             del sys.path_importer_cache[path]
@@ -58,14 +57,14 @@ def preload() -> None:
 
 
 # PySpark's daemon collects garbage after every task: 50 ms of CPU with pandas, pyarrow and a Kafka client
-# loaded. Modules do not become garbage, so they are taken out of what is looked at.
+# loaded. Modules do not become garbage, so they are excluded.
 
-#: The process in which it was done; a fork has to do it for itself.
+#: Process that has done it; a fork must do it again.
 _frozen_in: int | None = None
 
 
 def freeze_modules() -> None:
-    """Take what is loaded by now out of garbage collection, once in a process; every task calls it."""
+    """Exclude loaded objects from garbage collection, once per process; every task calls this."""
     global _frozen_in
     if _frozen_in != os.getpid():
         gc.collect()
@@ -74,21 +73,21 @@ def freeze_modules() -> None:
         end_with_the_task()
 
 
-# Spark kills the worker of a task that was cancelled if the task goes on for two seconds. A task whose thread
-# is just reading from the worker or writing to it ends at once, since Java closes what an interrupted thread
-# works on; then nobody kills the worker, and a function of the user's in it would go on beside the next
-# attempt. The worker itself can see it: the other end of its connection is closed.
+# Spark kills the worker of a cancelled task if the task does not end within two seconds. But a task whose
+# thread is reading from the worker or writing to it ends at once, since Java closes the socket of an
+# interrupted thread; then Spark does not kill the worker, and the user's function would run beside the next
+# attempt. So the worker itself watches for the closed connection.
 _ENDED = 1
-#: The other side sends nothing more.
+#: The peer has closed its side of the connection.
 _READ_HANGUP = getattr(select, "POLLRDHUP", select.POLLHUP)
 
 
 def end_with_the_task() -> None:
-    """Let this worker end when Spark has closed its connection; called once in a process, within a task.
+    """End this worker when Spark closes its connection; called once per process, within a task.
 
     Without PySpark's daemon (on Windows) there is no such connection, and nothing is done.
     """
-    # PySpark's daemon has the connection in the frame that runs the worker.
+    # PySpark's daemon holds the socket in the frame that runs the worker.
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code != daemon.worker.__code__:
         frame = frame.f_back
@@ -99,10 +98,10 @@ def end_with_the_task() -> None:
 
 def _watch(descriptor: int) -> None:
     poll = select.poll()
-    # Data that comes is none of our business; errors and a hang-up are always told.
+    # Ignore incoming data; errors and hang-ups are always reported.
     poll.register(descriptor, _READ_HANGUP)
     poll.poll()
-    # No exit that runs anything: whatever the task does is to stop here.
+    # Exit without running handlers: the task must stop here.
     os._exit(_ENDED)
 
 

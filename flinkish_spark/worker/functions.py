@@ -1,7 +1,7 @@
-"""Functions without state, as mapInArrow runs them in a worker; pickled into the plan.
+"""Stateless functions, run by mapInArrow in a worker; pickled into the plan.
 
-Control columns that stand beside a row go along with what is made of it: its place in its channel stays.
-Functions of the user's see records only; where control rows stand among them, these get nulls.
+The control columns of a row are copied to the rows made of it, which so keep its channel and sequence.
+Functions of the user see records only; control rows get nulls.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from flinkish_spark.core.suggestions import describe_raised
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.watermark_strategy import ChannelGenerators, WatermarkGenerator
 from flinkish_spark.joins.lookup import LookupJoin
-from flinkish_spark.operators.context import Closes, close_operator
-from flinkish_spark.operators.lookup_join import LookupJoinRun, kept_answers
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.context import Closeable, close_operator
+from flinkish_spark.operators.lookup_join import LookupJoinRun, find_cached_answers
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.protocol.event_time import MIN_WATERMARK_MS, check_time
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
@@ -39,7 +39,7 @@ from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_s
 from flinkish_spark.types.schemas import PREFIX
 from flinkish_spark.types.to_python import copier_of, copy_if_mutable
 from flinkish_spark.worker.daemon import freeze_modules
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 from flinkish_spark.worker.time import are_records
 
 
@@ -67,63 +67,65 @@ class StatelessContext(SubtaskFacts):
 
 @dataclass(frozen=True)
 class RowFunction:
-    """A function over one row, and what it is called in errors."""
+    """A function of one row, with its name for error messages."""
 
-    #: Of the operator, or of what it does.
+    #: Name of the operator, or of its step.
     name: str
-    #: From a record to what comes of it; a process function gets its context, too.
+    #: From a record to its results; a process function also gets its context.
     call: Callable[..., Any]
-    #: Opened and closed once per task, if it wants to be.
+    #: The function to open and close once per task, if it can be.
     rich: RichFunction | None = None
     origins: Origins = field(default_factory=Origins)
-    #: What errors call it, if it is not the function of an operator of that name.
+    #: Description for errors, if it is not simply the function of the operator.
     what: str = ""
-    #: In how many tasks it runs; None where that is not known.
+    #: Number of tasks that run it; None if unknown.
     parallelism: int | None = None
-    #: Tells what it adds to accumulators from what others add; empty where that does not count.
+    #: Name under which its accumulators are counted; empty if they are not.
     counts_as: str = ""
-    #: Id of the operator in the job graph, since several may have one name; empty where that is not known.
+    #: Id of the operator in the job graph, since names are not unique; empty if unknown.
     operator: str = ""
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Open it in a worker for as long as a task lasts; it is closed, too, if it fails, even in `open`."""
+    def open_for_task(self) -> Iterator[None]:
+        """Open the function for the duration of a task; close it even if it fails, also in `open`."""
         if self.rich is None:
             freeze_modules()
             yield
             return
         with self.closing(self.rich):
-            with self.called("open"):
+            with self.translate_errors("open"):
                 self.rich.open(StatelessContext(self.name, self.parallelism, self.counts_as))
             freeze_modules()
             yield
 
     @contextmanager
-    def closing(self, rich: Closes) -> Iterator[None]:
-        """Close what is opened in a worker at the end of a task, and also if that fails."""
+    def closing(self, rich: Closeable) -> Iterator[None]:
+        """Close an opened function at the end of the block, also after an error."""
         try:
             yield
         except BaseException:
-            # What failed first is what is told.
+            # Report the first error.
             close_operator(rich, self.name)
             raise
-        with self.called("close"):
+        with self.translate_errors("close"):
             rich.close()
 
     @contextmanager
-    def called(self, method: str) -> Iterator[None]:
-        """Have what `open` or `close` raises stop the job, with the operator's name."""
+    def translate_errors(self, method: str) -> Iterator[None]:
+        """Raise errors of `open` or `close` as an OperatorError, which stops the job."""
         try:
             yield
         except USER_ERRORS as error:
             what, says = f"{method}() of operator '{self.name}'", describe_raised(error)
-            raise OperatorFailed.of_function(**self._known, what=what, error=says) from error
+            raise OperatorError.from_facts(**self._known, what=what, error=says) from error
 
     @property
     def _known(self) -> dict[str, Any]:
         return {"uid": self.name, **({"operator": self.operator} if self.operator else {})}
 
-    def blamed(self, batch: pa.RecordBatch, at: int, error: BaseException, says: str = "") -> OperatorFailed:
+    def make_error(
+        self, batch: pa.RecordBatch, at: int, error: BaseException, says: str = ""
+    ) -> OperatorError:
         places: dict[str, Any] = {}
         if CHANNEL in batch.schema.names and SEQUENCE in batch.schema.names:
             channel, sequence = (int(batch.column(name)[at].as_py()) for name in (CHANNEL, SEQUENCE))
@@ -132,7 +134,7 @@ class RowFunction:
         facts = {**self._known, **places, "error": says}
         if self.what:
             facts["what"] = self.what
-        return OperatorFailed.of_function(**facts)
+        return OperatorError.from_facts(**facts)
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[Any]:
@@ -146,7 +148,7 @@ class FilterRows:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         what = "the function of filter()"
-        with self.function.opened():
+        with self.function.open_for_task():
             for batch in batches:
                 kept, at = np.zeros(batch.num_rows, dtype=bool), -1
                 try:
@@ -154,17 +156,17 @@ class FilterRows:
                         answer = self.function.call(record)
                         kept[at] = answer if type(answer) is bool else is_true(answer, what)
                 except USER_ERRORS as error:
-                    raise self.function.blamed(batch, max(at, 0), error) from error
+                    raise self.function.make_error(batch, max(at, 0), error) from error
                 yield batch.filter(pa.array(kept))
 
 
 @dataclass(frozen=True)
 class ExpandRows:
-    """Makes rows of each row: one, none or several."""
+    """Makes any number of rows of each row."""
 
     function: RowFunction
     output: T.StructType
-    #: Control columns that go along.
+    #: Control columns to copy.
     carried: tuple[T.StructField, ...]
 
     @property
@@ -172,13 +174,13 @@ class ExpandRows:
         return T.StructType([*self.output, *self.carried])
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        write = self.writer()
-        with self.function.opened():
+        write = self.make_writer()
+        with self.function.open_for_task():
             for batch in batches:
-                yield write(batch, *self._made(batch))
+                yield write(batch, *self._make_rows(batch))
 
-    def writer(self) -> Callable[[pa.RecordBatch, list[Any], Array], pa.RecordBatch]:
-        """Return what makes a batch of another, of the rows that were made, and of which row each was."""
+    def make_writer(self) -> Callable[[pa.RecordBatch, list[Any], Array], pa.RecordBatch]:
+        """Return a function that makes a batch from the input batch, new rows, and the input row of each."""
         return partial(self._write, RowWriter.of(self.output), arrow_schema(self.columns))
 
     def _write(
@@ -188,14 +190,14 @@ class ExpandRows:
             arrays = writer.write(rows)
         except OutputError as error:
             at = int(of_row[error.row]) if error.row is not None else 0
-            raise self.function.blamed(batch, at, error, f"the function {error}") from error
+            raise self.function.make_error(batch, at, error, f"the function {error}") from error
         taken = pa.array(of_row)
         carried = [batch.column(one.name).take(taken) for one in self.carried]
         made = pa.RecordBatch.from_arrays([*arrays, *carried], names=schema.names)
         return as_schema(made, schema)
 
-    def _made(self, batch: pa.RecordBatch) -> tuple[list[Any], Array]:
-        """Return what is made, and of which row each is."""
+    def _make_rows(self, batch: pa.RecordBatch) -> tuple[list[Any], Array]:
+        """Return the rows made of a batch, and the position of each one's row."""
         made: list[Any] = []
         counts = np.zeros(batch.num_rows, dtype=np.int64)
         call, at = self._call(batch), -1
@@ -206,7 +208,7 @@ class ExpandRows:
                 made.extend(map(take, elements_of(call(at, record) or ())))
                 counts[at] = len(made) - before
         except USER_ERRORS as error:
-            raise self.function.blamed(batch, max(at, 0), error) from error
+            raise self.function.make_error(batch, max(at, 0), error) from error
         return made, np.repeat(np.arange(batch.num_rows), counts)
 
     def _call(self, batch: pa.RecordBatch) -> Callable[[int, Any], Iterable[Any] | None]:
@@ -214,8 +216,8 @@ class ExpandRows:
 
 
 @dataclass(frozen=True)
-class One:
-    """Makes a function that returns one row one that returns rows; travels in the plan."""
+class SingleRow:
+    """Turns a function that returns one row into one that returns rows; pickled into the plan."""
 
     function: Callable[[Any], Any]
 
@@ -228,7 +230,7 @@ class One:
 
 @dataclass(frozen=True)
 class ProcessRows(ExpandRows):
-    """Makes rows of each row, those of one output; the function is called with the record and its context."""
+    """Runs a process function, which gets a record and its context; emits the rows of one output."""
 
     #: Name of the side output; None for the main output.
     side: str | None = None
@@ -238,7 +240,7 @@ class ProcessRows(ExpandRows):
 
         def rows(at: int, record: Any) -> Iterable[Any]:
             context.at, context.emitted = at, {}
-            # Whatever is read, the function runs to its end: what it emits where may depend on it.
+            # Run the function to its end for any output, since it may emit to side outputs at any point.
             main = list(map(copy_if_mutable, elements_of(self.function.call(record, context) or ())))
             return main if self.side is None else context.emitted.get(self.side, ())
 
@@ -263,7 +265,7 @@ class _Context:
 
     @cached_property
     def _micro_batch(self) -> MicroBatch:
-        # Read only if somebody asks, once for each batch of rows.
+        # Read lazily, once per batch of rows.
         return micro_batch_of_task()
 
     def output(self, tag: OutputTag, value: Any) -> None:
@@ -272,12 +274,14 @@ class _Context:
 
 @dataclass(frozen=True)
 class AppendColumns:
+    """Appends columns computed by a function of one row."""
+
     #: From a record to a row of `made`.
     function: RowFunction
     given: T.StructType
-    #: Fields of the row, under the names that errors call them by.
+    #: Fields of the row, under their names in error messages.
     made: T.StructType
-    #: Of the columns that are added.
+    #: Names of the added columns.
     names: tuple[str, ...]
 
     @property
@@ -287,12 +291,14 @@ class AppendColumns:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer = RowWriter(arrow_schema(self.made))
-        with self.function.opened():
+        with self.function.open_for_task():
             for batch in batches:
-                places = _places(batch)
-                arrays = self._arrays(batch if places is None else batch.take(pa.array(places)), writer)
+                places = _find_records(batch)
+                arrays = self._compute_columns(
+                    batch if places is None else batch.take(pa.array(places)), writer
+                )
                 if places is not None:
-                    # For each row which of the records it is; null where it is none.
+                    # By row, its number among the records; null if it is not a record.
                     number = np.full(batch.num_rows, -1)
                     number[places] = np.arange(len(places))
                     record = pa.array(number, mask=number < 0)
@@ -300,25 +306,25 @@ class AppendColumns:
                 names = [*batch.schema.names, *self.names]
                 yield pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
 
-    def _arrays(self, records: pa.RecordBatch, writer: RowWriter) -> list[pa.Array]:
+    def _compute_columns(self, records: pa.RecordBatch, writer: RowWriter) -> list[pa.Array]:
         rows: list[Any] = []
         try:
             for record in records_of(records):
                 rows.append(self.function.call(record))
         except USER_ERRORS as error:
-            raise self.function.blamed(records, len(rows), error) from error
+            raise self.function.make_error(records, len(rows), error) from error
         try:
             return writer.write(rows)
         except OutputError as error:
-            raise self.function.blamed(records, error.row or 0, error, f"it {error}") from error
+            raise self.function.make_error(records, error.row or 0, error, f"it {error}") from error
 
 
-def _places(batch: pa.RecordBatch) -> Array | None:
-    """Return which rows are records; None if all of them are."""
+def _find_records(batch: pa.RecordBatch) -> Array | None:
+    """Return the positions of records; None if all rows are records."""
     is_record = np.ones(batch.num_rows, np.bool_)
     if KIND in batch.schema.names:
         is_record &= batch.column(KIND).to_numpy() == int(Kind.RECORD)
-    # Without a place they are times only.
+    # Rows without a sequence carry only a time.
     mask = are_records(batch)
     if mask is not None:
         is_record &= mask.to_numpy(zero_copy_only=False)
@@ -326,8 +332,8 @@ def _places(batch: pa.RecordBatch) -> Array | None:
 
 
 @dataclass(frozen=True)
-class TargetOf:
-    """From a record to its partition, as a row; travels in the plan."""
+class RecordPartitioner:
+    """Computes the target partition of a record, as a row; pickled into the plan."""
 
     #: From a key and the number of partitions to a partition.
     partition: Callable[[Any, int], int]
@@ -336,7 +342,7 @@ class TargetOf:
 
     def __call__(self, record: Any) -> tuple[int]:
         chosen: Any = refuse_not_run(self.partition(self.key(record), self.partitions), "the partitioner")
-        # Whole numbers of numpy are as good; True would be partition 1.
+        # Accept numpy integers, but not True as partition 1.
         is_number = hasattr(chosen, "__index__") and not isinstance(chosen, bool)
         if not is_number or not 0 <= chosen < self.partitions:
             raise ValueError(
@@ -348,36 +354,36 @@ class TargetOf:
 @dataclass(frozen=True)
 class LookupRows(ExpandRows):
     join: LookupJoin
-    #: Name of the side output that is read; None for the main output.
+    #: Name of the side output; None for the main output.
     side: str | None = None
-    #: By what name a worker keeps answers from one micro-batch to the next.
+    #: Name under which a worker caches answers across micro-batches.
     kept_as: str = field(kw_only=True)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        write = self.writer()
-        with self._opened() as run:
+        write = self.make_writer()
+        with self._open() as run:
             for batch in batches:
-                made, of_row = self._joined(run, batch)
+                made, of_row = self._join(run, batch)
                 yield write(batch, made, np.array(of_row, dtype=np.int64))
 
     @contextmanager
-    def _opened(self) -> Iterator[LookupJoinRun]:
-        kept = None if self.join.cache is None else kept_answers(self.kept_as)
-        with self.function.called("open"):
+    def _open(self) -> Iterator[LookupJoinRun]:
+        kept = None if self.join.cache is None else find_cached_answers(self.kept_as)
+        with self.function.translate_errors("open"):
             run = LookupJoinRun(self.join, self.function.name, kept, self.function.counts_as)
         freeze_modules()
         with self.function.closing(run):
             yield run
 
-    def _joined(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
+    def _join(self, run: LookupJoinRun, batch: pa.RecordBatch) -> tuple[list[object], list[int]]:
         values = list(records_of(batch))
         times = batch.column(TIME).to_pylist() if TIME in batch.schema.names else None
         try:
-            # How old a cached answer is, is nobody's business but the cache's: no result depends on it
-            # that the table itself does not change under the job's feet.
+            # The wall clock only decides whether a cached answer is still used. The job's results are not
+            # deterministic here anyway, since the table may change at any time.
             emitted = run.run(values, times, SystemClock().wall_ms())
-        except ElementFailed as failure:
-            raise self.function.blamed(batch, max(failure.at, 0), failure.error) from failure.error
+        except ElementError as failure:
+            raise self.function.make_error(batch, max(failure.at, 0), failure.error) from failure.error
         if self.side is None:
             return emitted.rows, run.of_row
         return [row for row, _ in emitted.side.get(self.side, ())], run.of_side_row.get(self.side, [])
@@ -385,9 +391,11 @@ class LookupRows(ExpandRows):
 
 @dataclass(frozen=True)
 class TimeStage:
-    #: From a record and the time that it has already, if any, to its time; None where it has its time.
+    """Assigns timestamps and runs watermark generators."""
+
+    #: From a record and its current time, if any, to its time; None if records keep their time.
     assigner: Callable[[Any, int | None], int] | None
-    #: Makes a generator; None without one.
+    #: Makes a watermark generator; None if there is none.
     generator: Callable[[], WatermarkGenerator] | None
     source: str
     origins: Origins
@@ -401,31 +409,31 @@ class TimeStage:
         freeze_modules()
         if self.generator is None:
             for batch in batches:
-                yield self._with(batch, {C.TIME: self._times(batch, list(records_of(batch)))})
+                yield self._add_columns(batch, {C.TIME: self._assign_times(batch, list(records_of(batch)))})
             return
         task = ChannelGenerators(self.generator, self.source)
-        #: The last row of each channel: what the generator emits at the end goes with it.
+        #: The last row of each channel, which takes the watermark that the generator emits at the end.
         held: dict[int, pa.RecordBatch] = {}
         for batch in batches:
             if not batch.num_rows:
                 continue
             records = list(records_of(batch))
-            times = self._times(batch, records)
+            times = self._assign_times(batch, records)
             if self.assigner is not None and any(map(pa.types.is_nested, batch.schema.types)):
-                # Made anew for a second owner: the assigner may have changed them.
+                # A fresh copy for the generator, since the assigner may have changed the records.
                 records = list(records_of(batch))
-            marks = self._marks(task, batch, records, times)
-            yield from _but_the_last(self._with(batch, {C.TIME: times, C.MARK: marks}), held)
+            marks = self._generate_watermarks(task, batch, records, times)
+            yield from _hold_last(self._add_columns(batch, {C.TIME: times, C.MARK: marks}), held)
         try:
             final = task.finish()
         except UserFunctionError as error:
-            what = _named(error)
-            raise OperatorFailed.of_function(uid=self.source, what=what, error=error.why) from error
+            what = _strip_failed(error)
+            raise OperatorError.from_facts(uid=self.source, what=what, error=error.why) from error
         for channel, row in held.items():
             mark_ms = final[channel]
-            yield self._with(row, {C.MARK: [MIN_WATERMARK_MS if mark_ms is None else mark_ms]})
+            yield self._add_columns(row, {C.MARK: [MIN_WATERMARK_MS if mark_ms is None else mark_ms]})
 
-    def _times(self, batch: pa.RecordBatch, records: list[Any]) -> list[int]:
+    def _assign_times(self, batch: pa.RecordBatch, records: list[Any]) -> list[int]:
         has_time = C.TIME in batch.schema.names
         known: list[Any] = batch.column(C.TIME).to_pylist() if has_time else [None] * batch.num_rows
         if self.assigner is None:
@@ -439,10 +447,10 @@ class TimeStage:
                 times.append(int(time_ms))
         except USER_ERRORS as error:
             what = f"the timestamp assigner of '{self.source}'"
-            raise self._blamed(what, batch, len(times), error) from error
+            raise self._make_error(what, batch, len(times), error) from error
         return times
 
-    def _marks(
+    def _generate_watermarks(
         self, task: ChannelGenerators, batch: pa.RecordBatch, records: list[Any], times: list[int]
     ) -> list[int]:
         marks: list[int] = []
@@ -453,30 +461,30 @@ class TimeStage:
                 mark_ms = task.greatest(channel)
                 marks.append(MIN_WATERMARK_MS if mark_ms is None else mark_ms)
         except UserFunctionError as error:
-            raise self._blamed(_named(error), batch, len(marks), error, error.why) from error
+            raise self._make_error(_strip_failed(error), batch, len(marks), error, error.why) from error
         return marks
 
-    def _blamed(
+    def _make_error(
         self, what: str, batch: pa.RecordBatch, at: int, error: BaseException, says: str = ""
-    ) -> OperatorFailed:
+    ) -> OperatorError:
         function = RowFunction(self.source, lambda record: record, origins=self.origins, what=what)
-        return function.blamed(batch, at, error, says)
+        return function.make_error(batch, at, error, says)
 
     @staticmethod
-    def _with(batch: pa.RecordBatch, added: dict[str, list[int]]) -> pa.RecordBatch:
+    def _add_columns(batch: pa.RecordBatch, added: dict[str, list[int]]) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        # What is added stands behind what was there, in the order of `columns()`.
+        # Added columns come last, in the order of `columns()`.
         columns = {name: column for name, column in columns.items() if name not in added or name == C.MARK}
         columns |= {name: pa.array(values, pa.int64()) for name, values in added.items()}
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def _named(error: UserFunctionError) -> str:
+def _strip_failed(error: UserFunctionError) -> str:
     return error.what.removesuffix(" failed")
 
 
-def _but_the_last(batch: pa.RecordBatch, held: dict[int, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows but for the last one of each channel, which is held until the next one comes."""
+def _hold_last(batch: pa.RecordBatch, held: dict[int, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield all rows but the last one of each channel, which is held until its channel's next row."""
     channels = batch.column(C.CHANNEL).to_numpy()
     last = {int(channel): at for at, channel in enumerate(channels.tolist())}
     for channel in last:

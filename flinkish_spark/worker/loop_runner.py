@@ -1,4 +1,4 @@
-"""A key group's rows through windows that a function of the user's folds, in one loop."""
+"""Runner of windows that are folded by a function of the user, in one loop per key group."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from flinkish_spark.core.elements import (
     tag_name,
 )
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
-from flinkish_spark.operators.columnar_windows import SessionWindows, last_of, timestamps
-from flinkish_spark.operators.process import ElementFailed, Emitted, TimerFailed
+from flinkish_spark.operators.columnar_windows import SessionWindows, find_last_ms, to_timestamps
+from flinkish_spark.operators.process import ElementError, OperatorOutput, TimerError
 from flinkish_spark.operators.window_contents import OPEN, Folding
 from flinkish_spark.operators.window_loop import (
-    Arrived,
+    ArrivedElements,
     LoopedWindows,
-    OpenAligned,
+    OpenAlignedWindows,
     OpenSessions,
     OpenWindow,
     OpenWindows,
@@ -46,21 +46,23 @@ from flinkish_spark.windows.time_window import NoEventTime, TimeWindow
 from flinkish_spark.worker.runners import (
     GroupRunner,
     InputRows,
-    OutRows,
+    OutputRows,
     RowShape,
-    row_of_element,
-    rows_between,
-    rows_written,
+    find_element_row,
     runs,
+    select_side,
+    write_rows,
 )
 
-#: From an error to what says which element, or which timer, is to blame for it.
-Blame = Callable[[Exception], ElementFailed | TimerFailed]
+#: Makes the error for the element or timer that caused an exception.
+Blame = Callable[[Exception], ElementError | TimerError]
 
 
 class SideRows:
+    """Rows for side outputs, with the element or timer that emitted each of them."""
+
     def __init__(self) -> None:
-        self._emitted = Emitted()
+        self._emitted = OperatorOutput()
         self._blame: dict[str, list[Blame]] = {}
 
     def put(self, tag: OutputTag, value: Any, time_ms: int | None, blame: Blame) -> None:
@@ -71,21 +73,21 @@ class SideRows:
     def divide(self) -> None:
         self._emitted.side_before = {name: len(rows) for name, rows in self._emitted.side.items()}
 
-    def written(self, write: Callable[[Emitted], Iterable[OutRows]]) -> list[OutRows]:
+    def write(self, write: Callable[[OperatorOutput], Iterable[OutputRows]]) -> list[OutputRows]:
         try:
             return list(write(self._emitted))
         except OutputError:
             for name, rows in self._emitted.side.items():
                 for row, blame in zip(rows, self._blame[name], strict=True):
                     try:
-                        list(write(Emitted(side={name: [row]})))
+                        list(write(OperatorOutput(side={name: [row]})))
                     except OutputError as error:
                         raise blame(error) from error
             raise
 
 
 class WindowCalls:
-    """Calls an opened window function, which has asked for no state."""
+    """Calls an opened window function that has declared no state."""
 
     def __init__(self, operator: LoopedWindows, states: KeyedStates) -> None:
         function = operator.function
@@ -104,7 +106,7 @@ class WindowCalls:
     def fire(
         self, folding: Folding, window: OpenWindow, key: Any, take: Copier, blame: Blame
     ) -> Iterable[Any]:
-        """Return what the function makes of a window, which is cleared then; nothing of an empty one."""
+        """Call the function for a window and clear the window; return the rows, none for an empty window."""
         self._blame = blame
         self._firing.window = TimeWindow(window.start_ms, window.end_ms)
         accumulator = window.accumulator
@@ -121,13 +123,13 @@ class WindowCalls:
 
 
 class ResultWriter:
-    """Makes columns of results, checked as rows of any function are."""
+    """Turns results into columns, with the checks for rows of any function."""
 
     def __init__(
         self, then: KeyAndWindowBounds | WindowBounds | None, output: T.StructType, clock: TimeDomain
     ) -> None:
         self._then, self._clock, self._writer = then, clock, RowWriter.of(output)
-        #: Makes a result that does not change behind the call that has made it.
+        #: Copies a result that the function might change after the call.
         self.take: Copier = copier_of(output)
 
     def write(
@@ -137,22 +139,22 @@ class ResultWriter:
         key_columns: Sequence[pa.Array],
         keys: Sequence[Any],
     ) -> list[pa.Array]:
-        """Return the times of results, and their columns."""
+        """Return the column of times, followed by those of the results."""
         end_ms = np.array([one.end_ms for one in windows], dtype=np.int64)
-        times = pa.array(last_of(end_ms))
+        times = pa.array(find_last_ms(end_ms))
         try:
             if self._then is None:
                 return [times, *self._writer.write(results)]
-            columns = _spread(results)
+            columns = _to_columns(results)
             if columns is not None:
                 start_ms = np.array([one.start_ms for one in windows], dtype=np.int64)
                 key = pa.array([one.key for one in windows], pa.int64())
                 with_key = type(self._then) is KeyAndWindowBounds
                 own = [column.take(key) for column in key_columns] if with_key else []
-                given = [*own, *columns, timestamps(start_ms), timestamps(end_ms)]
+                given = [*own, *columns, to_timestamps(start_ms), to_timestamps(end_ms)]
                 return [times, *self._writer.write_columns(given)]
         except OutputError:
-            pass  # Below it is said of which window.
+            pass  # Written one by one below, to find the window.
         rows = []
         for window, result in zip(windows, results, strict=True):
             made = [result]
@@ -162,18 +164,18 @@ class ResultWriter:
             try:
                 self._writer.write(made)
             except OutputError as error:
-                raise TimerFailed(timer_of(window, keys), self._clock, error) from error
+                raise TimerError(make_timer(window, keys), self._clock, error) from error
             rows += made
         return [times, *self._writer.write(rows)]
 
 
-def timer_of(window: OpenWindow, keys: Sequence[Any]) -> Timer:
+def make_timer(window: OpenWindow, keys: Sequence[Any]) -> Timer:
     own = TimeWindow(window.start_ms, window.end_ms)
     return Timer(own.max_timestamp_ms, keys[window.key], own)
 
 
-def _spread(results: Sequence[Any]) -> list[Sequence[Any]] | None:
-    """Return results as columns; None where they are not all alike."""
+def _to_columns(results: Sequence[Any]) -> list[Sequence[Any]] | None:
+    """Return results as columns; None if they do not all have the same form."""
     kinds = set(map(type, results))
     are_rows = {issubclass(kind, tuple) for kind in kinds}
     if are_rows == {False}:
@@ -189,7 +191,7 @@ _Given = tuple[int, bool, pa.RecordBatch]
 
 @runs(LoopedWindows)
 class LoopedRunner(GroupRunner):
-    """Runs :class:`~flinkish_spark.operators.window_loop.LoopedWindows`, which has one entry."""
+    """Runs :class:`~flinkish_spark.operators.window_loop.LoopedWindows`, which have one entry."""
 
     def __init__(self, operator: LoopedWindows, uid: str, max_parallelism: int, shape: RowShape) -> None:
         self.operator, self.shape = operator, shape
@@ -200,15 +202,15 @@ class LoopedRunner(GroupRunner):
         self.counts: dict[str, int] = {}
         self.readers = [RowReader(one.fields, one.field_columns, one.key_columns) for one in shape.inputs]
         self.results = ResultWriter(operator.bounds, shape.outputs[0], operator.clock)
-        self.write_emitted = partial(rows_written, shape, [RowWriter.of(fields) for fields in shape.outputs])
+        self.write_emitted = partial(write_rows, shape, [RowWriter.of(fields) for fields in shape.outputs])
 
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutputRows]:
         self.counts = {}
         group.forget_timers()
         given: list[_Given] = []
         for is_before in (True, False):
             for at, (rows, shape) in enumerate(zip(inputs, self.shape.inputs, strict=True)):
-                part = rows_between(rows, shape, is_before=is_before)
+                part = select_side(rows, shape, is_before=is_before)
                 if part is not None:
                     given.append((at, is_before, part))
         hashes = [rows.column(C.KEY_HASH).to_numpy() for _, _, rows in given]
@@ -221,8 +223,8 @@ class LoopedRunner(GroupRunner):
         windows = StoredOpenWindows(table, stored, hashes, keys)
         yield from _GroupLoop(self, windows, group).run(given, progress)
 
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
-        return row_of_element(self.shape, inputs, failure)
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
+        return find_element_row(self.shape, inputs, failure)
 
 
 class _GroupLoop:
@@ -234,19 +236,19 @@ class _GroupLoop:
         if isinstance(windows, SessionWindows):
             self._open: OpenWindows = OpenSessions(windows, *given)
         else:
-            self._open = OpenAligned(windows, *given)
+            self._open = OpenAlignedWindows(windows, *given)
         columns = [to_values(column) for column in stored.index.keys]
-        #: Keys as functions see them, by their numbers.
+        #: Keys by number, as functions see them.
         self._keys: Sequence[Any] = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         self._open.put(stored.windows(self._keys))
-        #: Results in their order, and the window of each.
+        #: Windows and their results, in order.
         self._fired: list[OpenWindow] = []
         self._results: list[Any] = []
         self._sides_out = SideRows()
 
-    def run(self, given: Sequence[_Given], progress: Progress) -> list[OutRows]:
-        """Work through the elements; what becomes of the windows is stored behind that."""
-        before, behind = self._arrived(given, progress.processing_time_ms)
+    def run(self, given: Sequence[_Given], progress: Progress) -> list[OutputRows]:
+        """Process the elements, then store the windows; return the rows."""
+        before, behind = self._gather_elements(given, progress.processing_time_ms)
         is_by_event_time = self._clock is TimeDomain.EVENT_TIME
         if not is_by_event_time:
             self._fire(progress.processing_limit_ms, progress.watermark_before_ms, progress)
@@ -258,16 +260,16 @@ class _GroupLoop:
         self._add(behind, progress.watermark_ms)
         if is_by_event_time and progress.drained_to_ms > progress.watermark_ms:
             self._fire(progress.drained_to_ms, progress.drained_to_ms, progress)
-        # First, as of any operator: it names the field of a row that is not as it was declared.
-        written = self._written(fired_before) + self._sides_out.written(self._runner.write_emitted)
+        # Write first, as in any operator, to name the field of a wrong row before state is stored.
+        written = self._write_results(fired_before) + self._sides_out.write(self._runner.write_emitted)
         if self._stored.store(self._open.living(), self._keys):
             self._group.timers.registered[self._clock] = self._open.registered
         return written
 
-    def _arrived(
+    def _gather_elements(
         self, given: Sequence[_Given], processing_time_ms: int
-    ) -> tuple[Arrived | None, Arrived | None]:
-        """Return the elements before the watermark and behind it; None where there are none."""
+    ) -> tuple[ArrivedElements | None, ArrivedElements | None]:
+        """Return the elements before and behind the watermark; None if there are none."""
         parts: dict[bool, list[Any]] = {True: [], False: []}
         at = 0
         for number, is_before, rows in given:
@@ -279,10 +281,12 @@ class _GroupLoop:
             keys = self._stored.arrived_key[at : at + count]
             parts[is_before].append((keys, times, self._runner.readers[number].records(rows)))
             at += count
-        before, behind = (Arrived(own, is_before=side) if own else None for side, own in parts.items())
+        before, behind = (
+            ArrivedElements(own, is_before=side) if own else None for side, own in parts.items()
+        )
         return before, behind
 
-    def _add(self, arrived: Arrived | None, watermark_ms: int) -> None:
+    def _add(self, arrived: ArrivedElements | None, watermark_ms: int) -> None:
         if arrived is None:
             return
         # By processing time nothing is late.
@@ -293,14 +297,14 @@ class _GroupLoop:
             counts[LATE_RECORDS_DROPPED] = counts.get(LATE_RECORDS_DROPPED, 0) + len(late)
         elif self._late_output is not None:
             for at, value, time_ms in late:
-                blame = partial(ElementFailed, at, arrived.is_before)
+                blame = partial(ElementError, at, arrived.is_before)
                 self._sides_out.put(self._late_output, value, time_ms, blame)
         if len(arrived.times_ms) < len(arrived.keys):
             error = NoEventTime()
-            raise ElementFailed(len(arrived.times_ms), arrived.is_before, error) from error
+            raise ElementError(len(arrived.times_ms), arrived.is_before, error) from error
 
     def _fire(self, now_ms: int, watermark_ms: int, progress: Progress) -> None:
-        due = self._open.due(now_ms)
+        due = self._open.take_due(now_ms)
         if not due:
             return
         calls, folding, take = self._runner.calls, self._runner.folding, self._runner.results.take
@@ -309,7 +313,7 @@ class _GroupLoop:
             if calls is not None:
                 calls.begin(watermark_ms, progress.processing_time_ms, self._sides_out)
                 for window in due:
-                    blame = partial(self._failed, window)
+                    blame = partial(self._make_timer_error, window)
                     results += calls.fire(folding, window, self._keys[window.key], take, blame)
                     fired += [window] * (len(results) - len(fired))
                 return
@@ -320,12 +324,12 @@ class _GroupLoop:
                     results.append(take(result))
                     fired.append(window)
         except USER_ERRORS as error:
-            raise self._failed(window, error) from error
+            raise self._make_timer_error(window, error) from error
 
-    def _failed(self, window: OpenWindow, error: BaseException) -> TimerFailed:
-        return TimerFailed(timer_of(window, self._keys), self._clock, error)
+    def _make_timer_error(self, window: OpenWindow, error: BaseException) -> TimerError:
+        return TimerError(make_timer(window, self._keys), self._clock, error)
 
-    def _written(self, fired_before: int) -> list[OutRows]:
+    def _write_results(self, fired_before: int) -> list[OutputRows]:
         if not self._fired:
             return []
         shape, columns = self._runner.shape, self._stored.index.keys
@@ -333,4 +337,4 @@ class _GroupLoop:
         schema = shape.block_schemas[0]
         own = arrays if shape.with_times else arrays[1:]
         rows = as_schema(pa.RecordBatch.from_arrays(own, names=schema.names), schema)
-        return list(OutRows.divided(0, rows, fired_before))
+        return list(OutputRows.divide(0, rows, fired_before))

@@ -1,4 +1,4 @@
-"""A key group's events through patterns as columns, where that can be."""
+"""Runner of patterns over columns, for keys where that is possible."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from flinkish_spark.operators.columnar_patterns import (
     NONE,
     ColumnarMatcher,
     Events,
-    Found,
+    MatchColumns,
     Outcome,
     StoredMatches,
-    stored_lists,
-    too_long,
+    find_long_keys,
+    to_stored_lists,
 )
 from flinkish_spark.operators.patterns import FoundMatch, FoundMatches, PatternOperator
-from flinkish_spark.operators.row_conditions import earlier_events, measured
+from flinkish_spark.operators.row_conditions import compute_measure, earlier_events
 from flinkish_spark.operators.timed_rows import DueColumns, DueRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.to_python import Copier, to_values
-from flinkish_spark.worker.runners import ElementRunner, InputRows, OutRows, RowShape, runs
-from flinkish_spark.worker.timed_runner import TimedRunner, timed_runner
+from flinkish_spark.worker.runners import ElementRunner, InputRows, OutputRows, RowShape, runs
+from flinkish_spark.worker.timed_runner import TimedRunner, make_timed_runner
 
 
 class _EventColumns:
-    """Fields of the events of a micro-batch: those that were taken before, then those that come."""
+    """Fields of the events of a micro-batch: first those of stored partial matches, then the new ones."""
 
     def __init__(self, stored: pa.StructArray, due: DueColumns) -> None:
         self.kind, self.taken = stored.type, len(stored)
@@ -76,7 +76,7 @@ class _EventColumns:
         fields = range(len(self._due.fields))
         return list(zip(*(to_values(self.take(at, events)) for at in fields), strict=True))
 
-    def stored(self, events: Array) -> pa.StructArray:
+    def to_stored(self, events: Array) -> pa.StructArray:
         columns = [self.take(at, events) for at in range(len(self._due.fields))]
         arrays = [*columns, pa.array(self.times_ms[events])]
         own = [one.cast(field.type) for one, field in zip(arrays, self.kind, strict=True)]
@@ -85,7 +85,7 @@ class _EventColumns:
 
 @dataclass(frozen=True)
 class _Field:
-    """A field of events, of which some are taken; null of none."""
+    """A field of events; takes values by position, null for a null position."""
 
     columns: _EventColumns
     at: int
@@ -100,8 +100,8 @@ class _Field:
 
 
 @dataclass
-class _Worked:
-    """What becomes of one pattern in a micro-batch."""
+class _PatternRun:
+    """One pattern in a micro-batch: its stored partial matches, events and outcome."""
 
     search: ColumnarMatcher
     stored: StoredMatches
@@ -110,19 +110,24 @@ class _Worked:
 
 
 class _Paths:
-    """What matches of one pattern have taken, made when it is asked for: it lives as long as one call."""
+    """The events of one pattern's matches, built on demand; valid during one call."""
 
     def __init__(
-        self, number: int, worked: _Worked, found: Found, gather: Callable[[Any], Any], take: Copier | None
+        self,
+        number: int,
+        worked: _PatternRun,
+        found: MatchColumns,
+        gather: Callable[[Any], Any],
+        take: Copier | None,
     ) -> None:
         chains, stages = worked.outcome.chains, worked.search.automaton.stages
         last = np.flatnonzero(found.stages != NONE)
         which, names, events = [last], [found.stages[last]], [found.events[last]]
-        for at, link in chains.paths(found.chains):
+        for at, link in chains.walk(found.chains):
             which.append(at)
             names.append(chains.stages[link])
             events.append(chains.events[link])
-        # From the last event to the first; the other way round, and those of a match together.
+        # They were read from the last event to the first: reverse them, and group them by match.
         of_match, name, event = (np.concatenate(parts[::-1]) for parts in (which, names, events))
         order = np.argsort(of_match, kind="stable")
         needed, places = np.unique(event[order], return_inverse=True)
@@ -134,7 +139,7 @@ class _Paths:
         self._is_lost, self._times_ms = found.is_lost.tolist(), found.times_ms.tolist()
 
     def matches(self, which: Iterable[int]) -> Iterator[FoundMatch]:
-        """Yield some of them, which are of one key."""
+        """Yield some of the matches, which belong to one key."""
         names, places, offsets, rows, gather, take = (
             *(self._names, self._places, self._offsets),
             *(self._rows, self._gather, self._take),
@@ -159,23 +164,22 @@ class _Paths:
 class PatternRunner(TimedRunner):
     """Runs a :class:`~flinkish_spark.operators.patterns.PatternOperator` with matches as columns.
 
-    Keys that can be done as columns have no entries as objects, and one timer, for what they have to do
-    first; they come to the operator only to tell of what goes out. Others go through it as in any
-    :class:`.TimedRunner`.
+    Keys that can be processed as columns have no state objects and one timer, for their first due event or
+    time-out; the operator only emits their matches. Other keys are processed as in any :class:`.TimedRunner`.
     """
 
     def __init__(self, operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape) -> None:
         super().__init__(operator, uid, max_parallelism, shape)
-        self._patterns, self._searches = operator, operator.columnar()
+        self._patterns, self._searches = operator, operator.make_columnar_matchers()
         self.also_due = [one.states[-1] for one in self._searches]
         self._element = operator.element
-        self._worked: list[_Worked] = []
-        #: What is counted, and what is made of matches as columns before the watermark and behind it.
+        self._worked: list[_PatternRun] = []
+        #: Counters, and rows that were made as columns, before and behind the watermark.
         self._counted: Counter[str] = Counter()
         self._measured: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = ([], [])
 
-    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutRows]:
-        """Yield rows that are made as columns in front of the others, on each side of the watermark."""
+    def process(self, inputs: InputRows, group: GroupState, progress: Progress) -> Iterator[OutputRows]:
+        """Yield rows made as columns before the others, on each side of the watermark."""
         others = list(super().process(inputs, group, progress))
         for name, count in self._counted.items():
             if count:
@@ -184,20 +188,20 @@ class PatternRunner(TimedRunner):
             own = [one for one in others if not one.side and one.first == first]
             batches = [*made, *(one.rows for one in own)]
             if batches:
-                yield OutRows(0, first, batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+                yield OutputRows(0, first, batches[0] if len(batches) == 1 else pa.concat_batches(batches))
         yield from (one for one in others if one.side)
 
     def _load_due(self, late: dict[object, int], group: GroupState, progress: Progress) -> DueRows:
         waiting = self._waiting
         limit_ms, index = progress.limits_ms[TimeDomain.EVENT_TIME], waiting.index
-        due = waiting.due_columns(limit_ms)
+        due = waiting.take_due_columns(limit_ms)
         is_left = self._run_columns(due, group, progress, limit_ms)
-        # Keys of one hash are found together: either all of them are columns, or none is.
+        # Keys with the same hash are loaded together, so all or none of them are processed as columns.
         same = np.flatnonzero(index.hashes[1:] == index.hashes[:-1])
         for at in same.tolist():
             is_left[at : at + 2] |= is_left[at : at + 2].any()
         self._is_left, self._later_ms = is_left, due.later_ms
-        told = self._found(progress)
+        told = self._collect_found(progress)
         left = np.flatnonzero(is_left)
         keys, hashes = waiting.keys, index.hashes.tolist()
         hash_of = {keys[at]: hashes[at] for at in (*left.tolist(), *told)}
@@ -209,19 +213,19 @@ class PatternRunner(TimedRunner):
         )
         queue = self._run.timers.queues[TimeDomain.EVENT_TIME]
         if len(left):
-            for key, time_ms in waiting.first_new(is_left):
+            for key, time_ms in waiting.list_first_new(is_left):
                 queue.register(Timer(time_ms, key, None))
         self._patterns.found = {}
         for at, found in told.items():
             self._patterns.found[keys[at]] = found, MIN_WATERMARK_MS
             queue.register(Timer(found.first_ms, keys[at], None))
-        return waiting.due(limit_ms, is_left)
+        return waiting.take_due(limit_ms, is_left)
 
     def _run_columns(self, due: DueColumns, group: GroupState, progress: Progress, limit_ms: int) -> Array:
-        """Let partial matches of all keys go on; return which keys have to be done event by event."""
+        """Run the patterns over columns; return the mask of keys to process event by event."""
         index, self._worked = self._waiting.index, []
         now_ms = progress.processing_time_ms
-        is_left = too_long(due.counts)
+        is_left = find_long_keys(due.counts)
         far = np.repeat(np.arange(len(index)), due.counts)[np.abs(due.times_ms) > FAR_MS]
         is_left[far] = True
         is_left |= (due.later_ms > FAR_MS) & (due.later_ms < (1 << 63) - 1)
@@ -240,12 +244,12 @@ class PatternRunner(TimedRunner):
                 leaf.compare.columns = columns
             outcome = search.run(coming, stored.partial, stored.chains, is_left, limit_ms)
             is_left = is_left | outcome.is_left
-            self._worked.append(_Worked(search, stored, columns, outcome))
+            self._worked.append(_PatternRun(search, stored, columns, outcome))
         return is_left
 
     @staticmethod
     def _answers(search: ColumnarMatcher, due: DueColumns) -> tuple[Array, Array]:
-        """Return the answers of each event as bits, and of which events one is not known."""
+        """Return the answers of each event as bits, and the mask of events with an unknown answer."""
         count = len(due.times_ms)
         found, unknown = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
         for bit, place in enumerate(search.answers):
@@ -258,17 +262,17 @@ class PatternRunner(TimedRunner):
             found |= column.to_numpy(zero_copy_only=False).astype(np.int64) << bit
         return found, unknown
 
-    def _to_tell(self, worked: _Worked, watermark_ms: int) -> Found:
-        """Return what the operator is to tell of; what needs no function goes out as columns."""
+    def _to_tell(self, worked: _PatternRun, watermark_ms: int) -> MatchColumns:
+        """Return the matches for the operator to emit; emit those that need no function as columns."""
         found = worked.outcome.found
-        found = found.chosen(~self._is_left[found.keys])
+        found = found.select(~self._is_left[found.keys])
         if not tells_of_lost(self._patterns.function) and found.is_lost.any():
             self._counted[TIMED_OUT] += int(found.is_lost.sum())
-            found = found.chosen(~found.is_lost)
+            found = found.select(~found.is_lost)
         measures = self._patterns.measures
         if measures is None:
             return found
-        matches = found.chosen(~found.is_lost)
+        matches = found.select(~found.is_lost)
         columns = self._columns_of_matches(worked, matches, measures)
         if columns is None or not len(matches.keys):
             return found
@@ -281,12 +285,12 @@ class PatternRunner(TimedRunner):
         for side, which in zip(self._measured, (is_before, ~is_before), strict=True):
             if which.any():
                 side.append(rows if which.all() else rows.filter(pa.array(which)))
-        return found.chosen(found.is_lost)
+        return found.select(found.is_lost)
 
     def _columns_of_matches(
-        self, worked: _Worked, found: Found, measures: Sequence[Expression]
+        self, worked: _PatternRun, found: MatchColumns, measures: Sequence[Expression]
     ) -> list[pa.Array] | None:
-        """Return what is told of matches; None where that is not known in columns."""
+        """Return the columns to emit for matches; None if they cannot be computed over columns."""
         chains = worked.outcome.chains
         numbers = {name: at for at, name in enumerate(worked.search.automaton.stages)}
         named: dict[tuple[str, bool], Array] = {}
@@ -297,21 +301,21 @@ class PatternRunner(TimedRunner):
             stage = numbers.get(name, NONE - 1)
             own = found.stages == stage
             event[own] = found.events[own]
-            for which, link in chains.paths(found.chains):
+            for which, link in chains.walk(found.chains):
                 own = chains.stages[link] == stage
                 own &= (event[which] == NONE) | (not is_last)
                 event[which[own]] = chains.events[link[own]]
         fields = [_Field(worked.columns, at) for at in range(len(self._element.fields))]
         made: list[pa.Array] = []
         for one in measures:
-            column = measured(one, fields, named, len(found.keys))
+            column = compute_measure(one, fields, named, len(found.keys))
             if column is None:
                 return None
             made.append(column)
         return made
 
-    def _found(self, progress: Progress) -> dict[int, FoundMatches]:
-        """Return what is found, by the number of the key."""
+    def _collect_found(self, progress: Progress) -> dict[int, FoundMatches]:
+        """Return the matches for the operator to emit, by the number of the key."""
         self._counted, self._measured = Counter(), ([], [])
         own = [self._to_tell(one, progress.watermark_ms) for one in self._worked]
         gather = self._element.gathering()
@@ -334,7 +338,7 @@ class PatternRunner(TimedRunner):
         if len(own) == 1:
             made = [partial(paths[0].matches, range(begin, end)) for begin, end in bounds]
         else:
-            # Which pattern, and the number of the match among its own.
+            # Number of the pattern, and number of the match among the pattern's matches.
             of_pattern = np.repeat(np.arange(len(own)), [len(one.keys) for one in own])[order].tolist()
             number = np.concatenate([np.arange(len(one.keys)) for one in own])[order].tolist()
             made = [
@@ -363,7 +367,9 @@ class PatternRunner(TimedRunner):
             lists: Sequence[Any] = ()
             if written.any():
                 start = worked.search.automaton.start
-                lists = stored_lists(outcome.partial, outcome.chains, written, start, worked.columns.stored)
+                lists = to_stored_lists(
+                    outcome.partial, outcome.chains, written, start, worked.columns.to_stored
+                )
             for at, name in enumerate(worked.search.states):
                 if written.any():
                     group.columns(name, index, now_ms).put([lists[at]], where=written)
@@ -380,8 +386,8 @@ def _matches_of(
 
 
 @runs(PatternOperator)
-def pattern_runner(
+def make_pattern_runner(
     operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape
 ) -> ElementRunner:
-    make = PatternRunner if operator.is_columnar else timed_runner
+    make = PatternRunner if operator.is_columnar else make_timed_runner
     return make(operator, uid, max_parallelism, shape)

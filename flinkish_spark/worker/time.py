@@ -1,10 +1,9 @@
-"""Event times in front of an operator: taken from a column, and kept of records that a function drops.
+"""Event times before an operator: read from a column, and kept for records that a function drops.
 
-Flink's watermarks are made where they are assigned, of all records there. Here reports are made where
-records are packed for a key. So what a function between the two drops leaves a row without a place (its
-sequence is null) and without fields: one per channel and batch, with the greatest time, and only if that
-is greater than what was kept. Functions of the user's never see such rows, and nothing but the report
-takes notice of them.
+Flink generates watermarks where they are assigned, from all records. Here event times are reported where
+records are packed for the shuffle. So if a function in between drops records, a row with a null sequence and
+null fields keeps their greatest time, per channel and batch, if it is greater than the remaining times.
+Functions of the user never see such rows; only the report reads them.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.branches import all_fed
+from flinkish_spark.transport.branches import run_batchwise
 from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import nullable
 
 NULL_TIME = f"{BAD_RECORD_MARKER} its event time is null"
-#: Columns whose greatest value counts; the second stands for the watermarks of a generator.
+#: Columns whose greatest value is kept; the second one has the watermarks of a generator.
 _KEPT = (C.TIME, C.MARK)
 
 
@@ -42,10 +41,10 @@ def only_records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class _AroundWorker:
-    #: From records to records.
+class _WorkerWrapper:
+    #: Worker from records to records.
     worker: Worker
-    #: Columns that come out of it.
+    #: Columns of its output.
     made: T.StructType
 
     @property
@@ -53,8 +52,8 @@ class _AroundWorker:
         return nullable(self.made)
 
 
-class PassControl(_AroundWorker):
-    """Gives a worker the records of marked rows; control rows come behind what it makes of a task's."""
+class ControlRowBypass(_WorkerWrapper):
+    """Passes only records to a worker; emits a task's control rows after the worker's output."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema, held = arrow_schema(self.columns), list[pa.RecordBatch]()
@@ -68,7 +67,7 @@ class PassControl(_AroundWorker):
                 if batch.num_rows:
                     yield batch
 
-        # A task with control rows alone begins nothing.
+        # Do not start the worker in a task with control rows alone.
         rest = records()
         for first in rest:
             for made in self.worker(chain([first], rest)):
@@ -84,18 +83,18 @@ class PassControl(_AroundWorker):
 
 
 @dataclass(frozen=True)
-class OnlyRecords:
-    """Leaves out rows that are times only: called by mapInArrow, once per task."""
+class TimeRowFilter:
+    """Drops rows that carry only a time; called by mapInArrow, once per task."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from map(only_records, batches)
 
 
 @dataclass(frozen=True)
-class TakeTimes:
-    """Gives each record the event time that one of its columns says; control rows have none."""
+class TimestampsFromColumn:
+    """Sets the event time of each record from one of its columns; control rows have none."""
 
-    #: With times, or milliseconds since 1970.
+    #: Column with timestamps, or milliseconds since 1970.
     column: str
 
     @staticmethod
@@ -146,8 +145,8 @@ class _Greatest:
         for at, value in other._values.items():
             self._values[at] = max(value, self._values.get(at, value))
 
-    def beyond(self, other: _Greatest) -> dict[int, dict[str, int]]:
-        """Return by channel what is greater than in `other`, or not in it."""
+    def find_greater(self, other: _Greatest) -> dict[int, dict[str, int]]:
+        """Return by channel the values that are greater than in `other`, or missing there."""
         found: dict[int, dict[str, int]] = {}
         for (name, channel), value in self._values.items():
             if value > other._values.get((name, channel), value - 1):
@@ -155,23 +154,23 @@ class _Greatest:
         return found
 
 
-class KeepsTimes(_AroundWorker):
-    """Around the worker of a function that may drop records: called by mapInArrow, once per task.
+class DroppedTimesKeeper(_WorkerWrapper):
+    """Keeps the times of records that a worker drops; called by mapInArrow, once per task.
 
-    The worker makes one batch of each, with the channels and times of the records that its own are made of.
+    The worker makes one batch of each batch; its rows have the channel and time of the record they come from.
     """
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         given, kept = _Greatest(), _Greatest()
         schema = arrow_schema(self.columns)
-        with all_fed([self.worker]) as (fed,):
+        with run_batchwise([self.worker]) as (fed,):
             for batch in batches:
                 given.note(batch)
-                made = as_schema(fed.made_of(only_records(batch)), schema)
+                made = as_schema(fed.process(only_records(batch)), schema)
                 kept.note(made)
-                lost = given.beyond(kept)
+                lost = given.find_greater(kept)
                 yield pa.concat_batches([made, _rows(lost, schema)]) if lost else made
-                # What has been told of is not told of again.
+                # Do not report the same time again.
                 kept.take_in(given)
 
 

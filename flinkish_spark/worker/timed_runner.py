@@ -1,4 +1,4 @@
-"""A key group's rows through an operator that takes them in the order of their times."""
+"""Runner of operators that process rows in the order of their times."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain, Timer
-from flinkish_spark.operators.process import ElementFailed, Elements
+from flinkish_spark.operators.process import ElementError, Elements
 from flinkish_spark.operators.timed_rows import DueRows, TimedRowsOperator, WaitingRows
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.transport import columns as C
-from flinkish_spark.worker.columns_runner import event_times
+from flinkish_spark.worker.columns_runner import read_event_times
 from flinkish_spark.worker.runners import ElementRunner, InputRows, InputShape, RowShape, runs
 
 
 @dataclass
 class _Part:
-    """Rows of one way in, on one side of the watermark."""
+    """Rows of one input on one side of the watermark."""
 
     source: int
     shape: InputShape
     rows: pa.RecordBatch
-    #: Which of the input's they are, and their times; of one that has none the least number.
+    #: Their positions in the input, and their times; MIN_WATERMARK_MS for a row without one.
     places: Array
     times_ms: Array
 
@@ -39,7 +39,7 @@ class _Part:
 
 
 @runs(TimedRowsOperator)
-def timed_runner(
+def make_timed_runner(
     operator: TimedRowsOperator, uid: str, max_parallelism: int, shape: RowShape
 ) -> ElementRunner:
     kind = ElementRunner if operator.timed is None else TimedRunner
@@ -47,9 +47,9 @@ def timed_runner(
 
 
 class TimedRunner(ElementRunner):
-    """Runs a :class:`.TimedRowsOperator` whose rows wait; its elements are the rows that are late."""
+    """Runs a :class:`.TimedRowsOperator` whose rows wait; only late rows become elements."""
 
-    #: States besides the waiting rows whose keys have something to do when a timer is due.
+    #: States other than the waiting rows whose keys may have due timers.
     also_due: Sequence[str] = ()
 
     def __init__(self, operator: TimedRowsOperator, uid: str, max_parallelism: int, shape: RowShape) -> None:
@@ -57,18 +57,18 @@ class TimedRunner(ElementRunner):
         assert operator.timed is not None
         self._timed = operator.timed
         self._layout = self.layout.states[self._timed.state.name]
-        # The layout knows the state; its entries stay columns.
+        # The layout has the state, but its entries stay columns.
         del self._run.states.tables[self._timed.state.name]
         self._late: dict[bool, list[_Part]] = {}
 
-    def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
+    def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         late = self._late[failure.is_before]
         return [(part.source, at) for part in late for at in part.places.tolist()][failure.at]
 
-    def _prepared(
+    def _prepare(
         self, inputs: InputRows, group: GroupState, progress: Progress
     ) -> tuple[list[Elements], list[Elements]]:
-        # The rows that wait, and those that are late, by whether they are before the watermark.
+        # Divide rows into late and waiting ones, on each side of the watermark.
         coming: list[_Part] = []
         for is_before, reached_ms in ((True, progress.watermark_before_ms), (False, progress.watermark_ms)):
             parts = list(self._parts(inputs, is_before=is_before))
@@ -86,14 +86,14 @@ class TimedRunner(ElementRunner):
         return elements[True], elements[False]
 
     def _load_due(self, late: dict[object, int], group: GroupState, progress: Progress) -> DueRows:
-        """Load what the operator needs for rows that are due, and for late ones, whose hashes are given."""
+        """Load the state of keys with due rows, and of those with late rows, whose hashes are given."""
         waiting = self._waiting
         hash_of = dict(zip(waiting.keys, waiting.index.hashes.tolist(), strict=True))
         self._load(group, hash_of | late, progress)
         timers = self._run.timers.queues[TimeDomain.EVENT_TIME]
-        for key, time_ms in waiting.first_new():
+        for key, time_ms in waiting.list_first_new():
             timers.register(Timer(time_ms, key, None))
-        return waiting.due(progress.limits_ms[TimeDomain.EVENT_TIME])
+        return waiting.take_due(progress.limits_ms[TimeDomain.EVENT_TIME])
 
     def _store(self, group: GroupState) -> None:
         super()._store(group)
@@ -108,7 +108,9 @@ class TimedRunner(ElementRunner):
             if len(places):
                 own = rows if len(places) == rows.num_rows else rows.take(pa.array(places))
                 given = dict(zip(own.schema.names, own.columns, strict=True))
-                times = event_times(given, C.TIME if at is None else shape.field_columns[at], own.num_rows)
+                times = read_event_times(
+                    given, C.TIME if at is None else shape.field_columns[at], own.num_rows
+                )
                 yield _Part(source, shape, own, places, times.fill_null(MIN_WATERMARK_MS).to_numpy())
 
     def _put_together(self, coming: Sequence[_Part], group: GroupState, progress: Progress) -> WaitingRows:

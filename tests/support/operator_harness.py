@@ -21,10 +21,10 @@ from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
 from flinkish_spark.operators.columnar_windows import WindowFold
 from flinkish_spark.operators.process import (
     Elements,
-    Emitted,
     GroupRun,
     KeyedProcessOperator,
     KeyedStreamOperator,
+    OperatorOutput,
 )
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.factories import FoldingWindows
@@ -36,7 +36,7 @@ from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.operator_state import any_copy
 from flinkish_spark.testing.program_harness import Output
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, in_order
+from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, sort_blocks
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import to_data_type
 from flinkish_spark.types.rows import arrow_schema
@@ -47,7 +47,7 @@ from flinkish_spark.worker.columns_runner import ColumnsRunner
 from flinkish_spark.worker.runners import (
     GroupRunner,
     InputShape,
-    OutRows,
+    OutputRows,
     RowShape,
 )
 
@@ -234,7 +234,7 @@ class OperatorHarness:
     def _load(self, state: GroupState, hash_of: dict[Any, int], progress: Progress) -> None:
         state.load(self._run.states, self._run.timers, hash_of, progress)
 
-    def _collect(self, emitted: Emitted) -> None:
+    def _collect(self, emitted: OperatorOutput) -> None:
         side = {name: [row for row, _ in rows] for name, rows in emitted.side.items()}
         self._output.extend(Output(emitted.rows, emitted.times_ms, side, emitted.counts))
 
@@ -294,7 +294,7 @@ class ColumnsHarness:
         values, output = dict(self._values), Output()
         for group in sorted(blocks.keys() | set(self._due(progress))):
             state = GroupState(self._runner.layout, values.get(group), self.bases)
-            rows = in_order(blocks[group], arrow_schema(self._travels.schema)) if group in blocks else None
+            rows = sort_blocks(blocks[group], arrow_schema(self._travels.schema)) if group in blocks else None
             for out in self._runner.process([rows], state, progress):
                 self._collect(out, output)
             for name, count in self._runner.counts.items():
@@ -361,7 +361,7 @@ class ColumnsHarness:
         arrays = [strict_array(list(column), one.type) for column, one in zip(columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _collect(self, out: OutRows, output: Output) -> None:
+    def _collect(self, out: OutputRows, output: Output) -> None:
         times, *columns = [column.to_pylist() for column in out.rows.columns]
         rows = list(zip(*columns, strict=True))
         if out.side:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flinkish_spark.core.elements import TimeDomain, Timer
 from flinkish_spark.operators.context import FunctionContext
-from flinkish_spark.operators.process import ElementFailed, KeyedStreamOperator, Processor, TimerFailed
+from flinkish_spark.operators.process import ElementError, KeyedStreamOperator, Processor, TimerError
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
 from flinkish_spark.testing import Output
@@ -92,7 +92,7 @@ class Restarting:
             before = self.harness.snapshot()
             try:
                 return step(self.harness)
-            except (ElementFailed, TimerFailed):
+            except (ElementError, TimerError):
                 self.crashes += 1
                 assert (self.harness.snapshot(), self.harness.take()) == (before, Output())
                 if self._chance.random() < 0.5:

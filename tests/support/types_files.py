@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 def read_all(source: SplitSource, folder: Path) -> list[Any]:
     """Return the field of all records of a source, through the reader that Spark calls."""
-    return _read_through(SplitStreamReader(source.bound("in"), str(folder / "control")))
+    return _read_through(SplitStreamReader(source.bind("in"), str(folder / "control")))
 
 
 def _read_through(reader: SplitStreamReader) -> list[Any]:
@@ -109,7 +109,7 @@ def _read(name: str, form: InputFormat, ddl: str, folder: Path) -> list[Any]:
 
 def read_files(source: FileSource, folder: Path) -> list[Any]:
     """Return the first field of all records of a source of files, checked as a job checks it."""
-    bound = source.bound("in")
+    bound = source.bind("in")
     job_dir = JobDir(LocalStore(folder / "job"))
     bound.preflight(None, job_dir, "in")  # type: ignore[arg-type]
     bound.check_input(job_dir, "in", None)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
-from flinkish_spark.operators.window_loop import LoopedWindows, looped_windows
+from flinkish_spark.operators.window_loop import LoopedWindows, make_looped_windows
 from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
@@ -78,6 +78,6 @@ def both(
     shape = shape_of(output, late=spec.late_output is not None)
     policy = BasePolicy(1 << 60) if policy is None else policy
     general = ElementRunner(window_operator(spec, computations[0], FIELDS, output), "op", 4, shape)
-    operator = looped_windows(spec, computations[1], ElementType(FIELDS))
+    operator = make_looped_windows(spec, computations[1], ElementType(FIELDS))
     assert isinstance(operator, LoopedWindows)
     return [Group(general, policy), Group(LoopedRunner(operator, "op", 4, shape), policy)]

@@ -310,7 +310,7 @@ class DeltaSink(DeltaSinkSettings, Sink):
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the table."""
-        return (Dataset.of_path(self.path),)
+        return (Dataset.from_path(self.path),)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Compare stream and table, mode and retention; try the table's store."""

@@ -173,7 +173,7 @@ class FileSink(Sink):
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the folder."""
-        return (Dataset.of_path(self.path),)
+        return (Dataset.from_path(self.path),)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse fields, folders and tables that do not fit, and a path that cannot be written."""

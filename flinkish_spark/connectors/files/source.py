@@ -642,7 +642,7 @@ class FileSource(SplitSource):
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the folder."""
-        return (Dataset.of_path(self.path),)
+        return (Dataset.from_path(self.path),)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return the settings that the list of files depends on."""

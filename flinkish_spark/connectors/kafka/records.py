@@ -234,7 +234,7 @@ class Deserializer:
         policy, parts = self.decoding.policy, self._make_parts(raw)
         if self.changelog is None:
             decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
-            made = C.as_records(C.map_in_arrow(raw, decode, decode.columns))
+            made = C.mark_records(C.map_in_arrow(raw, decode, decode.columns))
             if policy is OnBadRecord.DROP:
                 made = drop_bad_records(made, policy, counted_as).drop(REASON)
             return restore_frame_intervals(made, parts.fields)

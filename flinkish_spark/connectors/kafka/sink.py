@@ -133,7 +133,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
     """
 
     def datasets(self) -> tuple[Dataset, ...]:
-        return Dataset.of_topics(self.connection.servers, self.data_topics)
+        return Dataset.from_topics(self.connection.servers, self.data_topics)
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Check columns, formats, settings, topics, rights and timeouts before the start."""

@@ -74,7 +74,7 @@ from flinkish_spark.protocol.limits import UNLIMITED, NoLimit, check_whole
 from flinkish_spark.protocol.plan_layout import Position, offsets_in
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.channels import channel_of, check_told_apart
+from flinkish_spark.transport.channels import channel_of, check_distinct_channels
 
 #: Reader options that do not affect the source's guarantee; all others are refused.
 READER_OPTIONS = frozenset(
@@ -131,7 +131,7 @@ class KafkaInput(Source):
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the topics by name; those of a pattern are not known before the source is read."""
-        return Dataset.of_topics(self.connection.servers, self.wanted.topics)
+        return Dataset.from_topics(self.connection.servers, self.wanted.topics)
 
     @property
     def drops_records(self) -> bool:
@@ -440,7 +440,7 @@ class KafkaSource(KafkaInput):
                 what_to_do="leave it out",
             )
         wanted = TopicSelection.of(self.topics, self.pattern, self.partitions)
-        check_told_apart(wanted.topics)
+        check_distinct_channels(wanted.topics)
         instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
         with raise_config_errors("give a number of records, or 0 for no limit"):
             check_whole("max_offsets_per_trigger", self.max_offsets_per_trigger, least=0)
@@ -500,7 +500,7 @@ class KafkaSource(KafkaInput):
                     f"aligned_with and {other} are set for one source", why=why, what_to_do=what_to_do
                 )
 
-    def bound(self, uid: str) -> Self:
+    def bind(self, uid: str) -> Self:
         return self._copy_with("_uid", uid)
 
     def _copy_with(self, name: str, value: object) -> Self:
@@ -523,7 +523,7 @@ class KafkaSource(KafkaInput):
             moved.__dict__.pop(name, None)
         return moved
 
-    def with_own_time(self) -> Self:
+    def add_own_time(self) -> Self:
         return self._copy_with("metadata", (*self.metadata, OWN_TIME))
 
     @property
@@ -548,7 +548,7 @@ class KafkaSource(KafkaInput):
 
     def topics_now(self) -> Sequence[str]:
         found = super().topics_now()
-        check_told_apart(found)
+        check_distinct_channels(found)
         return found
 
     def places(self, admin: KafkaAdmin) -> list[Place]:
@@ -670,7 +670,7 @@ class KafkaSource(KafkaInput):
 
     def _decode(self, raw: DataFrame, place: JobPlace, kept: Sequence[str]) -> DataFrame:
         if self.decoding is None:
-            return C.as_records(raw)
+            return C.mark_records(raw)
         # Two scans with different beginnings count their dropped records separately.
         # The text becomes a name in Spark, so a pattern, which may hold any character, is hashed.
         read = ("topics", *self.topics) if self.topics else ("pattern", self.make_fact_name("pattern"))

@@ -289,7 +289,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
             columns = [*own.values(), *metadata_arrays(self._metadata, batch), *time]
             yield pa.RecordBatch.from_arrays(columns, names=self.record_type.names)
 
-    def with_own_time(self) -> Self:
+    def add_own_time(self) -> Self:
         return self._replace("_has_own_time", True)
 
     @property

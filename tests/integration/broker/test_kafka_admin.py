@@ -142,7 +142,7 @@ def test_a_group_with_members_is_an_outcome_and_holds_no_checkpoint(
     admin: KafkaAdmin, broker: LocalBroker, topic: TopicFactory, group: str
 ) -> None:
     name = topic()
-    source = KafkaSource(broker.bootstrap_servers, [name], group_id=group).bound("orders")
+    source = KafkaSource(broker.bootstrap_servers, [name], group_id=group).bind("orders")
     done = LoggedOffsets(({name: {"0": 1}},))
     member = KafkaConsumer(name, bootstrap_servers=broker.bootstrap_servers, group_id=group)
     try:

@@ -30,7 +30,7 @@ from flinkish_spark.planning.sink_rows import (
     tag,
 )
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.sink_rows import EachSink, ToSinkRows
+from flinkish_spark.transport.sink_rows import SinkFanOut, ToSinkRows
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.jobs import environment
 
@@ -145,17 +145,18 @@ def test_batches_are_kept_as_bytes_and_dealt_to_sinks(spark: Any) -> None:
     frame = spark.createDataFrame(rows, T.StructType([*control, *fields])).repartition(3)
     sinks = ToSinkRows(fields, ("a", "b")), ToSinkRows(T.StructType([fields["b"]]), ("b",))
     workers = SinkWorkers((sinks[0],), sinks[0].columns), SinkWorkers((sinks[1],), sinks[1].columns)
-    given = WorkersRows(frame, C.InTurn(()), dict(zip(("one", "two"), workers, strict=True)))
+    given = WorkersRows(frame, C.ComposedWorker(()), dict(zip(("one", "two"), workers, strict=True)))
     kept = given.keep()
     kept.run()
     for place in (given, kept):
         one, two = (
-            C.map_in_arrow(place.frame, C.InTurn((place.worker, sink)), sink.columns) for sink in sinks
+            C.map_in_arrow(place.frame, C.ComposedWorker((place.worker, sink)), sink.columns)
+            for sink in sinks
         )
         assert sorted(row.b or "" for row in one.collect()) == ["", *(f"b {at}" for at in range(10))]
         assert {row.b for row in two.collect()} == {row.b for row in one.collect()}
         each = C.map_in_arrow(
-            place.frame, C.InTurn((place.worker, EachSink(sinks), Places())), "at INT, n INT"
+            place.frame, C.ComposedWorker((place.worker, SinkFanOut(sinks), Places())), "at INT, n INT"
         )
         assert {(row.at, row.n) for row in each.groupBy("at", "n").count().collect()} == {(0, 2), (1, 1)}
         assert each.count() == 22

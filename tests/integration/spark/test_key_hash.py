@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from flinkish_spark.transport.key_hash import can_hash, key_hashes
+from flinkish_spark.transport.key_hash import can_hash, hash_keys
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import parse_ddl
 
@@ -74,7 +74,7 @@ def test_the_hash_of_a_value_is_sparks(spark: SparkSession, kind: str) -> None:
     rows = spark.createDataFrame([(value,) for value in values], f"value {kind}").coalesce(1)
     table = rows.select("value", F.xxhash64("value").alias("hash")).toArrow()
 
-    assert key_hashes([table["value"].combine_chunks()], len(values)).tolist() == table["hash"].to_pylist()
+    assert hash_keys([table["value"].combine_chunks()], len(values)).tolist() == table["hash"].to_pylist()
 
 
 def test_keys_of_several_parts_slices_and_nulls_are_hashed_as_spark_does(spark: SparkSession) -> None:
@@ -94,8 +94,8 @@ def test_keys_of_several_parts_slices_and_nulls_are_hashed_as_spark_does(spark: 
     (batch,) = table.to_batches()
     sliced = batch.slice(137, 200)
 
-    assert key_hashes([batch.column(name) for name in names], 500).tolist() == table["hash"].to_pylist()
-    assert key_hashes([sliced.column(name) for name in names], 200).tolist() == sliced["hash"].to_pylist()
+    assert hash_keys([batch.column(name) for name in names], 500).tolist() == table["hash"].to_pylist()
+    assert hash_keys([sliced.column(name) for name in names], 200).tolist() == sliced["hash"].to_pylist()
     assert arrow_schema(schema).names == names  # type: ignore[arg-type]
 
 
@@ -110,8 +110,8 @@ def test_types_without_a_hash_are_told() -> None:
 
 
 def test_a_key_of_no_columns_is_one_for_all() -> None:
-    assert key_hashes([], 3).tolist() == [0, 0, 0]
-    assert key_hashes([pa.array([], pa.string())], 0).tolist() == []
+    assert hash_keys([], 3).tolist() == [0, 0, 0]
+    assert hash_keys([pa.array([], pa.string())], 0).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_a_key_of_no_columns_is_one_for_all() -> None:
 )
 def test_what_is_no_key_has_no_hash(column: Any) -> None:
     with pytest.raises(TypeError, match="have no hash"):
-        key_hashes([column], 1)
+        hash_keys([column], 1)

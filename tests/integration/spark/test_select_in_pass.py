@@ -53,7 +53,7 @@ class Reads:
 
 def stream_of(spark: Any) -> RecordStream:
     pieces = spark.range(1).coalesce(1)
-    frame = C.records_read_by(pieces, Reads(), T.StructType([*PLACES, *FIELDS]))
+    frame = C.read_records(pieces, Reads(), T.StructType([*PLACES, *FIELDS]))
     return RecordStream("in", frame, C.Origins(), lambda: spark.range(0), frozenset())
 
 

@@ -13,9 +13,9 @@ from flinkish_spark.audit.decided import BatchName
 from flinkish_spark.audit.outputs import (
     OriginNames,
     OriginReader,
+    hash_keys,
     header_column,
     json_columns,
-    key_hashes,
     texts,
 )
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
@@ -134,9 +134,9 @@ def test_names_are_two_or_three(text: str) -> None:
 
 def test_keys_are_told_apart_and_so_are_places() -> None:
     keys = pa.array([b"a", b"b", b"a", b"a"], pa.binary())
-    hashes = key_hashes(keys, np.array([0, 0, 0, 1]))
+    hashes = hash_keys(keys, np.array([0, 0, 0, 1]))
     assert hashes[0] == hashes[2] and len(set(hashes.tolist())) == 3
-    assert len(key_hashes(keys.slice(0, 0), np.zeros(0, np.int64))) == 0
+    assert len(hash_keys(keys.slice(0, 0), np.zeros(0, np.int64))) == 0
     assert header_column(pa.array([], HEADERS_TYPE), "x").to_pylist() == []
 
 

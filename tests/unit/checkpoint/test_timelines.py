@@ -498,7 +498,7 @@ class Group:
 
 
 def test_a_source_of_kafkas_records_leaves_its_mark_alone_and_within_a_hybrid_one() -> None:
-    records = KafkaRecordsSource("nowhere:1", ["orders"], group_id="readers").bound("in")
+    records = KafkaRecordsSource("nowhere:1", ["orders"], group_id="readers").bind("in")
     group = records.__dict__["_admin"] = Group()
     past = KafkaRecordsSource("nowhere:1", ["history"], ending=EndAtLatest())
     live = HybridSource(past, records)
@@ -506,7 +506,7 @@ def test_a_source_of_kafkas_records_leaves_its_mark_alone_and_within_a_hybrid_on
         group.notes.clear()
         source._tell(splits, f"flinkish {JOB} 4 {A}")
         assert list(source.newest_marks(JOB)) == [Mark(CheckpointId(4), A)]
-    assert list(KafkaRecordsSource("nowhere:1", ["orders"]).bound("in").newest_marks(JOB)) == []
+    assert list(KafkaRecordsSource("nowhere:1", ["orders"]).bind("in").newest_marks(JOB)) == []
 
 
 def test_a_mark_in_kafka_is_the_note_of_a_group() -> None:

@@ -48,7 +48,7 @@ class Job:
         self.sources = {
             uid: CollectionSource([(n * STEP_MS[uid],) for n in range(RECORDS[uid])], "at LONG")
             .limit_rate(RateLimit(records_per_batch=30))
-            .bound(uid)
+            .bind(uid)
             for uid in UIDS
         }
         self.store, self.clock = MemoryStore(), ManualClock(1_000)

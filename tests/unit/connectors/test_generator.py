@@ -86,7 +86,7 @@ BITS = [3289781915849628290, 1832404210048606420, 17997158799002671013]
 
 
 def test_types_are_those_of_the_schema(tmp_path) -> None:
-    source = DataGeneratorSource(FIELDS, records=10).bound("made")
+    source = DataGeneratorSource(FIELDS, records=10).bind("made")
     reader = SplitStreamReader(source, str(tmp_path))
     start = reader.initialOffset()
     end = reader.latestOffset(start, None)
@@ -151,7 +151,7 @@ def test_a_field_that_goes_beyond_its_type_is_an_error_and_does_not_begin_again(
     assert [row["id"] for row in rows(DataGeneratorSource({"id": Counting(most - 1)}, records=2))][1] == most
     DataGeneratorSource({"id": Counting(most - 1, cycle=2)}, records=1_000)
     endless = DataGeneratorSource({"id": Counting(most - 1)}, rate=RateLimit(records_per_batch=3))
-    reader = SplitStreamReader(endless.bound("made"), str(tmp_path))
+    reader = SplitStreamReader(endless.bind("made"), str(tmp_path))
     start = reader.initialOffset()
     (piece,) = reader.partitions(start, reader.latestOffset(start, None))
     with pytest.raises(RuntimeError, match=r"read\(\) of source 'made'.*goes beyond .* at record 2"):

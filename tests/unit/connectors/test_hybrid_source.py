@@ -17,7 +17,7 @@ from tests.unit.connectors.test_split_source import Counters, logged, rows_of, s
 
 def hybrid(live, **settings) -> HybridSource:
     history = CollectionSource(range(-7, 0), "n LONG", splits=2)
-    return HybridSource(history, live).bound("in")
+    return HybridSource(history, live).bind("in")
 
 
 def test_the_live_part_begins_behind_the_last_record_of_history(tmp_path) -> None:
@@ -43,7 +43,7 @@ def test_the_live_part_begins_behind_the_last_record_of_history(tmp_path) -> Non
 
 def test_three_parts_and_the_end_of_all(tmp_path) -> None:
     empty, more = CollectionSource([], "n LONG"), CollectionSource([1, 2], "n LONG")
-    source = HybridSource(empty, more, empty).bound("in")
+    source = HybridSource(empty, more, empty).bind("in")
     reader = SplitStreamReader(source, str(tmp_path))
     position, found = reader.initialOffset(), []
     for _ in range(6):
@@ -59,7 +59,7 @@ def test_a_part_whose_splits_are_no_names_is_refused(tmp_path, splits) -> None:
         def splits(self):
             return splits
 
-    source = HybridSource(CollectionSource([], "n LONG"), Odd({"a": 1})).bound("in")
+    source = HybridSource(CollectionSource([], "n LONG"), Odd({"a": 1})).bind("in")
     reader = SplitStreamReader(source, str(tmp_path))
     with pytest.raises(ConfigError, match=r"splits\(\) of source 'in.1'"):
         step(reader, step(reader, reader.initialOffset())[0])
@@ -78,7 +78,7 @@ def test_parts_are_told_what_concerns_them() -> None:
 def test_parts_look_after_their_own_input(tmp_path) -> None:
     job_dir = JobDir(LocalStore(tmp_path))
     lines = SocketTextSource("h", 1)
-    source = HybridSource(CollectionSource(["a"], "value STRING"), lines).bound("in")
+    source = HybridSource(CollectionSource(["a"], "value STRING"), lines).bind("in")
     source.preflight(None, job_dir, "in")
     assert source._parts[1].job_folder == tmp_path / "sources" / "in" / "1"
 
@@ -94,7 +94,7 @@ def test_parts_look_after_their_own_input(tmp_path) -> None:
     source.check_start("in", SplitPosition("in", {"0:all": 1}).to_json())
     with pytest.raises(InputLostError):
         source.check_start("in", SplitPosition("in", {"0:all": 1, "1:lines": 0}).to_json())
-    other = HybridSource(CollectionSource(["b"], "value STRING"), lines).bound("in")
+    other = HybridSource(CollectionSource(["b"], "value STRING"), lines).bind("in")
     with pytest.raises(InputLostError, match=r"the input of source 'in\.0' is another one"):
         other.check_input(job_dir, "in", None)
 

@@ -23,7 +23,7 @@ from flinkish_spark.job.preflight import check_source_names
 from flinkish_spark.joins import JoinType
 from flinkish_spark.planning.declare import refuse_unfit_key
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.transport.columns import _UnderTheirNames
+from flinkish_spark.transport.columns import _ColumnRenamer
 from flinkish_spark.types.schemas import check_field_names
 from flinkish_spark.windows import TumblingEventTimeWindows
 
@@ -108,7 +108,7 @@ def test_a_worker_gets_the_columns_under_their_names() -> None:
             yield batch
 
     batch = pa.record_batch([pa.array([1]), pa.array(["x"])], names=["_fs_column_0", "_fs_column_1"])
-    list(_UnderTheirNames(worker, ("a.b", "c`d"))(iter([batch])))
+    list(_ColumnRenamer(worker, ("a.b", "c`d"))(iter([batch])))
     assert seen == [["a.b", "c`d"]]
 
 

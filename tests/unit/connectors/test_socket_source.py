@@ -50,7 +50,7 @@ class Server:
 
 
 def source_of(server: Server, root, **settings) -> SocketTextSource:
-    source = SocketTextSource("127.0.0.1", server.port, retry_delay_ms=20, **settings).bound("lines")
+    source = SocketTextSource("127.0.0.1", server.port, retry_delay_ms=20, **settings).bind("lines")
     source.preflight(None, JobDir(LocalStore(root)), "lines")
     return source
 

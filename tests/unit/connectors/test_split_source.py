@@ -64,7 +64,7 @@ class Counters(SplitSource):
 
 
 def reader_of(source: SplitSource, folder: Path, uid: str = "in") -> SplitStreamReader:
-    return SplitStreamReader(source.bound(uid), str(folder))
+    return SplitStreamReader(source.bind(uid), str(folder))
 
 
 def step(reader: SplitStreamReader, start):
@@ -525,10 +525,10 @@ def test_what_cannot_work_is_refused_where_the_source_is_added(attribute, value,
     source = Counters({"a": 1})
     setattr(source, attribute, value)
     if not message:
-        assert source.bound("in")
+        assert source.bind("in")
         return
     with pytest.raises((ConfigError, SchemaError), match=message):
-        source.bound("in")
+        source.bind("in")
 
 
 def test_an_attribute_of_the_class_is_refused_as_one_of_the_object_is() -> None:
@@ -536,28 +536,28 @@ def test_an_attribute_of_the_class_is_refused_as_one_of_the_object_is() -> None:
         topics = ("orders",)
 
     with pytest.raises(ConfigError, match="has an attribute 'topics'"):
-        OfTopics({"a": 1}).bound("in")
+        OfTopics({"a": 1}).bind("in")
 
 
 def test_a_source_that_cannot_travel_or_would_never_run_is_refused(tmp_path) -> None:
     source = Counters({})
     source.handle = (tmp_path / "x").open("w")
     with pytest.raises(ConfigError, match="cannot be sent to Spark's processes"):
-        source.bound("in")
+        source.bind("in")
 
     class Waiting(Counters):
         async def on_commit(self, offsets):
             pass
 
     with pytest.raises(ConfigError, match=r"Waiting.on_commit\(\) would never run"):
-        Waiting({}).bound("in")
+        Waiting({}).bind("in")
 
     class Bare(Counters):
         pass
 
     Bare.schema = ""
     with pytest.raises(SchemaError):
-        Bare({}).bound("in")
+        Bare({}).bind("in")
 
 
 # -- committing, fingerprints, savepoints -------------------------------------------------------------
@@ -566,7 +566,7 @@ def logged(*positions) -> LoggedOffsets:
 
 
 def test_a_confirmed_checkpoint_tells_the_source_what_every_scan_has_read() -> None:
-    source = Counters({"a": 5, "b": 5}).bound("in")
+    source = Counters({"a": 5, "b": 5}).bind("in")
     one = SplitPosition("in", {"a": 5, "b": 2}).to_json()
     two = SplitPosition("in", {"b": 4, "a": 3}).to_json()
     other = SplitPosition("other", {"a": 1}).to_json()
@@ -582,7 +582,7 @@ def test_a_source_that_cannot_take_note_now_is_asked_again() -> None:
             raise TimeoutError("away")
 
     with pytest.raises(SourceUnavailable, match="Away") as caught:
-        Away({}).bound("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
+        Away({}).bind("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
     assert caught.value.restartable
 
 
@@ -592,7 +592,7 @@ def test_an_error_in_taking_note_is_one_of_the_source_s_code() -> None:
             raise KeyError("nothing")
 
     with pytest.raises(RepeatableUserError, match="the source 'in' failed when it was told") as caught:
-        Wrong({}).bound("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
+        Wrong({}).bind("in").commit_offsets(logged(SplitPosition("in", {"a": 1}).to_json()))
     assert "nothing" in str(caught.value)
 
 
@@ -607,7 +607,7 @@ def test_a_source_that_cannot_say_what_it_reads_is_no_dead_jvm(tmp_path, error, 
 
     job_dir = JobDir(LocalStore(tmp_path))
     with pytest.raises(SourceUnavailable, match="the source 'in' failed when it was asked which") as caught:
-        Away({}).bound("in").check_input(job_dir, "in", None)
+        Away({}).bind("in").check_input(job_dir, "in", None)
     assert caught.value.restartable and caught.value.ends_when_repeated is not waits
     assert classify(caught.value) is caught.value
 
@@ -618,7 +618,7 @@ def test_an_error_in_a_fingerprint_is_one_of_the_source_s_code(tmp_path) -> None
             raise KeyError("nothing")
 
     with pytest.raises(RepeatableUserError, match="'in' failed when it was asked which input") as caught:
-        Wrong({}).bound("in").check_input(JobDir(LocalStore(tmp_path)), "in", None)
+        Wrong({}).bind("in").check_input(JobDir(LocalStore(tmp_path)), "in", None)
     assert "KeyError: 'nothing'. To do: correct fingerprint()" in str(caught.value)
     assert caught.value.uid == "in"
 
@@ -633,7 +633,7 @@ def test_what_no_checkpoint_needs_is_released(tmp_path) -> None:
         on_commit = SplitSource.on_commit
 
     job_dir = JobDir(LocalStore(tmp_path))
-    source = Keeping({}).bound("in")
+    source = Keeping({}).bind("in")
     source.preflight(None, job_dir, "in")
     for checkpoint in (1, 2, 3):
         position = SplitPosition("in", {"a": 10 * checkpoint}).to_json()
@@ -662,7 +662,7 @@ def test_the_position_is_no_kafka_position() -> None:
 
 def test_another_input_under_the_same_uid_is_refused(tmp_path) -> None:
     job_dir = JobDir(LocalStore(tmp_path))
-    first, other = (CollectionSource([(n,)], "n LONG").bound("in") for n in (1, 2))
+    first, other = (CollectionSource([(n,)], "n LONG").bind("in") for n in (1, 2))
     assert first.identity(job_dir, "in") == {}
     first.check_input(job_dir, "in", None)
     first.limit_rate(RateLimit(records_per_batch=1)).check_input(job_dir, "in", None)
@@ -673,7 +673,7 @@ def test_another_input_under_the_same_uid_is_refused(tmp_path) -> None:
 
 def test_a_restored_source_goes_on_where_the_savepoint_stood(tmp_path) -> None:
     position = SplitPosition("in", {"b": 3}).to_json()
-    source = Counters({"a": 1, "b": 4}).bound("in")
+    source = Counters({"a": 1, "b": 4}).bind("in")
     moved = source.starting_at(SourceStart(position, str(tmp_path / "begin"), "label"))
     reader = SplitStreamReader(moved, str(tmp_path / "begin"))
     assert reader.initialOffset() == position and moved._fs_format != source._fs_format
@@ -686,7 +686,7 @@ def test_a_collection_is_read_whole_and_says_that_it_has_ended(tmp_path) -> None
     reader = reader_of(source, tmp_path)
     end, rows = step(reader, reader.initialOffset())
     assert sorted(rows, key=lambda r: r[1:]) == [(1, 0, 0), (3, 0, 1), (None, 0, 2), (2, 1, 0), (4, 1, 1)]
-    bound = source.bound("in")
+    bound = source.bind("in")
     assert bound.has_ended(logged(end)) and not bound.has_ended(logged(end, reader.initialOffset()))
     assert not bound.has_ended(logged()) and step(reader, end) == (end, [])
 
@@ -717,7 +717,7 @@ def test_a_collection_takes_dataclasses_with_slots_within_fields(tmp_path) -> No
 def test_a_split_at_its_end_is_no_channel_any_more(tmp_path) -> None:
     """Else event time would wait for it."""
     source = (
-        CollectionSource([1, 2, 3], "n LONG", splits=2).limit_rate(RateLimit(records_per_batch=2)).bound("in")
+        CollectionSource([1, 2, 3], "n LONG", splits=2).limit_rate(RateLimit(records_per_batch=2)).bind("in")
     )
     reader = SplitStreamReader(source, str(tmp_path))
     one, _ = step(reader, reader.initialOffset())
@@ -726,12 +726,12 @@ def test_a_split_at_its_end_is_no_channel_any_more(tmp_path) -> None:
     assert SplitPosition.from_json(two) == SplitPosition(
         "in", {"part-0": 2, "part-1": 1}, is_ended=True, done=frozenset({"part-0", "part-1"})
     )
-    endless = Counters({}).bound("in")
+    endless = Counters({}).bind("in")
     assert endless.channels_in(logged(SplitPosition("in", {"a": 1, "b": 0}).to_json())) == {0, 1}
 
 
 def test_an_empty_collection_ends_at_once(tmp_path) -> None:
-    source = CollectionSource([], "n LONG").bound("in")
+    source = CollectionSource([], "n LONG").bind("in")
     reader = SplitStreamReader(source, str(tmp_path))
     end, rows = step(reader, reader.initialOffset())
     assert rows == [] and end != reader.initialOffset() and source.has_ended(logged(end))

@@ -199,7 +199,7 @@ def test_versions_that_are_written_while_we_look_are_not_taken_for_gone(tmp_path
 @pytest.mark.parametrize("make", [DeltaTableSource, DeltaSource])
 def test_a_table_that_got_other_types_behind_the_program_is_refused(make: Any, tmp_path: Path) -> None:
     write(tmp_path / "t", 0, fields(n="long"))
-    source = make(str(tmp_path / "t")).bound("in")
+    source = make(str(tmp_path / "t")).bind("in")
     source.__dict__["_fs_folder"] = str(tmp_path / "job")
     write(tmp_path / "t", 1, fields(n="string"))
     with pytest.raises(ConfigError, match=r"version 1 of the Delta table .* has another type or name of 'n'"):

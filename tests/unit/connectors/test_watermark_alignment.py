@@ -131,7 +131,7 @@ def test_advice_that_is_none_is_refused(value: Any) -> None:
 def test_a_split_that_is_held_back_stays_where_it_is_and_the_others_go_on(tmp_path: Path) -> None:
     control = tmp_path / "1-0.json"
     source = Counters({"x": 10, "y": 10})
-    reader = SplitStreamReader(source.bound("in"), str(tmp_path), str(control))
+    reader = SplitStreamReader(source.bind("in"), str(tmp_path), str(control))
     start = reader.initialOffset()
     write_held(control, {"in": HeldChannels(frozenset({0}))})
     end = reader.latestOffset(start, ReadAllAvailable())
@@ -144,7 +144,7 @@ def test_a_split_that_is_held_back_stays_where_it_is_and_the_others_go_on(tmp_pa
 
 def test_a_source_that_is_held_back_at_its_end_still_says_that_it_has_ended(tmp_path: Path) -> None:
     control = tmp_path / "1-0.json"
-    source = CollectionSource([(1,), (2,)], "n LONG").bound("in")
+    source = CollectionSource([(1,), (2,)], "n LONG").bind("in")
     first = SplitStreamReader(source, str(tmp_path), str(control))
     end = first.latestOffset(first.initialOffset(), ReadAllAvailable())
     assert SplitPosition.from_json(end).is_ended

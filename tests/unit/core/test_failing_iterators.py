@@ -41,7 +41,7 @@ from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.row_form import RowForm
 from flinkish_spark.windows import ProcessWindowFunction, TumblingEventTimeWindows
 from flinkish_spark.worker.functions import ExpandRows, FilterRows, ProcessRows, RowFunction
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 
 NUMBERS = [1, 2, 3, 4]
 
@@ -201,7 +201,7 @@ LAZY = [
 @pytest.mark.parametrize("what", LAZY)
 def test_a_function_of_records_is_blamed_with_the_record(what: Callable[[], Any]) -> None:
     stage = ExpandRows(RowFunction("halves", at_8(what), origins=Origins(("in",))), OUT, ())
-    with pytest.raises(OperatorFailed) as raised:
+    with pytest.raises(OperatorError) as raised:
         list(stage(iter([IN])))
     told = json.loads(str(raised.value).partition(" ")[2])
     assert (told["uid"], told["topic"], told["partition"], told["offset"]) == ("halves", "in", 0, 41)
@@ -215,7 +215,7 @@ def test_a_filter_and_a_process_function_are_blamed_too(error: BaseException) ->
         ProcessRows(RowFunction("f", lambda record, ctx: map(at_8(raising(error)), [record])), OUT, ()),
     ]
     for stage in stages:
-        with pytest.raises(OperatorFailed, match='"sequence": 41'):
+        with pytest.raises(OperatorError, match='"sequence": 41'):
             list(stage(iter([IN])))  # type: ignore[operator]
 
 
@@ -422,7 +422,7 @@ class NoSplits(Numbers):
 
 @pytest.mark.parametrize(("source", "method"), [(Numbers(), "read"), (NoSplits(), "splits")])
 def test_a_source_is_blamed_with_the_method(source: SplitSource, method: str, tmp_path: Any) -> None:
-    reader = SplitStreamReader(source.bound("in"), str(tmp_path))
+    reader = SplitStreamReader(source.bind("in"), str(tmp_path))
     with pytest.raises(RuntimeError, match=rf"{method}\(\) of source 'in'.*no such number"):
         start = reader.initialOffset()
         for piece in reader.partitions(start, reader.latestOffset(start, None)):  # type: ignore[arg-type]

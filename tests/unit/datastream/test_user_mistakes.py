@@ -23,7 +23,6 @@ from flinkish_spark import (
 from flinkish_spark.core.errors import ConfigError, UserFunctionError
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, ProcessFunction
 from flinkish_spark.joins import CoGroupFunction, LookupTable, ProcessJoinFunction
-from flinkish_spark.operators.context import KeyedStateWithoutKey
 from flinkish_spark.state.keyed_states import StateNotDeclared, StateRedeclared
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import (
@@ -375,5 +374,5 @@ def test_a_function_without_a_key_is_told_of_operator_list_state() -> None:
         def process_element(self, value: Any, ctx: Any) -> Any:
             yield value
 
-    with pytest.raises(KeyedStateWithoutKey, match=r"call get_operator_list_state\(.*\"seen\""):
+    with pytest.raises(TypeError, match=r"call get_operator_list_state\(.*\"seen\""):
         ProgramHarness.of(Wants(), ORDERS, output=ORDERS, uid="own").push(("ann", 1))

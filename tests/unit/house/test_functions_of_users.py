@@ -65,7 +65,7 @@ from flinkish_spark.windows import (
     WindowAssigner,
     WindowSpec,
 )
-from flinkish_spark.worker.functions import TargetOf
+from flinkish_spark.worker.functions import RecordPartitioner
 
 ROWS = "user STRING, amount LONG"
 OUT = "n LONG"
@@ -777,7 +777,7 @@ def test_a_result_that_has_not_run_is_refused(place: str) -> None:
 def test_a_partition_that_has_not_run_is_refused() -> None:
     with pytest.raises(NotRun, match="the partitioner returned a coroutine"):
         partition: Any = coroutine
-        TargetOf(partition, lambda record: record, 2)("ann")
+        RecordPartitioner(partition, lambda record: record, 2)("ann")
 
 
 def test_a_pattern_of_an_async_condition_matches_nothing_and_says_why() -> None:

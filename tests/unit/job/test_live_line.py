@@ -51,7 +51,7 @@ class Shown:
         self.client: Any = SimpleNamespace(
             progress=self.progress, status=JobStatus.RUNNING, statistics=StatisticsHistory()
         )
-        nodes = [SourceNode(f"in{number}", one.bound(f"in{number}")) for number, one in enumerate(sources)]
+        nodes = [SourceNode(f"in{number}", one.bind(f"in{number}")) for number, one in enumerate(sources)]
         self.held = 0
         clock: Any = self.clock
         self.line = LiveLine("orders", self.client, nodes, out or io.StringIO(), self._hold, clock)
@@ -160,10 +160,10 @@ class Named(SplitSource):
 
 
 def test_sources_say_what_they_know_without_asking_anybody() -> None:
-    named = Named().bound("in")
+    named = Named().bind("in")
     assert named.extent(None) is None
     assert named.extent(LoggedOffsets.parse(logged(of_splits("in", all="end")))) is None  # type: ignore[arg-type]
-    topics = KafkaSource("nowhere:1", ["orders"]).bound("in")
+    topics = KafkaSource("nowhere:1", ["orders"]).bind("in")
     assert topics.extent(None) is None
     # Scanned twice: what both have read.
     position = LoggedOffsets.parse(logged({"orders": {"0": 9, "1": 4}}, {"orders": {"0": 7, "1": 4}}))

@@ -11,8 +11,8 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.job.inputs import pending_records
 from flinkish_spark.sources import KafkaSource
 
-KAFKA = SourceNode("orders", KafkaSource("one:9092", ["orders"], value=Raw()).bound("orders"))
-BOUNDED = SourceNode("users", CollectionSource([("ann",)], "user STRING").bound("users"))
+KAFKA = SourceNode("orders", KafkaSource("one:9092", ["orders"], value=Raw()).bind("orders"))
+BOUNDED = SourceNode("users", CollectionSource([("ann",)], "user STRING").bind("users"))
 
 
 def query(*offsets: tuple[str | None, str | None]) -> Any:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.joins import Bound, IntervalJoin, JoinType, ProcessJoinFunction
-from flinkish_spark.operators.joins import IntervalJoinOperator, JoinNeedsTime
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.joins import IntervalJoinOperator
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.types.rows import ElementType
 from tests.support.effort import examples
@@ -250,9 +250,9 @@ def test_a_join_that_becomes_an_outer_one_begins_with_the_elements_that_come_the
 
 def test_elements_need_a_time() -> None:
     one = harness(IntervalJoinOperator(join_of()))
-    with pytest.raises(ElementFailed, match="interval join needs elements with a timestamp") as caught:
+    with pytest.raises(ElementError, match="interval join needs elements with a timestamp") as caught:
         one.push(("a", 1))
-    assert isinstance(caught.value.error, JoinNeedsTime)
+    assert isinstance(caught.value.error, ValueError)
 
 
 @pytest.mark.parametrize(

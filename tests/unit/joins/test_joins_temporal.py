@@ -10,7 +10,7 @@ from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MAX_WATERMARK_MS,
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.joins import JoinType, ProcessJoinFunction, TemporalJoin
 from flinkish_spark.operators.joins import TemporalJoinOperator
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.state import StateTtl
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import TumblingEventTimeWindows
@@ -241,7 +241,7 @@ def test_a_function_gets_the_times_of_both() -> None:
 
 
 def test_elements_need_a_time() -> None:
-    with pytest.raises(ElementFailed, match="temporal join needs elements with a timestamp"):
+    with pytest.raises(ElementError, match="temporal join needs elements with a timestamp"):
         harness(TemporalJoinOperator(join_of())).push(("a", 1, ""), source=1)
 
 

@@ -16,8 +16,8 @@ from flinkish_spark.joins import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.operators.aggregates import ReduceOperator, element_reduce
-from flinkish_spark.operators.columnar_aggregates import MergePartials, element_aggregation
+from flinkish_spark.operators.aggregates import ReduceOperator, make_element_reduce
+from flinkish_spark.operators.columnar_aggregates import MergePartials, make_element_aggregation
 from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOperator, WindowCoGroupOperator
 from flinkish_spark.windows import EventTimeSessionWindows, TumblingEventTimeWindows, WindowSpec
 from tests.support.joins_support import END, LEFT, RIGHT, apply, harness, script
@@ -56,9 +56,9 @@ def test_a_join_travels_and_does_the_same_there(name) -> None:
 
 def test_aggregates_travel() -> None:
     total = FieldAggregate(Fold.SUM, "n")
-    one = pickle.loads(cloudpickle.dumps(ReduceOperator(element_reduce(total, LEFT), LEFT)))
+    one = pickle.loads(cloudpickle.dumps(ReduceOperator(make_element_reduce(total, LEFT), LEFT)))
     run = harness(one)
     run.push_all([(("a", 1), None), (("a", 2), None)])
     assert run.take().rows == [("a", 1), ("a", 3)]
-    merging = pickle.loads(cloudpickle.dumps(MergePartials(element_aggregation(total, LEFT))))
+    merging = pickle.loads(cloudpickle.dumps(MergePartials(make_element_aggregation(total, LEFT))))
     assert merging._aggregation.state_type() == "k string, n bigint"

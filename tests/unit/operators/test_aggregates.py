@@ -16,19 +16,19 @@ from pyspark.sql import types as T
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, FieldAggregate, Fold, Ties
-from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, element_reduce
+from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, make_element_reduce
 from flinkish_spark.operators.columnar_aggregates import (
     AGGREGATE,
+    AggregateColumns,
     AggregatedRows,
     AggregateOverflow,
-    Columns,
     MergePartials,
     ReducedRows,
     combine,
-    element_aggregation,
+    make_element_aggregation,
     merge,
 )
-from flinkish_spark.operators.process import ElementFailed, GroupRun, KeyedStreamOperator
+from flinkish_spark.operators.process import ElementError, GroupRun, KeyedStreamOperator
 from flinkish_spark.state import StateTtl
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.layered import KeyIndex, group_numbers
@@ -163,10 +163,10 @@ class Vectorised:
 def test_both_forms_do_what_the_model_says(case, data) -> None:
     kind, aggregate, batches = case
     input_type = f"k STRING, n LONG, v {kind}"
-    columns = Vectorised(element_aggregation(aggregate, input_type), input_type)
+    columns = Vectorised(make_element_aggregation(aggregate, input_type), input_type)
 
     def make(**given):
-        return harness(ReduceOperator(element_reduce(aggregate, input_type), input_type), **given)
+        return harness(ReduceOperator(make_element_reduce(aggregate, input_type), input_type), **given)
 
     single, seen = make(), {}
     for batch in batches:
@@ -185,7 +185,7 @@ def test_both_forms_do_what_the_model_says(case, data) -> None:
 
 def test_a_table_of_aggregates_counts_too() -> None:
     input_type = "k STRING, v INT, w DOUBLE"
-    table = Columns(
+    table = AggregateColumns(
         [
             AggregateColumn("rows", Fold.COUNT),
             AggregateColumn("there", Fold.COUNT, "v"),
@@ -203,7 +203,7 @@ def test_a_table_of_aggregates_counts_too() -> None:
 
 
 def test_one_column_alone_is_kept_as_it_is() -> None:
-    one = Columns([AggregateColumn("total", Fold.SUM, "v")], "k STRING, v LONG")
+    one = AggregateColumns([AggregateColumn("total", Fold.SUM, "v")], "k STRING, v LONG")
     run = Vectorised(one, "k STRING, v LONG")
     assert (one.state_type(), run.run([("a", 2)]), run.run([("a", 3)])) == (
         "bigint",
@@ -214,7 +214,7 @@ def test_one_column_alone_is_kept_as_it_is() -> None:
 
 def test_the_second_step_runs_where_functions_over_columns_run() -> None:
     input_type = "k STRING, n LONG, v DOUBLE"
-    aggregation = element_aggregation(FieldAggregate(Fold.MAX, "v"), input_type)
+    aggregation = make_element_aggregation(FieldAggregate(Fold.MAX, "v"), input_type)
     came = InputShape(pa.schema([]), ("k", "n", "v"), ("c0", "c1", "c2"), ("c0",))
     shape = RowShape((came,), (T.StringType(),), (parse_ddl(input_type),))
     runner = ColumnsRunner(MergePartials(aggregation), "op", 4, shape)
@@ -290,14 +290,14 @@ BIG = 1 << 62
 def test_a_sum_is_exact_or_an_error(kind, values, total, at_once) -> None:
     input_type = f"k STRING, v {kind}"
     aggregate = FieldAggregate(Fold.SUM, "v")
-    run = Vectorised(element_aggregation(aggregate, input_type), input_type)
-    single = harness(ReduceOperator(element_reduce(aggregate, input_type), input_type))
+    run = Vectorised(make_element_aggregation(aggregate, input_type), input_type)
+    single = harness(ReduceOperator(make_element_reduce(aggregate, input_type), input_type))
     rows = [("a", value) for value in values]
     if total is None:
         with pytest.raises(AggregateOverflow, match="the sum of the field 'v' leaves its type"):
             for part in [rows] if at_once else [[row] for row in rows]:
                 run.run(part)
-        with pytest.raises(ElementFailed, match="the sum of the field 'v' leaves its type"):
+        with pytest.raises(ElementError, match="the sum of the field 'v' leaves its type"):
             single.push_all([(row, None) for row in rows])
         return
     # Of values in one batch the sum may leave 64 bits on the way; one by one it may not.
@@ -342,10 +342,10 @@ def test_a_reduction_of_ones_own_has_names_and_expires() -> None:
 def test_over_columns_a_key_s_aggregate_expires_like_one_by_one() -> None:
     input_type, ttl = "k STRING, v LONG", StateTtl(10)
     total = FieldAggregate(Fold.SUM, "v")
-    run = Vectorised(element_aggregation(total, input_type), input_type, ttl)
+    run = Vectorised(make_element_aggregation(total, input_type), input_type, ttl)
 
     def make(**given):
-        return harness(ReduceOperator(element_reduce(total, input_type), input_type, ttl), **given)
+        return harness(ReduceOperator(make_element_reduce(total, input_type), input_type, ttl), **given)
 
     single = make()
     for at, now_ms in enumerate((0, 5, 9, 15, 24, 25, 40, 49, 59)):
@@ -368,15 +368,15 @@ TYPE = "k STRING, v INT, tags ARRAY<STRING>"
         (lambda: ElementChoice(Fold.SUM, "v"), "Fold.MIN or Fold.MAX"),
         (lambda: ElementChoice(Fold.MIN, "v", True), "Ties.FIRST or Ties.LAST"),
         (
-            lambda: element_reduce(FieldAggregate(Fold.SUM, "w"), TYPE),
+            lambda: make_element_reduce(FieldAggregate(Fold.SUM, "w"), TYPE),
             "They have k, v, tags",
         ),
         (
-            lambda: element_reduce(FieldAggregate(Fold.SUM, "k"), TYPE),
+            lambda: make_element_reduce(FieldAggregate(Fold.SUM, "k"), TYPE),
             "field 'k', which is string",
         ),
-        (lambda: element_aggregation(ElementChoice(Fold.MIN, "tags"), TYPE), "which is array<string>"),
-        (lambda: element_aggregation(FieldAggregate(Fold.SUM, "v"), "LONG"), "They have no fields"),
+        (lambda: make_element_aggregation(ElementChoice(Fold.MIN, "tags"), TYPE), "which is array<string>"),
+        (lambda: make_element_aggregation(FieldAggregate(Fold.SUM, "v"), "LONG"), "They have no fields"),
     ],
 )
 def test_an_aggregate_that_cannot_be_is_refused_where_it_is_said(make, message) -> None:

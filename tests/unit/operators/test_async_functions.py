@@ -590,7 +590,7 @@ class Counting(Calling):
 
 
 def test_an_async_function_has_no_accumulators() -> None:
-    with pytest.raises(RuntimeError, match="count in a function behind it"):
+    with pytest.raises(RuntimeError, match="count in a function after it"):
         push(ordered(Counting(lambda n, _: n)), 1)
 
 

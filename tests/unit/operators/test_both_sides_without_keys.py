@@ -12,7 +12,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.core.elements import MIN_WATERMARK_MS
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
-from flinkish_spark.operators.process import Emitted
+from flinkish_spark.operators.process import OperatorOutput
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import TumblingEventTimeWindows
 
@@ -119,8 +119,8 @@ def test_an_element_of_a_source_is_behind_the_watermark() -> None:
 
 
 def test_what_two_steps_emit_is_joined_on_each_side() -> None:
-    first = Emitted(["a", "b"], [1, 2], 1, {"x": [("c", 3)], "y": [("d", 4), ("e", 5)]}, {"y": 1})
-    second = Emitted(["f", "g"], [6, 7], 2, {"y": [("h", 8)], "z": [("i", 9)]}, {"y": 1, "z": 0})
+    first = OperatorOutput(["a", "b"], [1, 2], 1, {"x": [("c", 3)], "y": [("d", 4), ("e", 5)]}, {"y": 1})
+    second = OperatorOutput(["f", "g"], [6, 7], 2, {"y": [("h", 8)], "z": [("i", 9)]}, {"y": 1, "z": 0})
     both = first.then(second)
     assert (both.rows, both.times_ms, both.before) == (["a", "f", "g", "b"], [1, 6, 7, 2], 3)
     assert both.side == {"x": [("c", 3)], "y": [("d", 4), ("h", 8), ("e", 5)], "z": [("i", 9)]}

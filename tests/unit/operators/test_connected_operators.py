@@ -8,7 +8,7 @@ import pytest
 
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction
-from flinkish_spark.operators.process import ElementFailed, KeyedProcessOperator
+from flinkish_spark.operators.process import ElementError, KeyedProcessOperator
 from flinkish_spark.state import ListStateDescriptor, StateTtl, ValueStateDescriptor
 from tests.support.effort import seeds
 from tests.support.operator_harness import OperatorHarness
@@ -116,7 +116,7 @@ def test_a_failure_names_the_input_s_element() -> None:
 
     one = OperatorHarness(KeyedProcessOperator(Failing()), key=lambda e: e[0], key_type="STRING")
     one.push(("a", 1), 0)
-    with pytest.raises(ElementFailed, match="ValueError: no"):
+    with pytest.raises(ElementError, match="ValueError: no"):
         one.push(("a", 2), 0, source=1)
     one.push(("a", 3), 1)
     assert one.entries("orders") == {"a": [(1, 10), (3, 11)]}

@@ -12,11 +12,11 @@ from tests.unit.operators.test_patterns_over_micro_batches import PATTERNS as OW
 from tests.unit.operators.test_patterns_over_micro_batches import Subtask
 
 
-def level_of(subtask: Subtask) -> int | None:
+def sum_open_items(subtask: Subtask) -> int | None:
     """Return the level in all key groups."""
     runner = subtask._runner
     return sum(
-        runner.level_of(GroupState(runner.layout, value, subtask.bases).living()) or 0
+        runner.sum_open_items(GroupState(runner.layout, value, subtask.bases).living()) or 0
         for value in subtask.snapshot().values.values()
     )
 
@@ -27,10 +27,10 @@ def test_stored_partial_matches_are_counted_as_they_were_opened() -> None:
     subtask.micro_batch(rows)
     subtask.watermark(3)
     counts = subtask.take().counts
-    assert level_of(subtask) == counts["partial_matches_opened"] == 3
+    assert sum_open_items(subtask) == counts["partial_matches_opened"] == 3
     subtask.micro_batch([(("y", 4, "b"), 4)])
     subtask.watermark(4)
-    assert level_of(subtask) == 2
+    assert sum_open_items(subtask) == 2
 
 
 def test_those_of_rules_are_counted_by_rule() -> None:
@@ -46,11 +46,11 @@ def test_those_of_rules_are_counted_by_rule() -> None:
     kind = pa.map_(pa.string(), pa.struct([("version", pa.int64()), ("matches", pa.list_(match))]))
     stored = [[(name, {"version": 1, "matches": list(one.matches)})] for name, one in entries.items()]
     rows = pa.RecordBatch.from_arrays([pa.array(stored, kind)], names=["value_0"])
-    assert function.level_in("open", rows) == 4
-    assert function.level_in("waiting", rows) is None
+    assert function.count_open_items("open", rows) == 4
+    assert function.count_open_items("waiting", rows) is None
 
 
 def test_an_empty_state_has_none() -> None:
     subtask = Subtask(OWN["pair"], MemoryBases())
     state = GroupState(subtask._runner.layout, None, NoBases())
-    assert subtask._runner.level_of(state.living()) == 0
+    assert subtask._runner.sum_open_items(state.living()) == 0

@@ -25,14 +25,13 @@ from flinkish_spark.cep.compiler import compiled
 from flinkish_spark.cep.matcher import Matcher
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError, SchemaError
-from flinkish_spark.operators.context import KeyedStateWithoutKey
 from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
-from flinkish_spark.operators.process import TimerFailed
+from flinkish_spark.operators.process import TimerError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.worker.keyed_operator import runner_of
+from flinkish_spark.worker.keyed_operator import make_runner
 from flinkish_spark.worker.runners import RowShape
 from tests.support.cep_cases import cases
 from tests.support.effort import examples
@@ -413,7 +412,7 @@ def test_a_condition_has_no_state() -> None:
         def filter(self, event, ctx):
             return True
 
-    with pytest.raises(KeyedStateWithoutKey, match="a condition of operator 'found'"):
+    with pytest.raises(TypeError, match="a condition of operator 'found'"):
         searching(Pattern.begin("a").where(Counting())).push(("k", 1, "a", 0), 1)
 
 
@@ -512,7 +511,7 @@ class SqlHarness(ColumnsHarness):
         shape = RowShape(
             (input_shape(travels, fields.names),), travels.key_types, (parse_ddl(OUTPUT),), with_times=True
         )
-        runner = runner_of(operator, "found", 16, shape)
+        runner = make_runner(operator, "found", 16, shape)
         super().__init__(
             runner,
             fields,
@@ -534,7 +533,7 @@ def test_an_event_that_waits_has_no_answer_of_a_condition_that_is_new() -> None:
     other.watermark(6)
     assert [row[2] for row in other.take().rows] == ['{"a": [1]}']
     changed = SqlHarness("id > 1", one.snapshot(), one.bases)
-    with pytest.raises(TimerFailed, match="nobody has evaluated the condition 'id > 1'"):
+    with pytest.raises(TimerError, match="nobody has evaluated the condition 'id > 1'"):
         changed.watermark(6)
 
 

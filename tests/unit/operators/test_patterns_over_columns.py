@@ -23,7 +23,7 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
 from flinkish_spark.functions.match_recognize import parse_comparison, parse_measures
 from flinkish_spark.functions.patterns import MeasuredMatches
-from flinkish_spark.operators.columnar_patterns import too_long
+from flinkish_spark.operators.columnar_patterns import find_long_keys
 from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
@@ -168,7 +168,7 @@ class Subtask(ColumnsHarness):
             True,
         )
         self.is_columnar = operator.is_columnar
-        make = keyed_operator.runner_of
+        make = keyed_operator.make_runner
         if as_columns:
             runner = make(operator, "found", GROUPS, shape)
             assert isinstance(runner, TimedRunner)
@@ -298,7 +298,7 @@ def paths(parts: dict[str, Any], match: Any) -> Any:
 
 def test_a_key_with_many_more_events_than_others_is_taken_alone() -> None:
     counts = np.array([3, 40_000, 4, 2] + [5] * 100)
-    assert np.flatnonzero(too_long(counts)).tolist() == [1]
-    assert not too_long(np.full(1_000, 50)).any()
-    assert not too_long(np.zeros(3, dtype=np.int64)).any()
-    assert len(too_long(np.empty(0, dtype=np.int64))) == 0
+    assert np.flatnonzero(find_long_keys(counts)).tolist() == [1]
+    assert not find_long_keys(np.full(1_000, 50)).any()
+    assert not find_long_keys(np.zeros(3, dtype=np.int64)).any()
+    assert len(find_long_keys(np.empty(0, dtype=np.int64))) == 0

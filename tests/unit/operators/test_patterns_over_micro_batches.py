@@ -23,7 +23,7 @@ from flinkish_spark.operators.patterns import LookedFor, PatternOperator, Patter
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
-from flinkish_spark.worker.keyed_operator import runner_of
+from flinkish_spark.worker.keyed_operator import make_runner
 from flinkish_spark.worker.runners import RowShape
 from tests.support.effort import seeds
 from tests.support.operator_harness import (
@@ -86,7 +86,7 @@ class Subtask(ColumnsHarness):
         shape = RowShape(
             (input_shape(travels, fields.names),), travels.key_types, outputs, ("late", "lost"), True
         )
-        runner = runner_of(operator, "found", GROUPS, shape)
+        runner = make_runner(operator, "found", GROUPS, shape)
         # Small bases, so that waiting rows are in both layers.
         policy = BasePolicy(smallest_bytes=900, smallest_delta_rows=3)
         settings = {"max_parallelism": GROUPS, "restore": restore, "policy": policy, "bases": bases}

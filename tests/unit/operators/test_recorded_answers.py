@@ -13,17 +13,17 @@ from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.functions.async_io import ToSide
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.recorded_answers import (
     Answer,
+    AnswerKey,
     AnswerRetention,
-    AskedAbout,
     Outputs,
     Readers,
     RecordedAnswers,
     Recording,
     Stream,
-    digest_of,
+    compute_digest,
 )
 from flinkish_spark.types.ddl import parse_ddl
 
@@ -58,15 +58,15 @@ def opened(
     return RecordedAnswers(store, FOLDER, outputs, stream, readers, (lineage, batch, task))
 
 
-def asked(sequence: int, value: Any = 1, channel: int = 0, number: int = 0) -> AskedAbout:
-    return AskedAbout(channel, sequence, number, digest_of((value,)))
+def asked(sequence: int, value: Any = 1, channel: int = 0, number: int = 0) -> AnswerKey:
+    return AnswerKey(channel, sequence, number, compute_digest((value,)))
 
 
 def answer(n: int) -> Answer:
-    return OUTPUTS.answer_of([(n, AT, 0.1), ToSide(SIDE, ("because",)), (n + 1, None, None)])
+    return OUTPUTS.group_rows([(n, AT, 0.1), ToSide(SIDE, ("because",)), (n + 1, None, None)])
 
 
-def put(recorded: RecordedAnswers, *pairs: tuple[AskedAbout, int]) -> list[int]:
+def put(recorded: RecordedAnswers, *pairs: tuple[AnswerKey, int]) -> list[int]:
     found = recorded.append([(one, answer(n), at) for at, (one, n) in enumerate(pairs)])
     return [int(one[0][0][0]) for one in found]
 
@@ -128,8 +128,8 @@ def test_a_program_with_other_outputs_asks_again(store: LocalStore) -> None:
 
 
 def test_a_row_that_does_not_fit_names_its_element(store: LocalStore) -> None:
-    wrong = OUTPUTS.answer_of([("text", AT, 0.1)])
-    with pytest.raises(ElementFailed) as failed:
+    wrong = OUTPUTS.group_rows([("text", AT, 0.1)])
+    with pytest.raises(ElementError) as failed:
         opened(store).append([(asked(1), answer(1), 4), (asked(2), wrong, 7)])
     assert failed.value.at == 7
 
@@ -147,7 +147,7 @@ def test_a_damaged_object_is_an_error_and_no_missing_answer(store: LocalStore, t
         opened(store)
 
 
-def unneeded(store: LocalStore, lineage: int, batches: list[int], **settings: Any) -> set[str]:
+def find_unneeded(store: LocalStore, lineage: int, batches: list[int], **settings: Any) -> set[str]:
     recording = Recording(
         FOLDER, settings.get("stream", Stream.OF_SOURCE), settings.get("readers", Readers.ONE_WAY)
     )
@@ -155,31 +155,31 @@ def unneeded(store: LocalStore, lineage: int, batches: list[int], **settings: An
 
 
 def names(retention: AnswerRetention, lineage: int, batches: list[int]) -> set[str]:
-    return {key.rsplit("/", 1)[1] for key in retention.unneeded(lineage, batches)}
+    return {key.rsplit("/", 1)[1] for key in retention.find_unneeded(lineage, batches)}
 
 
 def test_answers_go_with_the_checkpoint_of_their_micro_batch(store: LocalStore) -> None:
     for batch in (1, 2, 3):
         put(opened(store, batch=batch), (asked(batch), batch))
-    assert unneeded(store, 0, [1, 2]) == {"0-1-t0-0", "0-2-t0-0"}
+    assert find_unneeded(store, 0, [1, 2]) == {"0-1-t0-0", "0-2-t0-0"}
     # On several ways an element may come once more in the next epoch.
-    assert unneeded(store, 0, [2, 3], readers=Readers.SEVERAL_WAYS) == {"0-1-t0-0"}
+    assert find_unneeded(store, 0, [2, 3], readers=Readers.SEVERAL_WAYS) == {"0-1-t0-0"}
 
 
 def test_what_a_left_lineage_has_goes_when_the_live_one_has_come_past_it(store: LocalStore) -> None:
     put(opened(store, batch=5), (asked(10), 1))
     put(opened(store, batch=6), (asked(20), 1))
     put(opened(store, batch=5, lineage=1), (asked(10), 1), (asked(11), 1))
-    assert unneeded(store, 1, [5]) == {"0-5-t0-0", "1-5-t0-0"}
+    assert find_unneeded(store, 1, [5]) == {"0-5-t0-0", "1-5-t0-0"}
     # Behind an operator nobody can tell when that is: the first checkpoint takes all of it.
-    assert "0-6-t0-0" in unneeded(store, 1, [5], stream=Stream.OF_MICRO_BATCH)
+    assert "0-6-t0-0" in find_unneeded(store, 1, [5], stream=Stream.OF_MICRO_BATCH)
 
 
 def test_what_the_live_lineage_passes_in_two_checkpoints_goes_with_the_second(store: LocalStore) -> None:
     put(opened(store, batch=5), (asked(10), 1), (asked(10, channel=1), 2))
     retention = AnswerRetention(store, Recording(FOLDER, Stream.OF_SOURCE, Readers.ONE_WAY))
     put(opened(store, batch=5, lineage=1), (asked(10), 1))
-    done = retention.unneeded(1, [5])
+    done = retention.find_unneeded(1, [5])
     assert [key.rsplit("/", 1)[1] for key in done] == ["1-5-t0-0"]
     for key in done:
         store.delete(key)
@@ -198,14 +198,14 @@ def test_outputs_may_be_declared_in_another_order(store: LocalStore) -> None:
     more = OutputTag("more", "n LONG")
     outputs = Outputs(("", "letters", "more"), (*OUTPUTS.fields, fields("n LONG")))
     rows = [(1, AT, 0.1), ToSide(more, (5,)), ToSide(more, (6,)), ToSide(SIDE, ("because",))]
-    opened(store, outputs=outputs).append([(asked(1), outputs.answer_of(rows), 0)])
+    opened(store, outputs=outputs).append([(asked(1), outputs.group_rows(rows), 0)])
     other = Outputs(("", "more"), (OUTPUTS.fields[0], fields("n LONG")))
     assert opened(store, outputs=other).find(asked(1)) == (((1, AT, 0.1),), ((5,), (6,)))
 
 
 def test_one_row_that_does_not_fit_costs_no_other_answer(store: LocalStore) -> None:
-    wrong = OUTPUTS.answer_of([("text", AT, 0.1)])
-    with pytest.raises(ElementFailed):
+    wrong = OUTPUTS.group_rows([("text", AT, 0.1)])
+    with pytest.raises(ElementError):
         opened(store).append([(asked(1), answer(1), 4), (asked(2), wrong, 7), (asked(3), answer(3), 8)])
     again = opened(store)
     assert again.find(asked(1)) and again.find(asked(3)) and not again.find(asked(2))
@@ -229,4 +229,4 @@ def test_a_repeated_task_counts_what_it_has_taken_over(store: LocalStore) -> Non
 
 def test_digests_tell_values_apart_that_look_alike() -> None:
     values: list[Any] = [1, 1.0, "1", True, None, b"1", (1,), [1], 0.1 + 0.2, 0.3]
-    assert len({digest_of((one,)) for one in values}) == len(values)
+    assert len({compute_digest((one,)) for one in values}) == len(values)

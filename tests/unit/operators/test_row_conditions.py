@@ -17,7 +17,7 @@ from flinkish_spark.cep.values import NoSuchValue
 from flinkish_spark.core.errors import PatternError
 from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.operators import row_conditions
-from flinkish_spark.operators.row_conditions import answered
+from flinkish_spark.operators.row_conditions import answer_conditions
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_python import to_values
@@ -31,7 +31,7 @@ def search_of(condition: str, pattern: str = "(A+)", fields: str = FIELDS) -> Ro
 
 def over_columns(search: RowSearch, rows: list[Any], begins: list[int]) -> Any:
     columns = record_batch(rows).columns
-    return answered(search, columns, np.array(begins)).get("A")
+    return answer_conditions(search, columns, np.array(begins)).get("A")
 
 
 def row_by_row(search: RowSearch, rows: list[Any], begins: list[int]) -> list[Any]:
@@ -178,7 +178,7 @@ def test_a_row_pattern_finds_the_same_without_columns(text: str, seed: int, monk
     seeded = chance.getstate()
     with_columns = run()
     chance.setstate(seeded)
-    monkeypatch.setattr("flinkish_spark.operators.row_patterns.answered", lambda *_: {})
+    monkeypatch.setattr("flinkish_spark.operators.row_patterns.answer_conditions", lambda *_: {})
     assert run() == with_columns
 
 
@@ -198,5 +198,5 @@ def test_a_row_that_is_never_tried_is_never_refused() -> None:
 
 def test_without_rows_nothing_is_answered() -> None:
     nothing = [pa.nulls(0, field.type) for field in record_batch([]).schema]
-    assert answered(search_of("i > 1"), nothing, np.empty(0, dtype=np.int64)) == {}
-    assert row_conditions.answered(search_of("i > 1"), (), np.empty(0, dtype=np.int64)) == {}
+    assert answer_conditions(search_of("i > 1"), nothing, np.empty(0, dtype=np.int64)) == {}
+    assert row_conditions.answer_conditions(search_of("i > 1"), (), np.empty(0, dtype=np.int64)) == {}

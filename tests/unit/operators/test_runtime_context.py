@@ -24,7 +24,7 @@ from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionErro
 from flinkish_spark.core.subtask import Subtask, current_subtask, running_in
 from flinkish_spark.functions.stream import CoProcessFunction
 from flinkish_spark.joins import Bound, CoGroupFunction, JoinType, ProcessJoinFunction
-from flinkish_spark.operators.context import KeyedStateWithoutKey, close_operator, close_with
+from flinkish_spark.operators.context import close_operator, close_with
 from flinkish_spark.planning.stream_graph import KeyedNode
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.windows import CountEvictor, ProcessWindowFunction, TumblingEventTimeWindows
@@ -228,7 +228,7 @@ def test_a_reduction_that_asks_for_state_is_told_what_to_do() -> None:
         def reduce(self, first: Any, second: Any) -> Any:
             return first
 
-    with pytest.raises(KeyedStateWithoutKey, match=r"'part' asks for the state 'own'.*use process\(\)"):
+    with pytest.raises(TypeError, match=r"'part' asks for the state 'own'.*use process\(\)"):
         ProgramHarness(lambda stream: stream.key_by("user").reduce(Asking(), uid="part"), ORDERS)
 
 

@@ -16,7 +16,7 @@ from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.timers import TimerQueue
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.transport.blocks import BEHIND, in_order
+from flinkish_spark.transport.blocks import BEHIND, sort_blocks
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import (
     EventTimeSessionWindows,
@@ -50,7 +50,7 @@ class Folds(FoldHarness):
         """Return the totals of a micro-batch, each with its place."""
         schema = arrow_schema(self.sent.transport.schema)
         blocks = self._blocks([(("ann", amount), time_ms) for amount, time_ms in elements], [])
-        rows = in_order([one for own in blocks.values() for one in own], schema) if blocks else None
+        rows = sort_blocks([one for own in blocks.values() for one in own], schema) if blocks else None
         state = GroupState(self._runner.layout, self._kept, self.bases)
         out = list(self._runner.process([rows], state, progress))
         if state.is_changed:

@@ -37,7 +37,7 @@ DELAY_MS = 7
 Order = namedtuple("Order", "user amount")
 
 
-def batch_of(ctx, *columns, names):
+def to_batch(ctx, *columns, names):
     return pa.RecordBatch.from_arrays([*ctx.index.keys, *map(pa.array, columns)], names=["user", *names])
 
 
@@ -69,7 +69,7 @@ class Alarms(VectorizedProcessFunction):
         kept = ctx.state("kept")
         total = kept.numbers(0)
         kept.remove(np.ones(len(ctx.index), dtype=bool))
-        return [batch_of(ctx, total, greatest_by_key(ctx.index, ctx.times_ms), names=["total", "at"])]
+        return [to_batch(ctx, total, greatest_by_key(ctx.index, ctx.times_ms), names=["total", "at"])]
 
 
 class AlarmsByRow(KeyedProcessFunction):
@@ -196,7 +196,7 @@ def test_a_column_says_the_event_time_and_is_taken_off_if_it_is_not_declared(
 def test_rows_on_both_sides_of_the_watermark_are_worked_on_apart() -> None:
     class Sides(VectorizedProcessFunction):
         def process_batch(self, batch, ctx):
-            yield batch_of(ctx, [ctx.watermark_ms] * len(ctx.index), names=["at"])
+            yield to_batch(ctx, [ctx.watermark_ms] * len(ctx.index), names=["at"])
 
     run = VectorizedHarness(Sides(), ORDERS, "user STRING, at LONG", "user")
     run.watermark(10)
@@ -280,7 +280,7 @@ def test_a_read_begins_the_time_to_live_anew_if_it_is_a_touch(update, found, pol
             first = ctx.state("first")
             if batch.column("amount")[0].as_py():
                 first.put([batch.column("amount")])
-            yield batch_of(ctx, first.column(), names=["first"])
+            yield to_batch(ctx, first.column(), names=["first"])
 
     run = VectorizedHarness(Once(), ORDERS, "user STRING, first LONG", "user", policy=policy)
     for now_ms, amount in ((0, 1), (60, 0), (120, 0)):
@@ -295,7 +295,7 @@ def test_a_list_whose_elements_expire_is_no_column() -> None:
             context.get_list_state(ListStateDescriptor("seen", "LONG", StateTtl(100)))
 
         def process_batch(self, batch, ctx):
-            yield batch_of(ctx, ctx.state("seen").column(), names=["seen"])
+            yield to_batch(ctx, ctx.state("seen").column(), names=["seen"])
 
     run = VectorizedHarness(Lists(), ORDERS, "user STRING, seen ARRAY<LONG>", "user")
     with pytest.raises(ValueError, match="state 'seen' has elements that expire one by one"):

@@ -22,7 +22,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 
 RECORD, BARRIER, WAKE = int(C.Kind.RECORD), int(C.Kind.BARRIER), int(C.Kind.WAKE)
 GIVEN = T.StructType(
@@ -198,7 +198,7 @@ def test_a_key_selector_is_opened_and_closed_by_each_task() -> None:
     found = keyed(only(parse_keys([Opened()], None)), frame(("ann", 1)), frame(("ben", 2)))
     assert found.column("_fs_key0").to_pylist() == ["totals/ann", "totals/ben"]
     assert Opened.closed == closed + 1
-    with pytest.raises(OperatorFailed):
+    with pytest.raises(OperatorError):
         keyed(only(parse_keys([Opened()], None)), frame((None, 1)))
     assert Opened.closed == closed + 2
 
@@ -228,7 +228,7 @@ def test_an_error_names_the_operator_and_the_record(
     function: Any, declared: str, says: str, given: T.StructType
 ) -> None:
     first = ("BARRIER", None) if given is GIVEN else ("ann", 1)
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         keyed(
             only(parse_keys([function], declared)),
             frame(first, ("ben", 0), ("c", 2), given=given),

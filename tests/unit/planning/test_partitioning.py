@@ -30,8 +30,8 @@ from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
-from flinkish_spark.worker.functions import TargetOf
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.functions import RecordPartitioner
+from flinkish_spark.worker.keyed_operator import OperatorError
 from tests.unit.planning.test_row_functions import rows
 
 PLACE = ["*", "monotonically_increasing_id() AS _fs_place"]
@@ -153,7 +153,7 @@ def test_what_is_no_task_stops_the_job_with_the_record(chosen: Any) -> None:
     batch = rows(("a", 1), ("b", 0), channel=3)
     frame: Any = Recorder(*batch.schema.names, batch=batch)
     moved = make_custom_partitioning(lambda key, tasks: 0 if key == "a" else chosen, "text", 3)
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         moved.replace_origins(Origins(("orders",)))(frame)
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert facts == {
@@ -211,7 +211,7 @@ def test_the_planner_knows_what_only_moves_records() -> None:
 def test_a_target_travels_with_its_function() -> None:
     moved = make_custom_partitioning(ByLength(), "text", 2)
     assert isinstance(moved, CustomPartitioning) and moved.name == "partition_custom ByLength"
-    assert TargetOf(ByLength().partition, lambda r: r, 2)("abc") == (1,)
+    assert RecordPartitioner(ByLength().partition, lambda r: r, 2)("abc") == (1,)
 
 
 def test_in_front_of_a_keyed_operator_behind_another_one_nothing_moves_records() -> None:

@@ -17,7 +17,7 @@ from flinkish_spark.planning.transforms import make_filter, make_map, make_proce
 from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 from tests.unit.planning.test_row_functions import Frame, rows
 
 REFUSED = OutputTag("refused", "text STRING, at LONG")
@@ -96,7 +96,7 @@ def test_an_error_names_the_record_whichever_output_is_read(reads: str) -> None:
     made: Any = make_process(Fails(), None, "split")
     if reads == "refused":
         made = made.select_side_output("refused", made.output)
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         made.replace_origins(Origins(("texts",)))(Frame(rows(("a", 1), ("b", 0), channel=2)))
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert [facts[name] for name in ("uid", "topic", "partition", "offset")] == ["split", "texts", 2, 41]
@@ -129,7 +129,7 @@ def test_functions_are_closed_at_the_end_of_a_task_and_if_they_fail() -> None:
     mapped: Any = make_map(Closes(), "n LONG", None)
     mapped(Frame(rows(("a", 1)), rows(("b", 1))))
     assert Closes.closed == 1
-    with pytest.raises(OperatorFailed):
+    with pytest.raises(OperatorError):
         mapped(Frame(rows(("a", 0))))
     assert Closes.closed == 2
 

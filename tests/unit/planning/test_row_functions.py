@@ -22,7 +22,7 @@ from flinkish_spark.planning.transforms import make_filter, make_flat_map, make_
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.hints import NoSuchType, fields_of, type_of
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 
 
 @dataclasses.dataclass
@@ -171,7 +171,7 @@ def test_a_function_is_closed_whatever_fails_and_the_first_failure_is_told(
 ) -> None:
     Failing.calls.clear()
     frame: Any = Frame(rows(("a", 1)))
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         make_map(Failing(*failing), "t STRING", "mine")(frame)
     assert Failing.calls == calls
     error = classify(failed.value)
@@ -193,7 +193,7 @@ def test_a_function_is_closed_whatever_fails_and_the_first_failure_is_told(
 )
 def test_an_error_names_the_function_and_the_record(transform: Any, says: str) -> None:
     frame: Any = Frame(rows(("a", 1), ("b", 0), ("c", 2), channel=3))
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         transform.replace_origins(Origins(("orders",)))(frame)
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert {name: facts[name] for name in ("uid", "topic", "partition", "offset")} == {

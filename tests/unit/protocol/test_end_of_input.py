@@ -31,7 +31,7 @@ class Job:
 
     def __init__(self, root, *others) -> None:
         self.log = SparkLog(LocalStore(root), "spark/1", root / "spark" / "1")
-        bounded = [SourceNode(uid, CollectionSource([1], "n LONG").bound(uid)) for uid in ("in", "more")]
+        bounded = [SourceNode(uid, CollectionSource([1], "n LONG").bind(uid)) for uid in ("in", "more")]
         nodes = [*bounded, *others]
         untimed = AssignerRules(NoWatermarkStrategy())
         plan = TimePlan(assigners={node.uid: Assigner(node.uid, untimed) for node in nodes})
@@ -81,6 +81,6 @@ def test_not_while_a_scan_has_not_logged_its_end(tmp_path, offsets) -> None:
 
 
 def test_never_beside_a_source_without_an_end(tmp_path) -> None:
-    job = Job(tmp_path, SourceNode("endless", Counters({}).bound("endless")))
+    job = Job(tmp_path, SourceNode("endless", Counters({}).bind("endless")))
     job.run(0, HERE, CONTROL, MORE, SplitPosition("endless", {}).to_json())
     assert not job.is_told and not job.keeper.can_end

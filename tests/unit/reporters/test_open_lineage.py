@@ -129,13 +129,13 @@ def test_the_schemas_refuse_what_does_not_fit(tmp_path: Path, told: Told) -> Non
 
 
 def test_names_of_data_sets() -> None:
-    of_path = Dataset.of_path
-    assert of_path("/lake/orders") == Dataset("file", "/lake/orders")
-    assert of_path("abfss://data@lake.dfs.core.windows.net/orders") == Dataset(
+    from_path = Dataset.from_path
+    assert from_path("/lake/orders") == Dataset("file", "/lake/orders")
+    assert from_path("abfss://data@lake.dfs.core.windows.net/orders") == Dataset(
         "abfss://data@lake.dfs.core.windows.net", "orders"
     )
-    assert of_path("hdfs://name:8020/lake/orders?x=1") == Dataset("hdfs://name:8020", "lake/orders")
-    assert of_path("s3://ann:hunter2@lake/orders") == Dataset("s3://lake", "orders")
+    assert from_path("hdfs://name:8020/lake/orders?x=1") == Dataset("hdfs://name:8020", "lake/orders")
+    assert from_path("s3://ann:hunter2@lake/orders") == Dataset("s3://lake", "orders")
     named = {
         "jdbc:postgresql://db/shop": Dataset("postgres://db:5432", "shop.public.totals"),
         "jdbc:mysql://db:3307/shop": Dataset("mysql://db:3307", "shop.totals"),

@@ -56,7 +56,7 @@ from flinkish_spark.savepoints.seeds import (
     recorded_layout,
     shuffle_partitions_of,
 )
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.keyed_operator import OperatorError
 from tests.unit.savepoints.test_savepoint_files import write_file
 
 TOTALS = Chain(("orders",), ("totals",), ("totals",))
@@ -498,7 +498,7 @@ def test_a_seed_file_that_is_gone_fails_for_good(root, savepoint) -> None:
     reader = SeedReader(str(root / "seeds/0"), "totals", "totals")
     (part,) = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     next((root / "seeds/0").glob("state/*/*")).unlink()
-    with pytest.raises(OperatorFailed, match=r"\[FLINKISH_STATE\] operator 'totals'"):
+    with pytest.raises(OperatorError, match=r"\[FLINKISH_STATE\] operator 'totals'"):
         list(reader.read(part))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from flinkish_spark import KeyedBroadcastProcessFunction, KeyedProcessFunction, MapStateDescriptor
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.state import ListStateDescriptor, StateTtl, TtlUpdate, ValueStateDescriptor
 from flinkish_spark.state.states import MapKeys
 from flinkish_spark.types.to_python import to_values
@@ -95,7 +95,7 @@ def test_a_key_is_one_key_in_whatever_form_it_comes(kind: str, keys: list[Any], 
 @pytest.mark.parametrize(("kind", "key"), REFUSED, ids=repr)
 @pytest.mark.parametrize("ttl", [None, StateTtl(1000)])
 def test_what_cannot_be_a_key_is_refused_by_operator_state_and_key(kind: str, key: Any, ttl: Any) -> None:
-    with pytest.raises(ElementFailed) as failed:
+    with pytest.raises(ElementError) as failed:
         _harness(kind, ttl).push(key)
     error = failed.value.error
     assert isinstance(error, SchemaError)
@@ -109,7 +109,7 @@ def test_none_is_looked_for_in_vain_and_never_put() -> None:
             self.m.remove(None)
             self.m[None] = 1
 
-    with pytest.raises(ElementFailed) as failed:
+    with pytest.raises(ElementError) as failed:
         OperatorHarness(Asks("STRING", None), key=lambda _: "k", key_type="STRING").push("a")
     assert "A key is never null" in str(failed.value.error)
 

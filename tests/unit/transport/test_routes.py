@@ -13,8 +13,8 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.latency import place_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import INPUT
-from flinkish_spark.transport.key_hash import key_hashes
-from flinkish_spark.transport.routes import ControlRoutes, OwnRows, RecordRoutes, RouteRows
+from flinkish_spark.transport.key_hash import hash_keys
+from flinkish_spark.transport.routes import ControlRoutes, InputRecords, RecordRoutes, RouteRows
 from flinkish_spark.transport.routing import Distribution, Routing
 from flinkish_spark.types.ddl import parse_ddl
 
@@ -30,11 +30,11 @@ def fields(ddl: str) -> T.StructType:
     return found
 
 
-ALL = OwnRows()
+ALL = InputRecords()
 
 
 def one_input(
-    distribution: Distribution = Distribution.BY_KEY, own: OwnRows = ALL, **more: Any
+    distribution: Distribution = Distribution.BY_KEY, own: InputRecords = ALL, **more: Any
 ) -> RecordRoutes:
     keys = ("key",) if distribution is Distribution.BY_KEY else ()
     return RecordRoutes(ROUTING, distribution, keys, "hash", "route", own, **more)
@@ -57,7 +57,7 @@ GIVEN = fields(f"key STRING, {C.CHANNEL} LONG")
 
 def test_a_record_goes_to_the_bundle_of_its_key_group() -> None:
     found = routed(RouteRows((one_input(),), (), GIVEN), records(KEYS))
-    hashes = key_hashes([pa.array(KEYS, pa.string())], len(KEYS)).tolist()
+    hashes = hash_keys([pa.array(KEYS, pa.string())], len(KEYS)).tolist()
     assert [row["hash"] for row in found] == hashes
     assert [row["route"] for row in found] == [ROUTING.of_group[one % 16] for one in hashes]
     assert found[0]["route"] == found[4]["route"]
@@ -82,13 +82,13 @@ def test_a_record_without_a_key_goes_by_its_channel_or_everywhere(
 @pytest.mark.parametrize(
     ("own", "wanted"),
     [
-        (OwnRows(number=1), [False, True, False, False, True]),
-        (OwnRows(side=0), [True, True, False, True, False]),
-        (OwnRows(place="place"), [True, False, True, True, True]),
-        (OwnRows(number=0, place="place"), [True, False, True, False, False]),
+        (InputRecords(number=1), [False, True, False, False, True]),
+        (InputRecords(side=0), [True, True, False, True, False]),
+        (InputRecords(place="place"), [True, False, True, True, True]),
+        (InputRecords(number=0, place="place"), [True, False, True, False, False]),
     ],
 )
-def test_a_record_of_another_input_has_no_route_of_this_one(own: OwnRows, wanted: list[bool]) -> None:
+def test_a_record_of_another_input_has_no_route_of_this_one(own: InputRecords, wanted: list[bool]) -> None:
     side = pa.array([0, 0, 1, 0, 2], pa.int32())
     number = pa.array([0, 1, 0, None, 1], pa.int32())
     place = pa.array([7, None, 8, 9, 9], pa.int64())

@@ -48,7 +48,7 @@ def test_fields_are_chosen_and_rows_dropped_but_for_control_rows() -> None:
         {"_fs_kind": 0, "_fs_seq": 2, "a": None, "five": 5},
         {"_fs_kind": 1, "_fs_seq": 3, "a": None, "five": 5},
     ]
-    assert one.made_of() == {"a": {"bid"}, "five": set()}
+    assert one.find_inputs() == {"a": {"bid"}, "five": set()}
 
 
 def test_what_is_dropped_of_records_with_times_leaves_a_row_without_place_and_fields() -> None:

@@ -19,7 +19,7 @@ from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import to_values
-from flinkish_spark.worker.columns_runner import OutputError, declared_column
+from flinkish_spark.worker.columns_runner import OutputError, cast_to_declared
 
 UTC = datetime.UTC
 NOON = datetime.datetime(2026, 1, 1, 12)
@@ -173,7 +173,7 @@ def test_every_way_in_refuses_what_would_be_another_value(ddl: str, column: pa.A
     }[depth]
     declared = parse_ddl(ddl)
     with pytest.raises(OutputError, match="field 'made'"):
-        declared_column(T.StructField("made", declared), column, arrow_type(declared))
+        cast_to_declared(T.StructField("made", declared), column, arrow_type(declared))
     with pytest.raises(ValueError, match="the column 'made'"):
         cast_to_field(column, pa.field("made", arrow_type(declared)))
 
@@ -198,7 +198,7 @@ def test_what_a_declared_type_holds_is_taken(ddl: str, column: pa.Array, found: 
     from flinkish_spark.types.ddl import parse_ddl
 
     declared = parse_ddl(ddl)
-    made = declared_column(T.StructField("made", declared), column, arrow_type(declared))
+    made = cast_to_declared(T.StructField("made", declared), column, arrow_type(declared))
     assert made.type == arrow_type(declared) and to_values(made) == found
 
 

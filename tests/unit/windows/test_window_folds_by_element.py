@@ -18,7 +18,7 @@ from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.datastream.windowed_stream import WindowedStream
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, Fold, Ties
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.windowing import WindowOperator
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.sent_columns import plan_window_fold
@@ -289,7 +289,7 @@ def test_with_retractions_a_result_is_taken_back() -> None:
 def test_a_sum_that_leaves_its_type_is_an_error() -> None:
     run, _ = by_element(WindowSpec(TumblingEventTimeWindows(10), AsByDefault()), folded("small"), TYPES)
     element = ("x", None, (1 << 31) - 1, *[None] * 5)
-    with pytest.raises(ElementFailed) as failed:
+    with pytest.raises(ElementError) as failed:
         run.push_all([(element, 0), (element, 0)])
     assert isinstance(failed.value.__cause__, AggregateOverflow) and "'small'" in str(failed.value.__cause__)
 

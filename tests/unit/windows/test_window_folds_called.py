@@ -19,7 +19,7 @@ from flinkish_spark.protocol.event_time import Watermarks
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BEHIND, EMITTED, BlockPacker, BlockUnpacker, in_order
+from flinkish_spark.transport.blocks import BEHIND, EMITTED, BlockPacker, BlockUnpacker, sort_blocks
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
@@ -137,7 +137,7 @@ def test_processing_time_windows_need_no_event_times_and_take_several_ways_in() 
     def way(*elements):
         given = rows.rows([(element, None) for element in elements], 0).drop_columns([C.TIME])
         (packed,) = packer(iter([given]))
-        return in_order(packed.column(C.BLOCK).to_pylist(), packer.schema)
+        return sort_blocks(packed.column(C.BLOCK).to_pylist(), packer.schema)
 
     value = None
     steps = (3, [way(("a", 1), ("b", 2)), None, way(("a", 4))]), (8, [None, way(("b", 8)), None])

@@ -19,7 +19,7 @@ from flinkish_spark.core.elements import (
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
 from flinkish_spark.datastream.windowed_stream import WindowedStream
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
-from flinkish_spark.operators import columnar_windows as column_windows
+from flinkish_spark.operators import columnar_windows
 from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.columnar_windows import ELEMENTS, LAST_MS
 from flinkish_spark.operators.window_contents import OPEN
@@ -31,7 +31,7 @@ from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BEHIND, in_order
+from flinkish_spark.transport.blocks import BEHIND, sort_blocks
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.windows import (
@@ -281,7 +281,7 @@ def test_what_the_watermark_fires_is_before_it_and_what_comes_late_is_behind() -
         state = GroupState(runner.layout, values.get(0), run.bases)
         blocks = run._blocks([(one, time_ms) for *one, time_ms in behind], [(one, t) for *one, t in before])
         given = [block for own in blocks.values() for block in own]
-        rows = in_order(given, schema) if given else None
+        rows = sort_blocks(given, schema) if given else None
         out = list(runner.process([rows], state, Progress(was_ms, now_ms, 0)))
         values[0] = state.dump(0, TINY, 0)
         return [(one.first, one.rows.column("total").to_pylist()) for one in out]
@@ -336,7 +336,9 @@ def test_what_cannot_be_folded_is_refused_with_what_to_use(spec, says) -> None:
 
 
 def test_the_trigger_that_windows_have_anyway_may_be_named() -> None:
-    assert column_windows.column_windows(WindowSpec(EventTimeSessionWindows(5), EventTimeTrigger()), "x")
+    assert columnar_windows.require_column_windows(
+        WindowSpec(EventTimeSessionWindows(5), EventTimeTrigger()), "x"
+    )
 
 
 def test_folds_that_are_none_are_refused() -> None:

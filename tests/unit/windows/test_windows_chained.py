@@ -8,7 +8,7 @@ import pytest
 from pyspark import cloudpickle
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress, TimeDomain
-from flinkish_spark.operators.process import Elements, GroupRun, TimerFailed
+from flinkish_spark.operators.process import Elements, GroupRun, TimerError
 from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.state.timers import TimerQueue
 from flinkish_spark.windows import (
@@ -79,7 +79,7 @@ def test_a_window_function_that_fails_at_a_timer_names_the_window() -> None:
     operator = window_operator(WindowSpec(EventTimeSessionWindows(5)), ProcessWindow(Failing()), INPUT)
     one = OperatorHarness(operator, key=lambda e: e[0], key_type="STRING")
     one.push(("a", 1), 3)
-    with pytest.raises(TimerFailed, match="ZeroDivisionError") as caught:
+    with pytest.raises(TimerError, match="ZeroDivisionError") as caught:
         one.watermark(7)
     assert caught.value.timer == (7, "a", (3, 8))
     assert one.timer_count() == 1

@@ -12,8 +12,8 @@ import pytest
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, Progress
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.context import close_operator
-from flinkish_spark.operators.process import ElementFailed, TimerFailed
-from flinkish_spark.operators.window_loop import looped_windows
+from flinkish_spark.operators.process import ElementError, TimerError
+from flinkish_spark.operators.window_loop import make_looped_windows
 from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.state import ValueStateDescriptor
 from flinkish_spark.state.codec import StateValueError
@@ -113,7 +113,7 @@ TOTALS = AggregateWindow(totals(), "LONG")
 def test_windows_that_fire_once_at_their_end_are_looped(
     spec: WindowSpec, computation: Any, is_looped: bool
 ) -> None:
-    assert (looped_windows(spec, computation, ElementType(FIELDS)) is not None) is is_looped
+    assert (make_looped_windows(spec, computation, ElementType(FIELDS)) is not None) is is_looped
 
 
 def outcome(group: Group, steps: Any) -> Any:
@@ -122,10 +122,10 @@ def outcome(group: Group, steps: Any) -> Any:
     for inputs, progress in steps:
         try:
             out.append(group.step(inputs, progress))
-        except ElementFailed as error:
-            row = group.runner.row_of(inputs, error)
+        except ElementError as error:
+            row = group.runner.find_row(inputs, error)
             out.append(("element", error.at, error.is_before, row, repr(error.error)))
-        except TimerFailed as error:
+        except TimerError as error:
             out.append(("timer", error.timer, error.domain, repr(error.error)))
         except StateValueError as error:
             out.append(("state", str(error)))
@@ -366,7 +366,7 @@ def test_rich_functions_are_opened_and_closed() -> None:
     shape = shape_of(KEYED, late=False)
     computation = AggregateWindow(Rich(), "LONG", KeyAndWindowBounds())
     spec = WindowSpec(TumblingEventTimeWindows(10))
-    operator = looped_windows(spec, computation, ElementType(FIELDS))
+    operator = make_looped_windows(spec, computation, ElementType(FIELDS))
     loop = both(spec, (computation,) * 2, KEYED)[1]
     ((out, _), (more, _)) = (
         loop.step([rows_of([(False, "a", 1, 5)], shape), None], Progress(0, 0, 0)),

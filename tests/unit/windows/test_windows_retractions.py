@@ -12,8 +12,8 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.joins.spec import WindowJoin
-from flinkish_spark.operators.columnar_windows import column_windows
-from flinkish_spark.operators.process import ElementFailed
+from flinkish_spark.operators.columnar_windows import require_column_windows
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.operators.windowing import window_operator
 from flinkish_spark.windows import (
     AggregateWindow,
@@ -264,7 +264,7 @@ def test_a_row_with_other_fields_is_refused_by_name():
             yield key, 1
 
     run = sessions(ProcessWindow(Short()), trigger=CountTrigger(1))
-    with pytest.raises(ElementFailed, match="emitted 2 fields, declared are 4: k, start, end, n"):
+    with pytest.raises(ElementError, match="emitted 2 fields, declared are 4: k, start, end, n"):
         run.push((1, 0))
 
 
@@ -282,8 +282,8 @@ def test_what_cannot_be_is_refused():
     spec = WindowSpec(EventTimeSessionWindows(5), retraction_field="gone")
     with pytest.raises(ConfigError, match="fields of these are not known"):
         window_operator(spec, ProcessWindow(One()), INPUT)
-    with pytest.raises(ConfigError, match="Folds do not keep"):
-        column_windows(spec, "sums")
+    with pytest.raises(ConfigError, match="do not store their results"):
+        require_column_windows(spec, "sums")
     with pytest.raises(ConfigError, match="a join cannot have retractions"):
         WindowJoin("k STRING", "k STRING", spec)
     with pytest.raises(ConfigError, match="retraction_field"):

@@ -16,11 +16,10 @@ from flinkish_spark.core import accumulators, subtask
 from flinkish_spark.core.accumulators import Tally
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.operators.columnar_aggregates import ReducedRows
-from flinkish_spark.operators.context import KeyedStateWithoutKey
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.transport import columns as C
-from flinkish_spark.worker.combiner import BlamedCombine, Combiner
-from flinkish_spark.worker.keyed_operator import OperatorFailed
+from flinkish_spark.worker.combiner import Combiner, CombinerStep
+from flinkish_spark.worker.keyed_operator import OperatorError
 from tests.support.effort import seeds
 
 ORDERS = "user STRING, amount LONG"
@@ -119,7 +118,7 @@ class Opened(Greatest):
 
     def open(self, context: Any) -> None:
         self.calls.append(f"open {context.uid}")
-        with pytest.raises(KeyedStateWithoutKey):
+        with pytest.raises(TypeError, match="asks for the state"):
             context.get_state(ValueStateDescriptor("seen", "LONG"))
 
     def close(self) -> None:
@@ -136,7 +135,7 @@ def test_functions_are_opened_and_closed_with_their_operator_and_in_front_of_the
     Opened.calls.clear()
     kept, keys = (C.ROUTE, C.SEQUENCE, "c0"), ("c0",)
     combiner = Combiner(ReducedRows(Opened(), ORDERS), kept, keys, (("c0", "user"), ("c1", "amount")))
-    combine = BlamedCombine("op", 16, combiner)
+    combine = CombinerStep("op", 16, combiner)
     rows = pa.RecordBatch.from_pydict(
         {C.ROUTE: [0, 0], C.KEY_HASH: [7, 7], C.SEQUENCE: [0, 1], "c0": ["a", "a"], "c1": [1, 2]}
     )
@@ -159,8 +158,8 @@ def test_an_error_in_front_of_the_shuffle_names_the_operator() -> None:
     rows = pa.RecordBatch.from_pydict(
         {"c0": ["a", "a"], "c1": [1, 2], C.KEY_HASH: [7, 7], C.SEQUENCE: [0, 1]}
     )
-    with pytest.raises(OperatorFailed, match=r'"uid": "totals".*ZeroDivisionError'):
-        BlamedCombine("totals", 16, combiner)(rows)
+    with pytest.raises(OperatorError, match=r'"uid": "totals".*ZeroDivisionError'):
+        CombinerStep("totals", 16, combiner)(rows)
 
 
 def test_what_runs_before_the_shuffle_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +180,7 @@ def test_what_runs_before_the_shuffle_counts_there(monkeypatch: pytest.MonkeyPat
     rows = pa.RecordBatch.from_pydict(
         {C.ROUTE: [0] * 3, C.KEY_HASH: [7] * 3, C.SEQUENCE: [0, 1, 2], "c0": ["a"] * 3, "c1": [1, 2, 3]}
     )
-    BlamedCombine("op", 16, combiner, "op/main/input 0")(rows)
+    CombinerStep("op", 16, combiner, "op/main/input 0")(rows)
     assert tally.counts == {"op/main/input 0/000003": {"reduced": ("LongCounter", 2)}}
-    BlamedCombine("op", 16, combiner)(rows)
+    CombinerStep("op", 16, combiner)(rows)
     assert len(tally.counts) == 1, "a second copy in the plan counts"

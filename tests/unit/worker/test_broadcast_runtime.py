@@ -17,13 +17,13 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.state import MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.state.operator_state import OperatorListDescriptor, Redistribution
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import EMITTED, BlockPacker, BlockUnpacker, Calls
+from flinkish_spark.transport.blocks import EMITTED, BlockPacker, BlockUnpacker, RouteCalls
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Distribution, Routing, spark_hash_int
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.worker.broadcast_runner import Checkpointed, UnkeyedBroadcast
-from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed
+from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast, UnkeyedCheckpointedFunction
+from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorError
 from flinkish_spark.worker.runners import InputShape, RowShape
 from tests.unit.worker.test_keyed_operator import INPUT, State, control, records
 
@@ -151,12 +151,12 @@ def test_what_is_applied_to_keyed_state_concerns_all_groups() -> None:
 
 def test_a_failure_names_the_broadcast_element() -> None:
     partition = Partition()
-    with pytest.raises(OperatorFailed, match='"topic": "rules", "partition": 0, "offset": 1, '):
+    with pytest.raises(OperatorError, match='"topic": "rules", "partition": 0, "offset": 1, '):
         partition.run(keyed(), {partition.broadcast: block([("a", 1), ("b", 13)], 1)})
 
 
 def test_a_group_in_front_of_its_broadcast_side_is_an_error() -> None:
-    with pytest.raises(InternalError, match="in front of"):
+    with pytest.raises(InternalError, match="before its partition"):
         Partition().run(keyed(), {ROUTING.of_group[0]: block([("a", 1)])})
 
 
@@ -180,7 +180,7 @@ def test_without_keys_all_is_on_the_broadcast_route() -> None:
 
 
 def test_a_packer_copies_blocks_and_calls_others() -> None:
-    packer = BlockPacker(arrow_schema(INPUT), number=1, copies=(-1, -2), calls=Calls(4, (8, 9)))
+    packer = BlockPacker(arrow_schema(INPUT), number=1, copies=(-1, -2), calls=RouteCalls(4, (8, 9)))
     blocks, calls = packer(iter([records([("a", 1), ("b", 2)], route=-1)]))
     assert blocks.column(C.ROUTE).to_pylist() == [-1, -2]
     first, second = blocks.column(C.BLOCK).to_pylist()
@@ -212,7 +212,7 @@ class Remembering(CheckpointedProcessFunction):
 
 
 def remembering() -> KeyedOperator:
-    return operator(Checkpointed(Remembering()), Distribution.BY_CHANNEL)
+    return operator(UnkeyedCheckpointedFunction(Remembering()), Distribution.BY_CHANNEL)
 
 
 def test_a_wrong_row_names_the_element_that_it_came_from() -> None:
@@ -223,13 +223,11 @@ def test_a_wrong_row_names_the_element_that_it_came_from() -> None:
     for op, rows, topic in ((keyed(), of_rules, "rules"), (plain, of_orders, "orders")):
         partition = Partition()
         place = f'"topic": "{topic}", "partition": 0, "offset": 1, .*cannot hold \'{WRONG}\''
-        with pytest.raises(OperatorFailed, match=place):
+        with pytest.raises(OperatorError, match=place):
             partition.run(op, {partition.broadcast: rows})
     partition, op = Partition(), remembering()
     partition.run(op, {partition.broadcast: block([("x", 1)])})
-    with pytest.raises(
-        OperatorFailed, match=r'"offset": 1, .*field \'n\' of type int64 cannot hold \'many\''
-    ):
+    with pytest.raises(OperatorError, match=r'"offset": 1, .*field \'n\' of type int64 cannot hold \'many\''):
         partition.run(op, {partition.broadcast: block([("y", 1), ("z", 14)])})
     assert partition.run(op, {partition.broadcast: block([("y", 1)])}) == [("x", 1)]
 
@@ -245,7 +243,7 @@ def test_each_partition_keeps_its_own_items() -> None:
     op = remembering()
     assert first.run(op, {first.broadcast: block([("c", 1)])}) == [("ab", 2)]
     assert other.run(op, {other.broadcast: block([("z", 1)])}) == [("", 0)]
-    with pytest.raises(OperatorFailed, match='"topic": "orders", "partition": 0, "offset": 1, '):
+    with pytest.raises(OperatorError, match='"topic": "orders", "partition": 0, "offset": 1, '):
         first.run(op, {first.broadcast: block([("d", 1), ("e", 13)])})
     assert first.run(op, {first.broadcast: block([("f", 1)])}) == [("abc", 3)]
 

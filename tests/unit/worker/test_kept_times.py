@@ -14,7 +14,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockPacker, TimeReport
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.worker.functions import AppendColumns, RowFunction
-from flinkish_spark.worker.time import KeepsTimes
+from flinkish_spark.worker.time import DroppedTimesKeeper
 
 OWN = T.StructType([T.StructField("user", T.StringType(), False), T.StructField("n", T.LongType())])
 PLACES = [T.StructField(name, T.LongType(), False) for name in (C.CHANNEL, C.SEQUENCE, C.TIME)]
@@ -29,8 +29,8 @@ def batch(*rows: tuple[Any, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*map(pa.array, columns)], schema=schema)
 
 
-def worker_of(transform: Any, given: T.StructType = GIVEN) -> KeepsTimes:
-    return KeepsTimes(*transform._make_row_worker(transform.function, given))
+def worker_of(transform: Any, given: T.StructType = GIVEN) -> DroppedTimesKeeper:
+    return DroppedTimesKeeper(*transform._make_row_worker(transform.function, given))
 
 
 def rows_of(found: Any) -> list[tuple[Any, ...]]:
@@ -83,7 +83,7 @@ def test_a_lookup_join_drops_records_and_keeps_their_times() -> None:
     ).keep_times()
     first = list(worker_of(make_filter(lambda one: one.n != 6, None))(iter([ROWS])))
     worker, columns = joined.make_worker(GIVEN)
-    found = rows_of(KeepsTimes(worker, columns)(iter(first)))
+    found = rows_of(DroppedTimesKeeper(worker, columns)(iter(first)))
     kept = [("ann", 1, 7, 0, 10, 100), ("ann", 4, 7, 0, 13, 200), ("ann", 5, 7, 2, 14, 700)]
     assert found == [*kept, (None, None, None, 0, None, 300), (None, None, None, 1, None, 900)]
 

@@ -29,19 +29,19 @@ from flinkish_spark.transport.blocks import (
     EMITTED,
     PACKED,
     BlockPacker,
+    BlockRow,
     BlockUnpacker,
-    Out,
     TimeReport,
-    frame_of,
     from_block,
     to_block,
+    to_frame,
 )
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import Routing, place_of, spark_hash_int
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.exact_columns import is_of_kind
 from flinkish_spark.types.rows import arrow_schema
-from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorFailed, SharedTasks
+from flinkish_spark.worker.keyed_operator import KeyedOperator, KeyedOperatorSpec, OperatorError, SharedTasks
 from flinkish_spark.worker.runners import InputShape, RowShape
 
 INPUT = T.StructType(
@@ -217,9 +217,9 @@ def test_two_inputs_share_the_state_of_a_key():
     given = [frame([("a", 1), ("b", 2), ("a", 4)]), frame([("a", -1), ("c", -2)], number=1)]
     assert run(op, given, state) == [("a", 5, -1), ("c", 0, -2)]
     assert run(op, [frame([("b", -3)], number=1)], state) == [("b", 2, -3)]
-    with pytest.raises(OperatorFailed, match='"offset": 1, "error": "RuntimeError: unlucky"'):
+    with pytest.raises(OperatorError, match='"offset": 1, "error": "RuntimeError: unlucky"'):
         run(op, [frame([("a", 1), ("a", 13)]), frame([("a", 1)], number=1)], state)
-    with pytest.raises(OperatorFailed, match='"offset": 41, "error": "RuntimeError: unlucky, too"'):
+    with pytest.raises(OperatorError, match='"offset": 41, "error": "RuntimeError: unlucky, too"'):
         run(op, [frame([("a", 1)]), frame([("a", 1), ("a", 13)], start=40, number=1)], state)
 
 
@@ -300,7 +300,7 @@ def test_rows_of_an_operator_stay_on_their_side_of_the_watermark():
     frames = [frame([("a", 1)], start=BEHIND), frame([("a", 10), ("a", 20)])]
     rows = emitted(op, frames, State())
     assert [row["total"] for row in rows] == [10, 30, 31]
-    with pytest.raises(OperatorFailed, match='"offset": 1, "error": "RuntimeError: unlucky"'):
+    with pytest.raises(OperatorError, match='"offset": 1, "error": "RuntimeError: unlucky"'):
         run(op, [frame([("a", 1)], start=BEHIND), frame([("a", 10), ("a", 13)])], State())
 
 
@@ -329,7 +329,7 @@ def test_a_vectorised_function_gets_columns_and_keeps_state():
     ]
     assert run(operator(Totals()), [frame([("a", 10)])], state) == [("a", 13, None)]
     with pytest.raises(
-        OperatorFailed, match="emitted the columns user, sum, orders, declared are user, total"
+        OperatorError, match="emitted the columns user, sum, orders, declared are user, total"
     ):
         run(operator(Totals(("user", "sum", "orders"))), [frame(rows)], State())
 
@@ -346,7 +346,7 @@ def test_a_null_that_must_not_be_names_the_record_that_it_was_emitted_for(kind):
     says = (
         r'"uid": "totals".*"offset": 41, "error": "the function emitted a wrong value: field .x.element.n. is'
     )
-    with pytest.raises(OperatorFailed, match=says):
+    with pytest.raises(OperatorError, match=says):
         run(op, [frame([("a", 1), ("b", 13), ("a", 2)], start=40)], State())
 
 
@@ -391,13 +391,13 @@ def test_what_pandas_makes_of_time_deltas_is_cast():
     ],
 )
 def test_a_column_of_another_kind_is_refused_with_its_field(column, output, says):
-    with pytest.raises(OperatorFailed, match="totals") as failed:
+    with pytest.raises(OperatorError, match="totals") as failed:
         run(operator(OneColumn(column), output), [frame([("a", 1)])], State())
     assert says in str(failed.value)
 
 
 def test_a_failing_function_names_the_record():
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         run(operator(), [frame([("a", 1), ("a", 13)], channel=2, start=40)], State())
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert facts == {
@@ -428,7 +428,7 @@ class Emits(KeyedProcessFunction):
     ],
 )
 def test_a_wrong_row_is_refused_with_field_and_value(row, says):
-    with pytest.raises(OperatorFailed, match="totals") as failed:
+    with pytest.raises(OperatorError, match="totals") as failed:
         run(operator(Emits(row)), [frame([("a", 1)])], State())
     assert says in str(failed.value)
 
@@ -461,7 +461,7 @@ def test_a_wrong_row_names_the_record_that_it_came_from(side):
     op = operator(EmitsItsAmount(side), sides=(AMOUNTS,), is_behind_operator=True)
     frames = [frame([("a", 1)], start=BEHIND), frame([("a", 10), ("b", 13), ("c", 1)], channel=2, start=40)]
     state = State()
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         run(op, frames, state)
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     name, where = ("total", "") if side is None else ("amount", "to the side output 'amounts': ")
@@ -474,7 +474,7 @@ def test_a_wrong_row_names_the_record_that_it_came_from(side):
 def test_a_wrong_row_of_a_timer_names_the_key_and_the_time():
     op, state = operator(EmitsItsAmount()), State()
     run(op, [frame([("a", 20)])], state)
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         run(op, [control(C.Kind.WAKE)], state)
     facts = json.loads(str(failed.value).split(" ", 1)[1])
     assert "field 'total' of type int64 cannot hold 'late'" in facts.pop("error")
@@ -494,7 +494,7 @@ class Counts(KeyedProcessFunction):
 
 
 def test_a_wrong_row_that_does_not_come_again_is_refused_without_its_record():
-    with pytest.raises(OperatorFailed, match="cannot hold 'wrong'") as failed:
+    with pytest.raises(OperatorError, match="cannot hold 'wrong'") as failed:
         run(operator(Counts()), [frame([("a", 1)])], State())
     assert "offset" not in str(failed.value)
 
@@ -529,14 +529,14 @@ class Stores(KeyedProcessFunction):
 )
 def test_a_wrong_value_for_a_state_is_the_function_s_fault(total, seen, says):
     """And no damage of what is stored: the job goes on where it was when the function is mended."""
-    with pytest.raises(OperatorFailed, match=re.escape(USER_FUNCTION_MARKER)) as failed:
+    with pytest.raises(OperatorError, match=re.escape(USER_FUNCTION_MARKER)) as failed:
         run(operator(Stores(total, seen)), [frame([("a", 1)])], State())
     assert says in str(failed.value) and '"uid": "totals"' in str(failed.value)
 
 
 def test_errors_call_an_operator_by_its_name_too():
     named = KeyedOperator(replace(operator(Emits((1, 2, 3))).spec, name="running totals"))
-    with pytest.raises(OperatorFailed, match=r"the function of operator 'totals' \(running totals\)"):
+    with pytest.raises(OperatorError, match=r"the function of operator 'totals' \(running totals\)"):
         run(named, [frame([("a", 1)])], State())
 
 
@@ -567,7 +567,7 @@ def test_a_function_that_cannot_be_opened_is_closed_and_named():
             calls.append("close")
             raise AttributeError("nothing to close")
 
-    with pytest.raises(OperatorFailed) as failed:
+    with pytest.raises(OperatorError) as failed:
         run(operator(Unopened({"user": "a"})), [frame([("a", 1)])], State())
     assert calls == ["open", "close"]
     assert "open() of operator 'totals' failed. LookupError: no table" in str(classify(failed.value))
@@ -593,9 +593,9 @@ def test_state_that_came_with_the_first_micro_batch_is_installed():
     fresh = State()
     seed = control(C.Kind.STATE, 0, C.STATE_CHANNEL, 5, value)
     assert run(operator(), [frame([("a", 2)]), seed], fresh) == [("a", 3, 2)]
-    with pytest.raises(OperatorFailed, match="got its state twice"):
+    with pytest.raises(OperatorError, match="got its state twice"):
         run(operator(), [seed], fresh)
-    with pytest.raises(OperatorFailed, match="bundle 5 got the state of key group 6"):
+    with pytest.raises(OperatorError, match="bundle 5 got the state of key group 6"):
         run(operator(), [control(C.Kind.STATE, 0, C.STATE_CHANNEL, 6, value)], State())
     alone = State()
     assert run(operator(), [seed], alone) == []
@@ -611,7 +611,7 @@ def test_state_of_another_operator_or_torn_is_refused_although_no_record_needs_i
     (value,) = state.value
     for stored, says in [(value, "belongs to operator 'other', not to 'totals'"), (value[:-3], "torn")]:
         seed = control(C.Kind.STATE, 0, C.STATE_CHANNEL, 5, stored)
-        with pytest.raises(OperatorFailed, match=says):
+        with pytest.raises(OperatorError, match=says):
             run(operator(), [seed], State())
 
 
@@ -635,7 +635,7 @@ class Widened(Renamed):
 def test_a_declaration_that_does_not_fit_is_refused(function, says):
     state = State()
     run(operator(), [frame([("a", 1)])], state)
-    with pytest.raises(OperatorFailed, match=says):
+    with pytest.raises(OperatorError, match=says):
         run(operator(function), [frame([("a", 1)])], state)
 
 
@@ -646,7 +646,7 @@ def test_damaged_state_is_found():
     for at in range(0, len(value), 11):
         torn = State()
         torn.value = (value[:at] + bytes([value[at] ^ 0x55]) + value[at + 1 :],)
-        with pytest.raises(OperatorFailed, match="FLINKISH_STATE"):
+        with pytest.raises(OperatorError, match="FLINKISH_STATE"):
             run(operator(), [frame([("a", 1)])], torn)
 
 
@@ -791,12 +791,14 @@ def test_what_comes_together_goes_out_in_few_batches():
     timed = pa.schema([(C.TIME, pa.int64()), ("x", pa.int64())])
     plain = pa.schema([("y", pa.int64())])
     rows = [
-        Out(0, 0, 3, 0, to_block(pa.RecordBatch.from_pydict({C.TIME: [7, 8], "x": [1, 2]}, schema=timed)), 0),
-        Out(1, 9, 0, 9, b"", 1),
-        Out(0, 0, 4, 5, to_block(pa.RecordBatch.from_pydict({"y": [6]}, schema=plain)), 1),
-        Out(0, 0, 5, 2, to_block(pa.RecordBatch.from_pydict({C.TIME: [9], "x": [3]}, schema=timed)), 0),
+        BlockRow(
+            0, 0, 3, 0, to_block(pa.RecordBatch.from_pydict({C.TIME: [7, 8], "x": [1, 2]}, schema=timed)), 0
+        ),
+        BlockRow(1, 9, 0, 9, b"", 1),
+        BlockRow(0, 0, 4, 5, to_block(pa.RecordBatch.from_pydict({"y": [6]}, schema=plain)), 1),
+        BlockRow(0, 0, 5, 2, to_block(pa.RecordBatch.from_pydict({C.TIME: [9], "x": [3]}, schema=timed)), 0),
     ]
-    found = list(unpacker(iter([pa.RecordBatch.from_pandas(frame_of(rows), arrow_schema(EMITTED))])))
+    found = list(unpacker(iter([pa.RecordBatch.from_pandas(to_frame(rows), arrow_schema(EMITTED))])))
     assert [batch.num_rows for batch in found] == [3, 1, 1]
     assert [row[C.TIME] for batch in found for row in batch.to_pylist()] == [7, 8, 9, None, None]
     said = [

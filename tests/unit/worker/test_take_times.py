@@ -11,11 +11,11 @@ import pytest
 from flinkish_spark.core.errors import BadRecordError
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.worker.time import TakeTimes
+from flinkish_spark.worker.time import TimestampsFromColumn
 
 
 def taken(column: pa.Array, **more: pa.Array) -> list[Any]:
-    (made,) = TakeTimes("at")(iter([pa.record_batch({"at": column, **more})]))
+    (made,) = TimestampsFromColumn("at")(iter([pa.record_batch({"at": column, **more})]))
     found: list[Any] = made.column(C.TIME).to_pylist()
     assert made.schema.names[-1] == C.TIME and made.column("at").equals(column)
     return found
@@ -46,10 +46,10 @@ def test_a_control_row_has_none() -> None:
 
 def test_a_time_that_was_there_is_replaced() -> None:
     now = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
-    (made,) = TakeTimes("at")(
+    (made,) = TimestampsFromColumn("at")(
         iter([pa.record_batch({C.TIME: pa.array([1]), "at": pa.array([now]), C.MARK: pa.array([2])})])
     )
     assert made.schema.names == ["at", C.TIME]
     assert made.column(C.TIME).to_pylist() == [int(now.timestamp() * 1_000)]
     given = parse_ddl(f"{C.TIME} LONG, at TIMESTAMP, {C.MARK} LONG")
-    assert TakeTimes.columns(given).names == ["at", C.TIME]  # type: ignore[arg-type]
+    assert TimestampsFromColumn.columns(given).names == ["at", C.TIME]  # type: ignore[arg-type]

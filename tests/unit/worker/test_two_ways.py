@@ -17,14 +17,14 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import CONTROL, BlockPacker, from_block
 from flinkish_spark.transport.branches import (
     INPUT,
-    DealBlocks,
-    DealRows,
-    DealtBlocks,
-    DealtRows,
-    SideBySide,
-    Takes,
+    ControlRows,
+    InputPacker,
+    InputPackers,
+    InputPath,
+    InputPaths,
+    ParallelWorkers,
 )
-from flinkish_spark.transport.columns import InTurn
+from flinkish_spark.transport.columns import ComposedWorker
 from flinkish_spark.types.rows import arrow_schema
 from tests.support import two_ways
 from tests.support.two_ways import ORDERS, ROWS, TOTALS
@@ -183,13 +183,13 @@ def test_rows_are_dealt_to_inputs_and_functions_are_opened_once() -> None:
     LOG.clear()
     numbers = T.StructType([*GIVEN, T.StructField("n", T.LongType())])
     texts = T.StructType([*GIVEN, T.StructField("text", T.StringType())])
-    both = SideBySide((Logged("a", 100), InTurn((Logged("b", 1), Logged("c", 1)))), numbers)
+    both = ParallelWorkers((Logged("a", 100), ComposedWorker((Logged("b", 1), Logged("c", 1)))), numbers)
     n, text = T.StructType([numbers["n"]]), T.StructType([texts["text"]])
-    deal = DealRows(
+    deal = InputPaths(
         (
-            DealtRows(0, ("n",), numbers, InTurn((both,)), n, ("x0",)),
-            DealtRows(1, ("s1_0",), texts, InTurn(()), text, ("y0",)),
-            DealtRows(0, ("n",), numbers, InTurn(()), n, ("z0",)),
+            InputPath(0, ("n",), numbers, ComposedWorker((both,)), n, ("x0",)),
+            InputPath(1, ("s1_0",), texts, ComposedWorker(()), text, ("y0",)),
+            InputPath(0, ("n",), numbers, ComposedWorker(()), n, ("z0",)),
         ),
         T.StructType([*CONTROL, FRAME[C.TIME]]),
     )
@@ -213,9 +213,11 @@ def test_functions_are_closed_when_one_of_them_fails() -> None:
     def failing(batches: Any) -> Iterator[pa.RecordBatch]:
         yield next(batches).take([7])
 
-    both = SideBySide((Logged("a", 1), failing), numbers)
+    both = ParallelWorkers((Logged("a", 1), failing), numbers)
     n = T.StructType([numbers["n"]])
-    deal = DealRows((DealtRows(0, ("n",), numbers, InTurn((both,)), n, ("x0",)),), T.StructType([*CONTROL]))
+    deal = InputPaths(
+        (InputPath(0, ("n",), numbers, ComposedWorker((both,)), n, ("x0",)),), T.StructType([*CONTROL])
+    )
     with pytest.raises(IndexError):
         list(deal(iter([operator_rows(record(0, 0, 1))])))
     assert LOG == ["open a", "close a"]
@@ -225,10 +227,12 @@ def test_a_row_may_be_for_several_inputs_and_a_barrier_is_for_all_of_them() -> N
     schema = pa.schema([(C.CHANNEL, pa.int64()), (C.SEQUENCE, pa.int64()), ("c0", pa.int64())])
     packers = [BlockPacker(schema, number=number) for number in (0, 3)]
     names = (C.CHANNEL, C.SEQUENCE, "c0")
-    deal = DealBlocks(
+    deal = InputPackers(
         tuple(
-            DealtBlocks(f"r{at}", (C.CHANNEL, C.SEQUENCE, f"v{at}"), names, packer, takes)
-            for at, (packer, takes) in enumerate(zip(packers, (Takes.ALL, Takes.BARRIERS), strict=True))
+            InputPacker(f"r{at}", (C.CHANNEL, C.SEQUENCE, f"v{at}"), names, packer, takes)
+            for at, (packer, takes) in enumerate(
+                zip(packers, (ControlRows.ALL, ControlRows.BARRIERS), strict=True)
+            )
         )
     )
     rows = [

@@ -212,7 +212,7 @@ def test_a_feed_ends_whatever_its_last_version_is(tmp_path: Path, last: str) -> 
     table.commit(*actions[last])
     for number, first in enumerate((1, 2)):
         source = DeltaSource(path_of(table), DeltaChanges.FEED, starting_version=first, ending_version=2)
-        reader = reader_of(source.bound("in"), tmp_path / str(number))
+        reader = reader_of(source.bind("in"), tmp_path / str(number))
         end, rows = step(reader, reader.initialOffset())
         wanted = [(1, "insert", 1)] * (first == 1) + [(1, "delete", 2)] * (last == "delete")
         assert feed_rows(rows) == wanted and SplitPosition.from_json(end).is_ended
@@ -255,7 +255,7 @@ def test_a_savepoint_goes_on_where_it_stood_in_another_job(tmp_path: Path) -> No
     reader = reader_of(source, tmp_path)
     end, rows = step(reader, reader.initialOffset())
     assert values(rows) == [0, 1]
-    old = source.bound("in")._replace("_fs_folder", str(tmp_path / "job" / "sources" / "in"))
+    old = source.bind("in")._replace("_fs_folder", str(tmp_path / "job" / "sources" / "in"))
     job_dir = JobDir(LocalStore(tmp_path / "job"))
     old.check_input(job_dir, "in", None)
     facts = old.identity(job_dir, "in")
@@ -264,7 +264,7 @@ def test_a_savepoint_goes_on_where_it_stood_in_another_job(tmp_path: Path) -> No
     other = JobDir(LocalStore(tmp_path / "other"))
     for name, fact in json.loads(json.dumps(facts)).items():
         other.record_fact(name, fact)
-    begun = source_of(table).bound("in")._replace("_fs_folder", str(tmp_path / "other" / "sources" / "in"))
+    begun = source_of(table).bind("in")._replace("_fs_folder", str(tmp_path / "other" / "sources" / "in"))
     assert begun.is_positionable
     begun.check_input(other, "in", None)
     moved = begun.starting_at(SourceStart(end, str(tmp_path / "other" / "begin"), "x"))
@@ -355,7 +355,7 @@ def test_a_delta_source_is_a_source_of_splits(tmp_path: Path) -> None:
     given = DeltaSource(
         path_of(table), reader="python", ending_version=3, rate=RateLimit(records_per_batch=7)
     )
-    bound = given.bound("in")
+    bound = given.bind("in")
     assert bound.is_positionable and bound.is_bounded and bound.plan_name == "delta"
     assert bound.rate == RateLimit(records_per_batch=7)
     assert not DeltaSource(path_of(table)).is_bounded

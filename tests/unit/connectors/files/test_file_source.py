@@ -55,7 +55,7 @@ def put(folder, name, text, at=0):
 
 
 def reader_of(source, tmp_path):
-    source = source.bound("in")
+    source = source.bind("in")
     job_dir = JobDir(LocalStore(tmp_path / "job"))
     source.preflight(None, job_dir, "in")
     source.check_input(job_dir, "in", None)

@@ -38,7 +38,7 @@ class Group:
 
 
 def source_of(group: Group, clock: ManualClock) -> KafkaSource:
-    source = KafkaSource("nowhere:1", ["orders"], group_id="shared").bound("in")
+    source = KafkaSource("nowhere:1", ["orders"], group_id="shared").bind("in")
     source.__dict__.update(_admin=group, _group_patience=GroupPatience(clock))
     return source
 
@@ -79,7 +79,7 @@ def test_what_may_come_back_is_waited_for_half_a_minute_and_not_with_each_checkp
 
 def test_a_rewind_and_a_source_of_records_are_not_held_either() -> None:
     source_of(Group(ACTIVE), ManualClock(0)).lower_offsets(POSITION)
-    records = KafkaRecordsSource("nowhere:1", ["orders"], group_id="shared").bound("in")
+    records = KafkaRecordsSource("nowhere:1", ["orders"], group_id="shared").bind("in")
     records.__dict__["_admin"] = Group(ACTIVE)
     records._tell({"orders:0": 7}, "")
     assert records._group_patience.given_up == 1

@@ -73,7 +73,7 @@ class Admin:
 
 
 def source_of(brokers, topics=("a:b", "c"), folder="", **settings):
-    source = KafkaRecordsSource("nowhere:1", list(topics), **settings).bound("in")
+    source = KafkaRecordsSource("nowhere:1", list(topics), **settings).bind("in")
     return connected(source._replace("_fs_folder", str(folder)), brokers)
 
 
@@ -157,7 +157,7 @@ def test_it_may_decode_but_not_as_a_part() -> None:
     decoded = ["key", "value", "topic", "partition", "offset", "timestamp"]
     assert source.record_type.names == decoded
     assert source.drops_records and not source_of(Brokers()).drops_records
-    assert source.with_own_time().record_type.names == [*decoded, "_fs_time"]
+    assert source.add_own_time().record_type.names == [*decoded, "_fs_time"]
     assert not source.has_side_outputs and source.side_uids("in") == ()
     with_letters = KafkaRecordsSource("nowhere:1", ["in"], value=Json("n LONG", DeadLetter("bad")))
     assert with_letters.side_uids("in") == ("in-dead-letter",) and not with_letters.drops_records
@@ -168,9 +168,9 @@ def test_it_may_decode_but_not_as_a_part() -> None:
 
 def test_the_time_of_a_record_is_read_without_being_a_field() -> None:
     source = source_of(Brokers(c=[]))
-    assert source.with_own_time().record_type.names == ["value", "_fs_time"]
+    assert source.add_own_time().record_type.names == ["value", "_fs_time"]
     with_it = source_of(Brokers(c=[]), schema="value STRING, timestamp TIMESTAMP")
-    assert with_it.with_own_time().record_type.names == ["value", "timestamp", "_fs_time"]
+    assert with_it.add_own_time().record_type.names == ["value", "timestamp", "_fs_time"]
 
 
 @pytest.mark.parametrize(

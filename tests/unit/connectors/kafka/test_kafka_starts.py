@@ -30,7 +30,7 @@ from flinkish_spark.sources import (
     StartAtOffsets,
     StartAtTimestamp,
 )
-from flinkish_spark.transport.channels import channel_by_name, channel_of, check_told_apart
+from flinkish_spark.transport.channels import channel_by_name, channel_of, check_distinct_channels
 from flinkish_spark.transport.columns import Origins
 
 PLACES = [("in", 0), ("in", 1)]
@@ -275,10 +275,10 @@ def test_topics_that_come_later_are_behind_an_end_and_at_a_beginning(
 
 
 def test_topics_with_one_number_are_refused() -> None:
-    check_told_apart(["in", "in-2"])
+    check_distinct_channels(["in", "in-2"])
     # Their checksums are equal.
     with pytest.raises(ConfigError, match="'buckeroo' and 'plumless' cannot be read by one source"):
-        check_told_apart(["plumless", "in", "buckeroo"])
+        check_distinct_channels(["plumless", "in", "buckeroo"])
     with pytest.raises(ConfigError, match="cannot be read by one source"):
         KafkaSource("nowhere:1", ["plumless", "in", "buckeroo"])
 
