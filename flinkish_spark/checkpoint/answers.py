@@ -63,22 +63,22 @@ class CheckpointAnswer:
         return html_table([*facts, ("", self.text)] if self.text else facts)
 
     @classmethod
-    def completed(cls, checkpoint: CheckpointId, place: str = "") -> CheckpointAnswer:
+    def make_completed(cls, checkpoint: CheckpointId, place: str = "") -> CheckpointAnswer:
         """Return the answer about a confirmed checkpoint, and where its savepoint is."""
         return cls(AnswerKind.COMPLETED, checkpoint, None, place)
 
     @classmethod
-    def refused(cls, reason: CheckpointFailureReason, text: str = "") -> CheckpointAnswer:
+    def make_refused(cls, reason: CheckpointFailureReason, text: str = "") -> CheckpointAnswer:
         """Return the answer about a request that never got an id; `text` if more is known than the reason."""
         return cls(AnswerKind.REFUSED, None, reason, text or reason.text)
 
     @classmethod
-    def aborted(cls, effect: Abort) -> CheckpointAnswer:
+    def make_aborted(cls, effect: Abort) -> CheckpointAnswer:
         """Return the answer about an aborted checkpoint."""
         return cls(AnswerKind.ABORTED, effect.checkpoint, effect.reason, effect.text)
 
     @classmethod
-    def left_to_next_start(cls, checkpoint: CheckpointId) -> CheckpointAnswer:
+    def make_left_to_next_start(cls, checkpoint: CheckpointId) -> CheckpointAnswer:
         """Return the answer about a checkpoint whose end this process does not see."""
         return cls(
             AnswerKind.LEFT_TO_NEXT_START,
@@ -88,14 +88,14 @@ class CheckpointAnswer:
         )
 
     @classmethod
-    def savepoint_failed(cls, checkpoint: CheckpointId, text: str) -> CheckpointAnswer:
+    def make_savepoint_failed(cls, checkpoint: CheckpointId, text: str) -> CheckpointAnswer:
         """Return the answer about a checkpoint that could not be exported."""
         reason = CheckpointFailureReason.SAVEPOINT_FAILED
         return cls(AnswerKind.SAVEPOINT_FAILED, checkpoint, reason, text)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckpointTriggerRequest:
     """A request on its way to the coordinator."""
 
     purpose: CheckpointPurpose
@@ -113,7 +113,7 @@ class PendingAnswer:
     >>> pending = PendingAnswer()
     >>> pending.wait(timeout_ms=0) is None
     True
-    >>> pending.resolve(CheckpointAnswer.completed(CheckpointId(3)))
+    >>> pending.resolve(CheckpointAnswer.make_completed(CheckpointId(3)))
     >>> pending.wait(timeout_ms=0).checkpoint
     CheckpointId(value=3)
     """

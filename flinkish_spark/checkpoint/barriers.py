@@ -21,7 +21,7 @@ from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 
 
-class BarriersDoNotAddUp(Exception):
+class BarrierMismatch(Exception):
     """A barrier is missing, doubled or strange; says which. Declines the checkpoint."""
 
 
@@ -43,7 +43,7 @@ class BarrierCounter:
         """Return who acknowledges `checkpoint` with this micro-batch."""
         why = why_not_aligned(checkpoint, staged.acks, self._channels)
         if why and self._mode is CheckpointingMode.EXACTLY_ONCE:
-            raise BarriersDoNotAddUp(why)
+            raise BarrierMismatch(why)
         reached = sinks_reached(checkpoint, staged.acks, self._channels) if why else set(self._channels)
         seen = self._reached.setdefault(checkpoint, set())
         seen |= reached
@@ -89,7 +89,7 @@ class SourceWaits:
         self._asked_at_ms, self._cut = now_ms, status.cut
         return True
 
-    def held(self, pending: PendingCheckpoint) -> str:
+    def describe_wait(self, pending: PendingCheckpoint) -> str:
         """Return what a checkpoint waits for; called by any thread."""
         status = self._control.source_status()
         if pending.state is not CheckpointState.TRIGGERED or status is None:
@@ -97,7 +97,7 @@ class SourceWaits:
         is_drawn = status.drawn >= int(pending.checkpoint)
         return pending.awaited if is_drawn else f"{pending.awaited}; the source {status.text}"
 
-    def aborted(self, effect: Abort) -> Abort:
+    def on_aborted(self, effect: Abort) -> Abort:
         """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut."""
         self._aborted_at_ms = self._clock.monotonic_ms()
         was_offered, status = self._control.withdraw(effect.checkpoint), self._control.source_status()

@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 5_000
 
 
-class Interrupted(Exception):
+class JobInterruptedError(Exception):
     """The job is being torn down; the checkpoint stays decided and is finished by the next start."""
 
 
@@ -57,7 +57,7 @@ class Confirmation:
         self._job_dir, self._ownership = job.job_dir, job.ownership
         self._committers, self._sources = job.committers, job.sources
         self._clock, self._observer = job.clock, job.tracker.timing(job.observer)
-        self._answered = job.tracker.answered
+        self._on_answers = job.tracker.on_answers
         self._must_give_up, self._waiting = job.must_give_up, job.waiting
         self._manifest, self._job = job.manifest, job.job
 
@@ -73,7 +73,7 @@ class Confirmation:
         # comes after the last sink; the manifest tells readers what all sinks show; the group offsets tell
         # lag tools what is done, so they come after that; the receipt says that all of it is, and is last.
         completed = {uid: self._complete_sink(decision, uid) for uid in self._committers}
-        facts = _facts(answers, completed)
+        facts = _collect_facts(answers, completed)
         self._write_manifest(decision, facts)
         group_offsets = self._commit_group_offsets(decision)
         receipt = Receipt(
@@ -117,7 +117,7 @@ class Confirmation:
                 # What a deposed process takes for another timeline is its successor.
                 self._ownership.check()
                 raise
-            self._answered(uid, answers)
+            self._on_answers(uid, answers)
             for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
                 if answer.outcome is Outcome.LOST:
                     batch, lost = pair
@@ -136,7 +136,9 @@ class Confirmation:
             is_done = len(answers) == len(committables) and all(a.outcome.is_done for a in answers)
             return answers, is_done
 
-        answers = self._until_done(commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'")
+        answers = self._repeat_until_done(
+            commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'"
+        )
         self._observer.after(Step.SINK_COMMIT, uid)
         return answers
 
@@ -152,7 +154,9 @@ class Confirmation:
             self._refuse_final(decision, uid, answer)
             return [answer], answer.outcome.is_done
 
-        answers = self._until_done(complete, f"completing checkpoint {decision.checkpoint} at sink '{uid}'")
+        answers = self._repeat_until_done(
+            complete, f"completing checkpoint {decision.checkpoint} at sink '{uid}'"
+        )
         self._observer.after(Step.SINK_COMPLETE, uid)
         return answers[-1]
 
@@ -188,7 +192,7 @@ class Confirmation:
                 raise FencedError("the manifest is written by a newer owner", why=answer.detail)
             return [answer], answer.outcome.is_done
 
-        self._until_done(write, f"writing checkpoint {decision.checkpoint} into the manifest")
+        self._repeat_until_done(write, f"writing checkpoint {decision.checkpoint} into the manifest")
         self._observer.after(Step.MANIFEST, str(decision.checkpoint))
 
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
@@ -209,11 +213,11 @@ class Confirmation:
                 return [CommitAnswer(Outcome.RETRY, str(fault))], False
             return [], True
 
-        self._until_done(commit, f"committing the group offsets of checkpoint {decision.checkpoint}")
+        self._repeat_until_done(commit, f"committing the group offsets of checkpoint {decision.checkpoint}")
         self._observer.after(Step.GROUP_OFFSETS, str(decision.checkpoint))
         return committed
 
-    def _until_done(
+    def _repeat_until_done(
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
         """Repeat until done: after the decision there is no other way out but evidence of a loss."""
@@ -224,7 +228,7 @@ class Confirmation:
                 if is_done:
                     return answers
                 if self._must_give_up():
-                    raise Interrupted(what)
+                    raise JobInterruptedError(what)
                 # The first that has to wait: behind it there are those that were not tried.
                 detail = next((one.detail for one in answers if not one.outcome.is_done), "")
                 note_failure(detail)
@@ -233,7 +237,7 @@ class Confirmation:
                 self._ownership.check()
 
 
-def _facts(
+def _collect_facts(
     committed: Mapping[str, Sequence[CommitAnswer]], completed: Mapping[str, CommitAnswer]
 ) -> dict[str, dict[str, Any]]:
     """Return what each sink said about its part; what it said later counts."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flinkish_spark.checkpoint.accumulators import NO_ACCUMULATORS, AccumulatorKeeper
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
-from flinkish_spark.checkpoint.decision_point import StagedDataDied, decide
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, decide
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
 from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.failures import Patience, classify
@@ -109,7 +109,7 @@ class Completion:
             with self._job.waiting(f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"):
                 dead = self._why_dead(decision.checkpoint, uid, committables)
             if dead:
-                raise StagedDataDied(
+                raise DeadCommittableError(
                     f"checkpoint {decision.checkpoint} was declined before its decision",
                     why=next(iter(dead.values())),
                     what_to_do="none: the job goes back to the last checkpoint and stages again",
@@ -127,7 +127,7 @@ class Completion:
             except Exception as error:
                 fault = patience.takes(error)
                 if self._is_stopping():
-                    raise Interrupted(f"checkpoint {checkpoint}") from error
+                    raise JobInterruptedError(f"checkpoint {checkpoint}") from error
                 LOG.warning("checkpoint %s waits for sink '%s': %s", checkpoint, uid, fault)
                 note_failure(str(fault))
                 self._job.clock.sleep_ms(next(pauses_ms))
@@ -175,7 +175,7 @@ def decision_of(
 ) -> Decision:
     """Return the COMMIT of a checkpoint whose turn has come."""
     batch = batches[-1].batch
-    told = parts.accumulators.behind(batch)
+    told = parts.accumulators.find_totals(batch)
     offsets, commits = parts.job.log.read(OFFSETS, batch), parts.job.log.read(COMMITS, batch)
     if offsets is None or commits is None:
         raise InternalError(f"Spark's log entries of micro-batch {batch} are gone")
@@ -192,10 +192,10 @@ def decision_of(
         commits_text=commits,
         uids=parts.job.uids,
         purpose=pending.request.purpose,
-        triggered_at_ms=parts.job.tracker.triggered_at_ms(pending.checkpoint),
+        triggered_at_ms=parts.job.tracker.find_trigger_time_ms(pending.checkpoint),
         finished=pending.finished,
         hook_states=pending.hook_states,
-        times=parts.time.behind(batch),
+        times=parts.time.find_event_time(batch),
         accumulators=told.accumulators,
         bases=told.bases,
     )

@@ -83,7 +83,7 @@ class ControlFile:
         self._pinned: BatchId | None = None
 
     @classmethod
-    def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
+    def create_for_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
         """Return the file of one start of the query, and delete what other starts left in `folder`."""
         # An id that was offered before may be sealed with ABORT. The names are new for every start: a Python
         # process of Spark's may outlive the query that it belonged to, and then reads and writes beside the
@@ -153,7 +153,7 @@ def read_control(path: str) -> dict[str, Any]:
     return content
 
 
-def offered_by(content: dict[str, Any]) -> ControlOffset:
+def to_control_offset(content: dict[str, Any]) -> ControlOffset:
     pinned, checkpoint = content.get(PINNED_KEY), int(content.get("checkpoint", 0))
     is_drained = content.get("purpose") == CheckpointPurpose.DRAINED_SAVEPOINT.value
     return ControlOffset(checkpoint, TimeOffer.from_json(content), pinned, checkpoint if is_drained else 0)
@@ -162,18 +162,18 @@ def offered_by(content: dict[str, Any]) -> ControlOffset:
 # Sources hear from this file which of their channels are ahead of the others. The time keeper replaces it
 # behind each micro-batch, before Spark asks for the next one. It is not durable: it is made anew from the
 # stored state at each start of the query, and where it is not there, nobody is held back.
-def held_path(control_path: Path) -> Path:
+def to_held_path(control_path: Path) -> Path:
     return control_path.with_suffix(".held")
 
 
 def write_held(control_path: Path, held: HeldSources) -> None:
     if held:
-        _replace(held_path(control_path), held_to_json(held))
+        _replace(to_held_path(control_path), held_to_json(held))
     else:
-        held_path(control_path).unlink(missing_ok=True)
+        to_held_path(control_path).unlink(missing_ok=True)
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:
     """Return what of a source brings no records in the next micro-batch."""
-    held = _read(held_path(Path(control_path))) if control_path else None
+    held = _read(to_held_path(Path(control_path))) if control_path else None
     return held_from_json(held or {}).get(source, NONE_HELD)

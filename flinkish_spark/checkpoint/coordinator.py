@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
-from flinkish_spark.checkpoint.barriers import BarrierCounter, BarriersDoNotAddUp, SourceWaits
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
+from flinkish_spark.checkpoint.barriers import BarrierCounter, BarrierMismatch, SourceWaits
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.completion import Completion, CoordinatorParts, decision_of
-from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
-from flinkish_spark.checkpoint.hooks import HookFailed
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
+from flinkish_spark.checkpoint.hooks import HookError
 from flinkish_spark.checkpoint.statistics import StagedAges
 from flinkish_spark.core.clock import RunningThread, Threads
 from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, FencedError, StoreError
@@ -97,7 +97,7 @@ class Workers:
             try:
                 with self._waiting(f"{name} to end"):
                     work()
-            except Interrupted:
+            except JobInterruptedError:
                 LOG.info("%s was interrupted; the next start finishes what is decided", name)
             except BaseException as error:
                 self._on_failure(error)
@@ -133,7 +133,7 @@ class TooManyCheckpointFailures(EnvironmentFault):
     ends_when_repeated = True
 
 
-class StopFailed(EnvironmentFault):
+class StopWithSavepointError(EnvironmentFault):
     """A stop with savepoint did not come through; the job goes back to its last checkpoint."""
 
     restartable = True
@@ -207,11 +207,11 @@ class CheckpointCoordinator:
         staged = len(self._undecided) + len(self._mailbox)
         return staged >= BACKLOG_LIMIT and not self._needs_micro_batches and self.failure is None
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: CheckpointTriggerRequest) -> None:
         """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's."""
         message = partial(self._ask, asked.purpose, asked.target, asked.on_answer)
         if not self._mailbox.put(message):
-            asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+            asked.on_answer(CheckpointAnswer.make_refused(Reason.SHUT_DOWN))
 
     def schedule(self, schedule: Schedule) -> None:
         """Switch the timer on or off; requests by hand still work."""
@@ -233,13 +233,13 @@ class CheckpointCoordinator:
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
 
-    def held(self) -> Iterator[Wait]:
+    def list_waits(self) -> Iterator[Wait]:
         """Yield the checkpoints that are open, and what each waits for; called by any thread."""
         now_ms = self._job.clock.monotonic_ms()
         for pending in self._open:
             if pending.is_open:
                 who, since_ms = f"checkpoint {pending.checkpoint}", pending.started_at_ms
-                yield Wait(who, self._waits.held(pending), now_ms - since_ms)
+                yield Wait(who, self._waits.describe_wait(pending), now_ms - since_ms)
 
     @property
     def failures(self) -> FailureManager:
@@ -296,9 +296,9 @@ class CheckpointCoordinator:
             if isinstance(effect, P.Refuse):
                 self._carry_out((effect,))
             elif isinstance(effect, P.Abort):
-                self._job.tracker.failed(effect.checkpoint, effect.reason, effect.text)
+                self._job.tracker.on_failed(effect.checkpoint, effect.reason, effect.text)
                 self._parts.on_aborted(effect.checkpoint)
-                self._answer(effect.request, CheckpointAnswer.aborted(effect))
+                self._answer(effect.request, CheckpointAnswer.make_aborted(effect))
         self._workers.join()
         while self._mailbox:
             # What was being decided is finished by now; a savepoint of it is written, too.
@@ -308,9 +308,9 @@ class CheckpointCoordinator:
         self._mailbox.close()
         self._mailbox.read(self._fail)
         for pending in self._state.open:
-            self._answer(pending.request, CheckpointAnswer.left_to_next_start(pending.checkpoint))
+            self._answer(pending.request, CheckpointAnswer.make_left_to_next_start(pending.checkpoint))
         for number in tuple(self._answers):
-            self._answers.pop(number)(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+            self._answers.pop(number)(CheckpointAnswer.make_refused(Reason.SHUT_DOWN))
 
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
@@ -331,26 +331,26 @@ class CheckpointCoordinator:
         self._undecided = (*self._undecided, staged)
         for checkpoint in sorted(staged.checkpoints):
             if self._state.awaits(checkpoint):
-                self._job.tracker.staged(checkpoint, staged, sync_ms)
+                self._job.tracker.on_staged(checkpoint, staged, sync_ms)
                 self._count(checkpoint, staged)
 
     def _count(self, checkpoint: CheckpointId, staged: StagedBatch) -> None:
         now_ms = self._job.clock.monotonic_ms()
         try:
             participants = self._counter.count(checkpoint, staged)
-        except BarriersDoNotAddUp as error:
+        except BarrierMismatch as error:
             reason = Reason.BARRIERS_DO_NOT_ADD_UP
             self._carry_out(self._state.on_declined(checkpoint, reason, str(error), now_ms))
         else:
-            self._job.tracker.acknowledged(checkpoint, participants)
+            self._job.tracker.on_acknowledged(checkpoint, participants)
             self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))
 
     def _carry_out(self, effects: Sequence[P.Effect]) -> None:
         for effect in effects:
-            match effect:  # not of P.Completed: _finished tells whoever asked
+            match effect:  # not of P.Completed: _finish tells whoever asked
                 case P.Initialise(checkpoint, request):
                     asked = next(one.missing for one in self._state.open if one.checkpoint == checkpoint)
-                    self._job.tracker.triggered(checkpoint, request, asked)
+                    self._job.tracker.on_triggered(checkpoint, request, asked)
                     # Not among those that are waited for at the end: a user's hook may hang.
                     self._workers.begin_unawaited(
                         f"initialise-{checkpoint}", partial(self._initialise, effect)
@@ -367,8 +367,8 @@ class CheckpointCoordinator:
                 case P.Refuse(request, reason):
                     LOG.info("a %s checkpoint is refused: %s", request.purpose.value, reason.text)
                     if request.number in self._answers:
-                        self._job.tracker.refused()
-                    self._answer(request, CheckpointAnswer.refused(reason))
+                        self._job.tracker.on_refused()
+                    self._answer(request, CheckpointAnswer.make_refused(reason))
         self._needs_micro_batches, self._open = self._state.needs_micro_batches, self._state.open
 
     def _initialise(self, effect: P.Initialise) -> None:
@@ -392,7 +392,7 @@ class CheckpointCoordinator:
             return
         try:
             hooks = job.hooks.trigger(checkpoint)
-        except HookFailed as error:
+        except HookError as error:
             decline(Reason.HOOK_FAILED, str(error), error)
             return
         self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, hooks)))
@@ -410,19 +410,19 @@ class CheckpointCoordinator:
         parts = self._parts
         if request.purpose.is_final:
             # This order matters: the gate must know the last barrier before a micro-batch can carry it.
-            parts.gate.close_behind(checkpoint)
+            parts.gate.close_after(checkpoint)
         parts.time.on_offer(request.purpose)
-        parts.job.tracker.offered(checkpoint)
+        parts.job.tracker.on_offered(checkpoint)
         parts.job.observer.before(Step.TRIGGER, str(checkpoint))
         parts.control.offer(checkpoint, request.purpose)
         parts.job.observer.after(Step.TRIGGER, str(checkpoint))
 
     def _abort(self, effect: P.Abort) -> None:
         """Seal the id with ABORT; what it staged passes to the next checkpoint."""
-        parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.aborted(effect)
+        parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.on_aborted(effect)
         with logged_as(checkpoint=int(checkpoint)):
             LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
-        parts.job.tracker.failed(checkpoint, effect.reason, effect.text)
+        parts.job.tracker.on_failed(checkpoint, effect.reason, effect.text)
         decision = Decision(
             checkpoint,
             Verdict.ABORT,
@@ -434,7 +434,7 @@ class CheckpointCoordinator:
         parts.job.job_dir.create_decision(decision)
         parts.job.ownership.check()
         parts.on_aborted(checkpoint)
-        self._answer(effect.request, CheckpointAnswer.aborted(effect))
+        self._answer(effect.request, CheckpointAnswer.make_aborted(effect))
         self._failures, verdict = self._failures.failed(checkpoint, effect.reason, effect.request.purpose)
         if verdict is FailureVerdict.JOB_FAILS:
             # An outage behind it does not count as a failure that comes back. Who was too late may be one.
@@ -446,7 +446,7 @@ class CheckpointCoordinator:
                 what_to_do="see why checkpoints fail, or raise tolerable_failures",
             ) from cause
         if effect.request.purpose.stops_with_savepoint:
-            raise StopFailed(
+            raise StopWithSavepointError(
                 "the job could not be stopped with a savepoint",
                 why=f"{effect.reason.text}; {effect.text}",
                 what_to_do="see why the checkpoint failed, and stop the job again, which goes on meanwhile",
@@ -465,32 +465,32 @@ class CheckpointCoordinator:
         """In a thread of its own: decide, finish, report."""
         checkpoint, parts = decision.checkpoint, self._parts
 
-        def declined(reason: Reason, error: EnvironmentFault) -> None:
+        def decline(reason: Reason, error: EnvironmentFault) -> None:
             self._decline(checkpoint, reason, error.why or str(error), error)
             if reason is Reason.STAGED_DATA_DEAD:
                 raise error
 
-        def decided() -> None:
-            parts.job.tracker.decided(checkpoint)
+        def on_decided() -> None:
+            parts.job.tracker.on_decided(checkpoint)
             self._mailbox.put(lambda: self._state.on_decided(checkpoint))
 
         try:
             with logged_as(checkpoint=int(checkpoint)):
-                receipt = self._completion.complete(decision, decided)
-        except StagedDataDied as error:
-            self._mailbox.put(partial(declined, Reason.STAGED_DATA_DEAD, error))
-        except DecisionRefused as error:
-            self._mailbox.put(partial(declined, Reason.DECISION_FAILED, error))
+                receipt = self._completion.complete(decision, on_decided)
+        except DeadCommittableError as error:
+            self._mailbox.put(partial(decline, Reason.STAGED_DATA_DEAD, error))
+        except DecisionError as error:
+            self._mailbox.put(partial(decline, Reason.DECISION_FAILED, error))
         else:
-            self._mailbox.put(lambda: self._finished(decision, receipt))
+            self._mailbox.put(lambda: self._finish(decision, receipt))
 
-    def _finished(self, decision: Decision, receipt: Receipt) -> None:
+    def _finish(self, decision: Decision, receipt: Receipt) -> None:
         parts, checkpoint = self._parts, decision.checkpoint
         self._undecided = tuple(s for s in self._undecided if s.batch > decision.batch)
         self._has_backlog_request = False
         self._counter.forget(checkpoint)
         self._failures = self._failures.completed(checkpoint)
-        parts.job.tracker.confirmed(decision)
+        parts.job.tracker.on_confirmed(decision)
         parts.on_confirmed(decision, receipt)
         effects = self._state.on_confirmed(checkpoint, parts.job.clock.monotonic_ms())
         completed = next(one for one in effects if isinstance(one, P.Completed))
@@ -500,7 +500,7 @@ class CheckpointCoordinator:
                 self.exporting |= {checkpoint}
             self._workers.begin(f"savepoint-{checkpoint}", lambda: self._export(decision, completed.request))
         else:
-            self._done(completed.request, CheckpointAnswer.completed(checkpoint))
+            self._close_request(completed.request, CheckpointAnswer.make_completed(checkpoint))
         self._carry_out(effects)
 
     def _export(self, decision: Decision, request: CheckpointRequest) -> None:
@@ -516,19 +516,19 @@ class CheckpointCoordinator:
             with self._exporting_lock:
                 self.exporting -= {checkpoint}
         if failure:
-            failed = CheckpointAnswer.savepoint_failed(checkpoint, failure)
+            failed = CheckpointAnswer.make_savepoint_failed(checkpoint, failure)
             self._mailbox.put(lambda: self._answer(request, failed))
             if request.purpose.is_final:
-                raise StopFailed(
+                raise StopWithSavepointError(
                     "the job could not be stopped with a savepoint",
                     why=failure,
                     what_to_do=f"none: checkpoint {checkpoint} is complete and the job goes on from it",
                 )
             return
-        answer = CheckpointAnswer.completed(checkpoint, request.target)
-        self._mailbox.put(lambda: self._done(request, answer))
+        answer = CheckpointAnswer.make_completed(checkpoint, request.target)
+        self._mailbox.put(lambda: self._close_request(request, answer))
 
-    def _done(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
+    def _close_request(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
         self._answer(request, answer)
         if request.purpose.is_final:
             self.ended_with = request.purpose

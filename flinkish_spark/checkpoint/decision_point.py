@@ -14,14 +14,14 @@ from flinkish_spark.protocol.decisions import Decision, Verdict
 LOG = logging.getLogger(__name__)
 
 
-class StagedDataDied(EnvironmentFault):
+class DeadCommittableError(EnvironmentFault):
     """Something staged cannot be committed any more; nothing was decided, so the job rewinds."""
 
     restartable = True
     ends_when_repeated = True
 
 
-class DecisionRefused(EnvironmentFault):
+class DecisionError(EnvironmentFault):
     """The store did not take the decision; the checkpoint is aborted, and can never be completed."""
 
     restartable = True
@@ -31,7 +31,7 @@ class DecisionRefused(EnvironmentFault):
 def decide(
     decision: Decision, ownership: Ownership, clock: Clock, observer: Observer, if_refused: str
 ) -> None:
-    """Decide a checkpoint; raise FencedError or DecisionRefused if it is not decided so.
+    """Decide a checkpoint; raise FencedError or DecisionError if it is not decided so.
 
     Only the caller knows, and tells people, what becomes of what was staged if it is refused.
     """
@@ -50,7 +50,7 @@ def decide(
         found = job_dir.decision(decision.checkpoint)
         if found is not None and found.verdict is Verdict.ABORT and found.owner_epoch < ownership.epoch:
             # A zombie was still sealing what it took to be its predecessor's.
-            raise DecisionRefused(
+            raise DecisionError(
                 f"checkpoint {decision.checkpoint} was sealed by owner {found.owner_epoch}, who has "
                 "lost the job",
                 what_to_do=if_refused,
@@ -79,7 +79,7 @@ def resolve(
             return CreateResult.CREATED
         if found is None or found.owner_epoch != ownership.epoch:
             return CreateResult.EXISTS
-    raise DecisionRefused(
+    raise DecisionError(
         f"checkpoint {checkpoint} could not be decided",
         why=str(error),
         what_to_do=f"see to the job directory's disk; {if_refused}",

@@ -43,11 +43,11 @@ class AdmissionGate:
         #: Sinks that have shown its barrier.
         self._shown: set[str] = set()
 
-    def close_behind(self, checkpoint: CheckpointId) -> None:
+    def close_after(self, checkpoint: CheckpointId) -> None:
         self._shown = set()
         self._final = checkpoint
 
-    def passed(self, staged: StagedBatch) -> None:
+    def on_staged(self, staged: StagedBatch) -> None:
         self._shown |= {a.sink for a in staged.acks if self._final in {b.checkpoint for b in a.barriers}}
         if self._shown and self._shown >= {ack.sink for ack in staged.acks}:
             self._opened.clear()
@@ -131,7 +131,7 @@ class EpochWriter:
         parts.begins()
         calls = f", with the calls of {', '.join(parts.async_calls)}" if parts.async_calls else ""
         with job.waiting(f"micro-batch {batch} to be staged{calls}"):
-            staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
+            staged = parts.time.add_times(parts.staging.stage(frame, batch, next(parts.attempts)))
         took_ms = job.clock.monotonic_ms() - began_ms
         staged = replace(staged, held_ms=began_ms - came_ms or None, staging_ms=took_ms or None)
         job.observer.before(Step.STAGED_FILE, str(batch))
@@ -140,7 +140,7 @@ class EpochWriter:
         self.expected = batch.next()
         # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
         parts.time.on_staged(staged)
-        parts.gate.passed(staged)
+        parts.gate.on_staged(staged)
         with job.waiting(f"the sources to be asked behind micro-batch {batch}"):
             parts.notify(staged, job.clock.monotonic_ms() - began_ms)
         job.observer.before(Step.SPARK_COMMIT, str(batch))

@@ -47,7 +47,7 @@ class Timekeeping:
         """Return whether all input is over and every operator has seen that: the job can end."""
         return False
 
-    def noted(self, staged: StagedBatch) -> StagedBatch:
+    def add_times(self, staged: StagedBatch) -> StagedBatch:
         """Return a staged micro-batch with what it says about time, before it is written."""
         return staged
 
@@ -60,7 +60,7 @@ class Timekeeping:
     def on_offer(self, purpose: CheckpointPurpose) -> None:
         """Take note that a barrier is about to be offered; called before any micro-batch can carry it."""
 
-    def behind(self, batch: BatchId) -> EventTime | None:
+    def find_event_time(self, batch: BatchId) -> EventTime | None:
         """Return where time stood behind a micro-batch that is about to be decided; None for nowhere."""
         return None
 
@@ -71,7 +71,7 @@ NO_TIME = Timekeeping()
 class TimeKeeper(Timekeeping):
     """Keeps time by the rules of `protocol/watermarks.py`; made anew for every start.
 
-    tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
+    tasks' reports -> add_times() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
 
     Used by the supervisor's thread before the query starts, the epoch writer's, and the coordinator's. For a
     job that says nothing about time it reads no log and stores nothing.
@@ -96,7 +96,7 @@ class TimeKeeper(Timekeeping):
         #: Of a job that has said nothing about time; it stores nothing.
         self._nothing = plan.of_plan(EventTime())
         self._state = self._nothing if stored is None else plan.of_plan(stored)
-        self._behind: dict[BatchId, EventTime] = {}
+        self._after_batch: dict[BatchId, EventTime] = {}
         self._held: dict[str, HeldChannels] = {}
         for staged in kept:
             self._step(staged)
@@ -124,7 +124,7 @@ class TimeKeeper(Timekeeping):
     def has_ended(self) -> bool:
         return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
 
-    def noted(self, staged: StagedBatch) -> StagedBatch:
+    def add_times(self, staged: StagedBatch) -> StagedBatch:
         is_told = reports_in(staged.acks)
         is_kept = self._plan.is_timed or self._state != self._nothing
         if not (is_told or self._is_bounded or is_kept):
@@ -175,17 +175,17 @@ class TimeKeeper(Timekeeping):
                 self._is_draining = True
                 self._offer(self._clock.wall_ms())
 
-    def behind(self, batch: BatchId) -> EventTime | None:
+    def find_event_time(self, batch: BatchId) -> EventTime | None:
         with self._lock:
-            self._behind = {known: state for known, state in self._behind.items() if known >= batch}
-            found = self._behind.get(batch, self._nothing)
+            self._after_batch = {known: state for known, state in self._after_batch.items() if known >= batch}
+            found = self._after_batch.get(batch, self._nothing)
             return None if found == self._nothing else found
 
     def _step(self, staged: StagedBatch) -> None:
         if staged.times is not None:
             self._state = step(self._rules, self._state, staged.times)
         self._state = levels_behind(self._state, staged.counts)
-        self._behind[staged.batch] = self._state
+        self._after_batch[staged.batch] = self._state
 
     def _inputs(self, logged: LoggedOffsets) -> Iterator[AssignerInput]:
         """Yield what has changed about the inputs with a micro-batch."""

@@ -62,7 +62,7 @@ _MOST_TEXT = 1_500
 _NOTE = "flinkish_spark: "
 
 
-class QueryFailed(EnvironmentFault):
+class QueryError(EnvironmentFault):
     """The query ended for a reason outside the user's code; a restart may help."""
 
     usual_advice = "see the log of this process for the whole trace"
@@ -70,7 +70,7 @@ class QueryFailed(EnvironmentFault):
     ends_when_repeated = True
 
 
-class Outage(QueryFailed):
+class Outage(QueryError):
     """What the query needs does not answer or is full: started again for as long as the strategy says."""
 
     ends_when_repeated = False
@@ -109,7 +109,7 @@ class RepeatableUserError(UserFunctionError):
         return tuple(self.facts.get(name) for name in names)
 
 
-def with_place(error: BaseException, place: str) -> None:
+def add_place(error: BaseException, place: str) -> None:
     error.add_note(_NOTE + place)
 
 
@@ -117,7 +117,7 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):
-        return _driver_gone(ProcessLoss.of_driver(exit_code_of_jvm()))
+        return _to_driver_loss(ProcessLoss.of_driver(exit_code_of_jvm()))
     return classify_alive(error, place)
 
 
@@ -126,7 +126,7 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
     if isinstance(error, FlinkishError):
         return error
     text = describe_failure(error)
-    marked = _marked(text)
+    marked = _find_marked_error(text)
     if marked is not None:
         return marked
     if not is_of_the_jvm(error):
@@ -136,12 +136,14 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
     loss = process_loss(text, chain)
     notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
     where = ", ".join(part for part in (*notes, place) if part)
-    return _sorted(chain, rule_of(chain), error, where) if loss is None else _lost(loss, chain, where)
+    return (
+        _to_error(chain, rule_of(chain), error, where) if loss is None else _to_loss_error(loss, chain, where)
+    )
 
 
 def is_outage(error: BaseException) -> bool:
     """Return whether something that does not answer, or is full, is behind an error, and may last hours."""
-    if isinstance(error, QueryFailed):
+    if isinstance(error, QueryError):
         # The table has looked at all of its causes.
         return not error.ends_when_repeated
     return any(_is_outage(one) for one in causes_of(error))
@@ -153,18 +155,18 @@ def _is_outage(error: BaseException) -> bool:
     return (isinstance(error, OSError) and may_pass(error)) or isinstance(classify_alive(error), Outage)
 
 
-def _marked(text: str) -> FlinkishError | None:
+def _find_marked_error(text: str) -> FlinkishError | None:
     """Return the error that a marker of ours names, or one of ours out of a task; None if there is none."""
     if USER_FUNCTION_MARKER in text:
         return _user_error(text)
     if STATE_MARKER in text:
         return CorruptObjectError(
-            _after(text, STATE_MARKER),
+            _read_after(text, STATE_MARKER),
             why="the stored state and the function's declaration do not fit, or the state is damaged",
             what_to_do="declare the state as it was, or start a new job_dir",
         )
     if BAD_RECORD_MARKER in text:
-        said, advice = _without_advice(_after(text, BAD_RECORD_MARKER))
+        said, advice = _split_advice(_read_after(text, BAD_RECORD_MARKER))
         return BadRecordError(f"a record cannot be handled: {said}", what_to_do=advice)
     if UNREADABLE_MARKER in text:
         told = text[text.index(UNREADABLE_MARKER) + len(UNREADABLE_MARKER) :]
@@ -174,13 +176,13 @@ def _marked(text: str) -> FlinkishError | None:
         topic, partition, offset, timestamp_ms = refused.groups()
         return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
     if NOT_AUTHORIZED_MARKER in text:
-        said, advice = _without_advice(_after(text, NOT_AUTHORIZED_MARKER))
+        said, advice = _split_advice(_read_after(text, NOT_AUTHORIZED_MARKER))
         return AuthorizationError(said, what_to_do=advice)
     ours = _OURS.findall(text)
-    return _raised_in_a_task(*ours[-1]) if ours else None
+    return _rebuild_task_error(*ours[-1]) if ours else None
 
 
-#: What each sort of failure becomes. One that a restart may mend is a QueryFailed or an Outage.
+#: What each sort of failure becomes. One that a restart may mend is a QueryError or an Outage.
 _KINDS: dict[Sort, type[FlinkishError]] = {
     Sort.INPUT_LOST: InputLostError,
     Sort.SETTING: ConfigError,
@@ -191,11 +193,11 @@ _KINDS: dict[Sort, type[FlinkishError]] = {
     Sort.REFUSED: AuthorizationError,
     Sort.ENVIRONMENT: EnvironmentFault,
     Sort.OUTAGE: Outage,
-    Sort.TRANSIENT: QueryFailed,
+    Sort.TRANSIENT: QueryError,
 }
 
 
-def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
+def _to_error(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
     """Return the error of a failure: the innermost cause, then where, why and what to do."""
     root = chain.root
     what = f"{chain.headline}, {place}" if place else chain.headline
@@ -204,7 +206,7 @@ def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -
     if rule is None:
         if type(error).__name__ == "AnalysisException":
             return SchemaError(what, why="Spark refuses the plan of this job", **facts)
-        return QueryFailed(what, **facts)
+        return QueryError(what, **facts)
     return _KINDS[rule.sort](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
 
 
@@ -222,7 +224,7 @@ _FULL = {
 }
 
 
-def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
+def _to_loss_error(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
     kind: type[FlinkishError] = OutOfMemoryFault if loss.is_of_memory else ProcessLostError
     if loss.process is JobProcess.DRIVER:
@@ -241,7 +243,7 @@ def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     )
 
 
-def _driver_gone(loss: ProcessLoss) -> FlinkishError:
+def _to_driver_loss(loss: ProcessLoss) -> FlinkishError:
     code = f" (exit code {loss.exit_code})"
     why = "it was killed or ran out of memory" if loss.exit_code is None else f"it has ended by itself{code}"
     if loss.is_of_memory:
@@ -261,13 +263,13 @@ def _driver_gone(loss: ProcessLoss) -> FlinkishError:
 _FINAL = (UserError, InputLostError, AuthorizationError, CorruptObjectError)
 
 
-def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
+def _rebuild_task_error(module: str, name: str, message: str) -> FlinkishError:
     """Return what an error of ours means that came out of a Python reader or writer as text."""
     try:
         kind: Any = getattr(import_module(module), name, None)
     except ImportError:
         kind = None
-    said, advice = _without_advice(message[:_MOST_TEXT])
+    said, advice = _split_advice(message[:_MOST_TEXT])
     is_ours = isinstance(kind, type) and issubclass(kind, FlinkishError)
     if is_ours and issubclass(kind, _FINAL):
         # Classes with arguments of their own are known by the one of the tree that they are of.
@@ -277,7 +279,7 @@ def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
     passes = is_ours and kind.restartable and not kind.ends_when_repeated
     # Its text has its own reason, as a rule.
     why = "" if advice else "a task that reads or writes failed"
-    return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why, what_to_do=advice)
+    return (Outage if passes else QueryError)(f"{name}: {said}", why=why, what_to_do=advice)
 
 
 def _user_error(text: str) -> FlinkishError:
@@ -321,11 +323,11 @@ def _user_error(text: str) -> FlinkishError:
     )
 
 
-def _after(text: str, marker: str) -> str:
+def _read_after(text: str, marker: str) -> str:
     return text.split(marker, 1)[1].split("\n", 1)[0][:_MOST_TEXT]
 
 
-def _without_advice(message: str) -> tuple[str, str]:
+def _split_advice(message: str) -> tuple[str, str]:
     said, _, advice = message.partition(" To do: ")
     return said.strip().rstrip("."), advice.strip().rstrip(".")
 

@@ -40,14 +40,14 @@ class UnknownHookState(Choice):
     IGNORE = "IGNORE"
 
 
-class HookFailed(EnvironmentFault):
+class HookError(EnvironmentFault):
     """A master hook raised."""
 
     restartable = True
     ends_when_repeated = True
 
 
-class HookHangs(HookFailed):
+class HookBusyError(HookError):
     """A master hook has not returned from an earlier call; whether it ever will nobody can tell."""
 
     ends_when_repeated = False
@@ -120,7 +120,7 @@ class MasterHooks:
         """Keep two threads from calling hooks at a time."""
         if not self._is_called.acquire(blocking=False):
             # A hook that hangs keeps its thread; the thread of a restart must not wait for it.
-            raise HookHangs(
+            raise HookBusyError(
                 f"a master hook has not returned from {self._called_for}",
                 what_to_do="see to the system behind the hook",
             )
@@ -165,11 +165,11 @@ class MasterHooks:
 
 @contextmanager
 def _translate_errors(name: str, what: str, what_to_do: str) -> Iterator[None]:
-    """Raise HookFailed for what a hook raises."""
+    """Raise HookError for what a hook raises."""
     try:
         yield
     except USER_ERRORS as error:
-        raise HookFailed(
+        raise HookError(
             f"the master hook '{name}' {what}", why=said(error), what_to_do=what_to_do, hook=name
         ) from error
 
@@ -240,7 +240,7 @@ class JobStates:
         with self._lock:
             self._become(*self._state.on(event, cause, self._clock.wall_ms()))
 
-    def failed(self, error: BaseException) -> None:
+    def on_failure(self, error: BaseException) -> None:
         """Note that the job failed, and in which vertex if the error names an operator."""
         cause = str(error)
         vertex = self._state.vertex_of(getattr(error, "operator", ""), getattr(error, "uid", ""))
@@ -248,20 +248,20 @@ class JobStates:
             self._on_task(vertex, TaskEvent.FAIL, cause)
         self.on(JobEvent.FAILURE, cause)
 
-    def over(self, error: BaseException) -> None:
+    def end(self, error: BaseException) -> None:
         """Note that everything has ended because of `error`, for good."""
         if self.status is JobStatus.CANCELLING:
             self.on(JobEvent.ALL_ENDED, str(error))
         elif not self.status.is_terminal:
-            self.failed(error)
+            self.on_failure(error)
             self.on(JobEvent.GIVE_UP, str(error))
 
-    def tasks_initialize(self) -> None:
+    def initialize_tasks(self) -> None:
         for vertex in self._state.tasks:
             self._on_task(vertex, TaskEvent.INITIALIZE)
 
-    def tasks_run(self) -> None:
-        self.tasks_initialize()
+    def run_tasks(self) -> None:
+        self.initialize_tasks()
         for vertex in self._state.tasks:
             self._on_task(vertex, TaskEvent.RUN)
 
@@ -277,23 +277,23 @@ class JobStates:
         for change in changes:
             self._tell("on_change", change)
 
-    def goes_on_from(self, newest: CheckpointId | None) -> None:
+    def on_restored(self, newest: CheckpointId | None) -> None:
         self._newest = newest
 
-    def completed(self, checkpoint: CheckpointId) -> None:
+    def on_checkpoint_complete(self, checkpoint: CheckpointId) -> None:
         self._newest = checkpoint
         self._tell("on_checkpoint_complete", checkpoint)
 
-    def aborted(self, checkpoint: CheckpointId) -> None:
+    def on_checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         self._tell("on_checkpoint_aborted", checkpoint, self._newest)
 
-    def taken_over(self, epoch: OwnerEpoch) -> None:
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
         self._tell("on_taken_over", epoch)
 
-    def aging(self, age: StagedAge) -> None:
+    def on_staged_data_aging(self, age: StagedAge) -> None:
         self._tell("on_staged_data_aging", age)
 
-    def waits(self, waits: tuple[Wait, ...]) -> None:
+    def on_waits(self, waits: tuple[Wait, ...]) -> None:
         self._tell("on_waits", waits)
 
     def _tell(self, method: str, *what: object) -> None:

@@ -65,7 +65,7 @@ class JobLock:
         self._file: OwnFile | None = None
 
     @classmethod
-    def of_job(cls, folder: Path) -> JobLock:
+    def from_folder(cls, folder: Path) -> JobLock:
         return cls(folder / "owner.lock")
 
     def acquire(self) -> None:
@@ -74,7 +74,7 @@ class JobLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             file = OwnFile(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._to_store_error(error) from error
         try:
             self._lock(file)
             os.ftruncate(file.fileno(), 0)
@@ -85,7 +85,7 @@ class JobLock:
             raise refusal from None
         except OSError as error:
             file.close()
-            raise self._failed(error) from error
+            raise self._to_store_error(error) from error
         self._file = file
 
     def look(self) -> None:
@@ -125,7 +125,7 @@ class JobLock:
                 time.sleep(_PAUSE_S)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _failed(self, error: OSError) -> StoreError:
+    def _to_store_error(self, error: OSError) -> StoreError:
         return StoreError.of_system(
             error,
             f"cannot lock the job directory {self._path.parent}",

@@ -39,7 +39,7 @@ from typing import Annotated, TypeVar
 from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids
 from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, missing_entry, translate_disk_errors
 from flinkish_spark.checkpoint.state_files import (
-    StateFileGone,
+    StateFileNotFoundError,
     StateInBucket,
     StateOnDisk,
     StoreVersion,
@@ -136,7 +136,7 @@ class CheckpointPins(abc.ABC):
     def clean(self, require_owner: Callable[[], None]) -> None:
         """Delete what no pin needs any more, if that is due; called behind each receipt."""
 
-    def pinned(self) -> frozenset[CheckpointId]:
+    def list_pinned(self) -> frozenset[CheckpointId]:
         """Return the checkpoints that have a complete pin."""
         return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
 
@@ -158,7 +158,7 @@ class CheckpointPins(abc.ABC):
         return self._manifests[checkpoint]
 
     def _all_manifests(self) -> list[PinManifest]:
-        return [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
+        return [manifest for one in self.list_pinned() if (manifest := self._manifest(one)) is not None]
 
     def _entries(self, decision: Decision) -> dict[str, str]:
         at = decision.batch
@@ -198,7 +198,7 @@ class SparkPins(CheckpointPins):
         self._state, self._pool = Path(log.location) / STATE, root / PINS / STATE
 
     def pin(self, decision: Decision) -> None:
-        if decision.checkpoint in self.pinned():
+        if decision.checkpoint in self.list_pinned():
             return
         entries = self._entries(decision)
         with translate_disk_errors(f"pin checkpoint {decision.checkpoint}"):
@@ -215,7 +215,7 @@ class SparkPins(CheckpointPins):
                 names += operator_files(StateOnDisk(self._state), stores)
                 names += bases_up_to(self._state, int(decision.batch))
                 return self._link_all(names)
-            except (StateFileGone, FileNotFoundError) as error:
+            except (StateFileNotFoundError, FileNotFoundError) as error:
                 # Spark's maintenance puts a new snapshot in the place of older files.
                 if not left:
                     raise CorruptObjectError(
@@ -228,7 +228,7 @@ class SparkPins(CheckpointPins):
     def _link_all(self, names: Iterable[str]) -> dict[str, int]:
         """Bring files into the pool that no complete pin has there; return all sizes."""
         sizes, folders, pinned = dict[str, int](), set[Path](), dict[str, int]()
-        for checkpoint in self.pinned():
+        for checkpoint in self.list_pinned():
             # A damaged pin is the trouble of whoever goes back to it.
             with contextlib.suppress(CorruptObjectError, JobDirError):
                 manifest = self._manifest(checkpoint)
@@ -294,7 +294,7 @@ Copies = Callable[[Sequence[tuple[str, str]]], object]
 _AT_ONCE = 16
 
 
-def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def _map_at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Do something for each, some at a time: in a bucket each waits for an answer."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="flinkish-files") as pool:
         return list(pool.map(do, items))
@@ -306,7 +306,7 @@ class BucketPins(CheckpointPins):
     #: How often the bucket is looked through for what no pin needs. A file goes when it was found so twice:
     #: one that was just uploaded is named by nobody for a moment.
     clean_every_ms = 10 * 60_000
-    each = staticmethod(_at_once)
+    each = staticmethod(_map_at_once)
 
     def __init__(self, log: BucketLog, clock: Clock, copies: Copies | None = None) -> None:
         super().__init__(log)
@@ -329,12 +329,12 @@ class BucketPins(CheckpointPins):
         if stores:
             state = StateInBucket(self._files, self._state, self._files.sizes_below(self._state))
             try:
-                before = self._before(decision, len(stores))
+                before = self._find_versions_before(decision, len(stores))
                 wanted = [(store, before.get(store.folder)) for store in stores]
                 names += itertools.chain(*self.each(lambda one: files_of(state, *one), wanted))
                 names += operator_files(state, stores)
                 files = {name: state.sizes[name] for name in names}
-            except (StateFileGone, KeyError) as error:
+            except (StateFileNotFoundError, KeyError) as error:
                 raise CorruptObjectError(
                     f"the state of checkpoint {decision.checkpoint} is not there",
                     why=f"{error.args[0]} is gone",
@@ -344,7 +344,7 @@ class BucketPins(CheckpointPins):
         self._write(pin)
         self._newest = pin
 
-    def _before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
+    def _find_versions_before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
         """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown."""
         # The newest pin names those of its checkpoint, and Spark's log what came since, at a read for each
         # micro-batch. A store's own changelog says it, too, at a read for each store.
@@ -404,15 +404,15 @@ class BucketPins(CheckpointPins):
         if now_ms < self._clean_at_ms:
             return
         self._clean_at_ms = now_ms + self.clean_every_ms
-        found = self._needed_by_nobody()
+        found = self._find_unneeded()
         gone = found & self._suspects
         self._suspects = found - gone
-        gone |= {f"{BASES}/{name}" for name in self._superseded_bases()}
+        gone |= {f"{BASES}/{name}" for name in self._find_superseded_bases()}
         if gone:
             require_owner()
             self._files.delete_all(gone)
 
-    def _superseded_bases(self) -> frozenset[str]:
+    def _find_superseded_bases(self) -> frozenset[str]:
         """Return bases that were there at the last call, by which no checkpoint since then needs them."""
         listed, newest = self._bases, self._newest
         pins = self._all_manifests()
@@ -424,7 +424,7 @@ class BucketPins(CheckpointPins):
             return frozenset()
         return superseded(listed, newest.counting_bases, [pin.counting_bases for pin in pins])
 
-    def _needed_by_nobody(self) -> frozenset[str]:
+    def _find_unneeded(self) -> frozenset[str]:
         """Return keys, also of earlier owners, that are older than the oldest pin and named by none."""
         # This order matters: a pin that is written behind the listing names files that were listed as newer
         # than the oldest pin, or that another pin names.
@@ -546,7 +546,7 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
         newest = None
     before = BucketLog.newest_begun(log.store, OwnerEpoch(log.epoch))
     if before is not None:
-        older = log.beside(f"spark/{before}")
+        older = log.open_sibling(f"spark/{before}")
         log.take_query_from(older)
         intent = job_dir.open_rewind()
         # A log that begins anew has its seed already, and the state that was here may be deleted.
@@ -588,7 +588,7 @@ class CompletedCheckpoints:
         self._at_once = 1 if job_dir.place is None or job_dir.place.is_local else _AT_ONCE_IN_BUCKETS
         self._to_come = 1
 
-    def decided(self, decision: Decision) -> bool:
+    def on_decided(self, decision: Decision) -> bool:
         """Pin a checkpoint that sinks are about to commit; return whether it is pinned."""
         # Committing may take long, while Spark goes on and cleans up; and if what it staged since cannot be
         # kept, this is the state that the job goes back to. What goes wrong here is tried again behind the
@@ -600,7 +600,7 @@ class CompletedCheckpoints:
             return False
         return True
 
-    def completed(self, decision: Decision) -> None:
+    def on_confirmed(self, decision: Decision) -> None:
         """Pin a confirmed checkpoint and delete those beyond the retained ones; called after the receipt."""
         # What goes wrong here is logged: the checkpoint is complete.
         try:
@@ -616,7 +616,7 @@ class CompletedCheckpoints:
         except (StoreError, CorruptObjectError, JobDirError) as error:
             LOG.warning("old checkpoints are deleted later: %s", error)
 
-    def cancelled(self, clock: Clock) -> None:
+    def on_cancelled(self, clock: Clock) -> None:
         """Do what the configuration says about the checkpoints of a cancelled job."""
         if self._config.retention is CheckpointRetention.RETAIN_ON_CANCELLATION:
             return
@@ -634,7 +634,7 @@ class CompletedCheckpoints:
     def _facts(self) -> RetentionFacts:
         # This order matters: a pin is made after its checkpoint's folder and goes after it. One that
         # was there and has no folder later is what a crash left; the other way round it may be new.
-        pinned = self._pins.pinned()
+        pinned = self._pins.list_pinned()
         ids = self._job_dir.decided_ids()
         self._known = {one: fact for one, fact in self._known.items() if one in ids}
         order, intent = self._job_dir.rewind_order(), self._job_dir.open_rewind()

@@ -101,11 +101,11 @@ class SparkLog:
             # Spark stops at a damaged one with words of its parser, and names no file.
             if not _is_whole(text):
                 raise CorruptObjectError(
-                    f"the file {self._shown(key)} of Spark's own log is cut off or was changed",
+                    f"the file {self._locate(key)} of Spark's own log is cut off or was changed",
                     why="it holds no whole entry: a full disk, a copy that was cut off, or somebody's editor",
                     what_to_do="restore the file from a backup, or go back to an older checkpoint "
                     "(flinkish rewind)",
-                    file=self._shown(key),
+                    file=self._locate(key),
                 )
 
     def restore(self, log: str, batch: BatchId, text: str) -> None:
@@ -128,7 +128,7 @@ class SparkLog:
     def forget_retired(self) -> None:
         shutil.rmtree(self._retired, ignore_errors=True)
 
-    def _shown(self, key: str) -> str:
+    def _locate(self, key: str) -> str:
         return str(self.location).removesuffix(self.folder) + key
 
     @property
@@ -249,8 +249,8 @@ class BucketLog(SparkLog):
     def files(self) -> FileStore:
         return cast("FileStore", self.store)
 
-    def beside(self, folder: str) -> BucketLog:
-        return BucketLog(self.store, folder, self._shown(folder))
+    def open_sibling(self, folder: str) -> BucketLog:
+        return BucketLog(self.store, folder, self._locate(folder))
 
     @staticmethod
     def newest_begun(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
@@ -286,7 +286,7 @@ class BucketLog(SparkLog):
 
     def begin_replay(self, checkpoint: CheckpointId) -> BucketLog:
         self.end_replay()
-        begun = self.beside(f"{REPLAY}/{self._own_name}-{checkpoint}")
+        begun = self.open_sibling(f"{REPLAY}/{self._own_name}-{checkpoint}")
         begun.take_query_from(self)
         return begun
 

@@ -35,12 +35,12 @@ class OwnerLock(Protocol):
 
 def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
     """Return what tasks are told of a micro-batch that Spark has logged."""
-    earlier = None if batch == BatchId(0) else _logged(log, BatchId(batch.value - 1))
+    earlier = None if batch == BatchId(0) else _read_offsets(log, BatchId(batch.value - 1))
     return MicroBatch.logged(batch.value, _position(log, batch), earlier)
 
 
 def _position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
-    logged = _logged(log, batch)
+    logged = _read_offsets(log, batch)
     if logged is None:
         raise CorruptObjectError(
             f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
@@ -49,7 +49,7 @@ def _position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
     return logged
 
 
-def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
+def _read_offsets(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
     text = log.read(OFFSETS, batch)
     return None if text is None else LoggedOffsets.parse(text)
 
@@ -70,18 +70,18 @@ class StagingContext:
         """Return the checkpoint that shows `batch` unless it is aborted: its barrier, else the next one."""
         if self.decided is not None:
             return self.decided
-        newest = self._drawn(batch)
-        before = CheckpointId(0) if batch == BatchId(0) else self._drawn(BatchId(batch.value - 1))
+        newest = self._find_drawn(batch)
+        before = CheckpointId(0) if batch == BatchId(0) else self._find_drawn(BatchId(batch.value - 1))
         drawn = newest if newest > before else newest.next()
         # An earlier owner's micro-batch may have a barrier that was given up when this one took over.
         return max(drawn, self.ownership.timeline.newest.next())
 
-    def position_behind(self, batch: BatchId) -> LoggedOffsets:
+    def find_position_after(self, batch: BatchId) -> LoggedOffsets:
         """Return up to where the sources are read once `batch` is; of a micro-batch that runs."""
         return _position(self.log, batch)
 
-    def _drawn(self, batch: BatchId) -> CheckpointId:
-        logged = _logged(self.log, batch)
+    def _find_drawn(self, batch: BatchId) -> CheckpointId:
+        logged = _read_offsets(self.log, batch)
         # Before the first micro-batch of a log, or in one that lost what it no longer needs.
         return CheckpointId(0) if logged is None else logged.checkpoint
 

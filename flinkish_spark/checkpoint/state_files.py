@@ -41,7 +41,7 @@ _START_BYTES = 128 * 1024
 _UNREADABLE = (ValueError, KeyError, TypeError, struct.error, pa.ArrowInvalid, OSError)
 
 
-class StateFileGone(Exception):
+class StateFileNotFoundError(Exception):
     """A file was there when it was listed and is not any more: Spark's maintenance is at work."""
 
 
@@ -60,12 +60,12 @@ class StateOnDisk:
             return ()
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """Return a file, or its first bytes; raise StateFileGone if there is none."""
+        """Return a file, or its first bytes; raise StateFileNotFoundError if there is none."""
         try:
             with open(self._path / name, "rb") as file:
                 return file.read() if most_bytes is None else file.read(most_bytes)
         except FileNotFoundError as error:
-            raise StateFileGone(str(error.filename)) from error
+            raise StateFileNotFoundError(str(error.filename)) from error
 
 
 class StateInBucket:
@@ -86,7 +86,7 @@ class StateInBucket:
         try:
             return self._store.read(key) if most_bytes is None else self._store.read_start(key, most_bytes)
         except ObjectMissing:
-            raise StateFileGone(key) from None
+            raise StateFileNotFoundError(key) from None
 
 
 StateFolder = StateOnDisk | StateInBucket
@@ -145,16 +145,16 @@ def files_of(
     folder = store.folder
     names = state.names(folder)
     if not names:
-        raise StateFileGone(folder)
+        raise StateFileNotFoundError(folder)
     chain = _chain(state, store, names, before)
     snapshots = [one for one in chain if f"{one.stem}.zip" in names]
     if not snapshots and chain[0].version != 1:
-        raise _gone(store, f"there is no snapshot below version {chain[0].version}")
+        raise _to_corrupt_error(store, f"there is no snapshot below version {chain[0].version}")
     base = snapshots[-1].version if snapshots else 0
     found = [f"{one.stem}.changelog" for one in chain if one.version > base]
     missing = [name for name in found if name not in names]
     if missing:
-        raise _gone(store, f"{missing[0]} is missing")
+        raise _to_corrupt_error(store, f"{missing[0]} is missing")
     if snapshots:
         snapshot = f"{snapshots[-1].stem}.zip"
         found += [snapshot, *tables_of(state, f"{folder}/{snapshot}")]
@@ -222,7 +222,7 @@ def _chain(
     if f"{store.stem}.zip" in names:
         return [store]
     if f"{store.stem}.changelog" not in names:
-        raise _gone(store, f"{store.stem}.changelog is missing")
+        raise _to_corrupt_error(store, f"{store.stem}.changelog is missing")
     if before is None:
         lineage = lineage_of(state, f"{store.folder}/{store.stem}.changelog")
         before = [StoreVersion(store.folder, version, unique_id) for version, unique_id in lineage]
@@ -250,7 +250,7 @@ def _is_plain(name: str) -> bool:
     return not name.startswith(".") and not name.endswith(".crc")
 
 
-def _gone(store: StoreVersion, why: str) -> CorruptObjectError:
+def _to_corrupt_error(store: StoreVersion, why: str) -> CorruptObjectError:
     return CorruptObjectError(
         f"version {store.version} of state {store.folder} cannot be loaded any more",
         why=why,

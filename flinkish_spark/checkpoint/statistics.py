@@ -74,17 +74,17 @@ class Acknowledgements:
         """Return how long what has begun took; the alignment is None for fewer than two micro-batches."""
         first_ms, last_ms = (self._staged[at][1] if self._staged else None for at in (0, -1))
         return CheckpointDurations(
-            trigger_ms=_between(self.requested_ms, self.offered_ms),
-            alignment_ms=_between(first_ms, last_ms) if len(self._staged) > 1 else None,
+            trigger_ms=_measure(self.requested_ms, self.offered_ms),
+            alignment_ms=_measure(first_ms, last_ms) if len(self._staged) > 1 else None,
             sync_ms=self.sync_ms,
-            async_ms=_between(last_ms, self.decided_ms),
-            commit_ms=_between(self.decided_ms, now_ms),
+            async_ms=_measure(last_ms, self.decided_ms),
+            commit_ms=_measure(self.decided_ms, now_ms),
             end_to_end_ms=now_ms - self.requested_ms,
         )
 
-    def of_failed(self, checkpoint: CheckpointId) -> Iterator[ParticipantStatistics]:
+    def describe_failed(self, checkpoint: CheckpointId) -> Iterator[ParticipantStatistics]:
         """Yield who had not acknowledged, then who had, with the barriers that came."""
-        reported = _by_sink(self._staged)
+        reported = _group_by_sink(self._staged)
         for one in sorted(self._asked, key=lambda p: (p in self._after_ms, p.kind.value, p.uid)):
             seen = reported.get(one.uid, []) if one.kind is ParticipantKind.SINK else None
             yield ParticipantStatistics(
@@ -97,13 +97,13 @@ class Acknowledgements:
                 channels=() if seen is None else self._channels(checkpoint, seen),
             )
 
-    def of_completed(
+    def describe_completed(
         self, decision: Decision, commit_ms: Mapping[str, int], at_most: int
     ) -> tuple[tuple[ParticipantStatistics, ...], int]:
         """Return what each participant did, and how many more channels there are; all have acknowledged."""
         checkpoint, unlisted = decision.checkpoint, 0
         staged_ms = {int(staged.batch): now_ms for staged, now_ms in self._staged}
-        reported = _by_sink((batch, staged_ms.get(int(batch.batch))) for batch in decision.batches)
+        reported = _group_by_sink((batch, staged_ms.get(int(batch.batch))) for batch in decision.batches)
         # Of another process only the hooks are known.
         hooks = [Participant(ParticipantKind.HOOK, name) for name in sorted(decision.hook_states)]
         known = self._after_ms or dict.fromkeys(hooks)
@@ -160,13 +160,13 @@ class Acknowledgements:
         last_ms = self._staged[-1][1] if len(self._staged) > 1 else None
         return tuple(
             ChannelStatistics(
-                str(channel), count, rows[channel], alignment_ms=_between(staged_at[channel], last_ms)
+                str(channel), count, rows[channel], alignment_ms=_measure(staged_at[channel], last_ms)
             )
             for channel, count in sorted(barriers.items())
         )
 
 
-def _by_sink(batches: Iterable[tuple[StagedBatch, int | None]]) -> dict[str, list[_Reported]]:
+def _group_by_sink(batches: Iterable[tuple[StagedBatch, int | None]]) -> dict[str, list[_Reported]]:
     found: dict[str, list[_Reported]] = {}
     for staged, staged_ms in batches:
         for ack in staged.acks:
@@ -208,7 +208,7 @@ _ANSWERS = {
 }
 
 
-class _Counted:
+class _CheckpointCounts:
     """Counts what went through with one checkpoint, by uid and Flink's name of the metric."""
 
     def __init__(self) -> None:
@@ -256,7 +256,7 @@ class CheckpointTracker:
         #: A job that begins with a savepoint has not read what lies before that.
         self._begins_at_savepoint = False
         #: Answers of committers to the checkpoint that is being confirmed.
-        self._answers = _Counted()
+        self._answers = _CheckpointCounts()
         self._times: dict[CheckpointId, Acknowledgements] = {}
         #: How long each sink took to commit, of one checkpoint at a time.
         self._commit_ms: dict[str, int] = {}
@@ -264,10 +264,10 @@ class CheckpointTracker:
         self._observer: Observer = SilentObserver()
         self._stored_ms = clock.monotonic_ms()
         self._lock = threading.Lock()
-        self._history = self._stored()
+        self._history = self._load()
         self._user_metrics.begin(self._history.user_metrics)
 
-    def _stored(self) -> StatisticsHistory:
+    def _load(self) -> StatisticsHistory:
         try:
             return self._job_dir.statistics() or StatisticsHistory()
         except CorruptObjectError as error:
@@ -282,10 +282,12 @@ class CheckpointTracker:
             known = self._times.pop(left.checkpoint, Acknowledgements())
             if decision is not None and decision.verdict is Verdict.COMMIT:
                 self._count(decision)
-                self._end(self._completed(left, decision, known, _NOTHING_MEASURED, {}))
+                self._end(self._complete(left, decision, known, _NOTHING_MEASURED, {}))
             else:
                 reason = CheckpointFailureReason.TASK_FAILED
-                self._end(left.failed(reason, reason.text, None, tuple(known.of_failed(left.checkpoint))))
+                self._end(
+                    left.failed(reason, reason.text, None, tuple(known.describe_failed(left.checkpoint)))
+                )
 
     @property
     def history(self) -> StatisticsHistory:
@@ -296,11 +298,11 @@ class CheckpointTracker:
         entries = [entry.checkpoint for entry in self._history.entries]
         return max([self._history.dropped_up_to, *entries])
 
-    def triggered_at_ms(self, checkpoint: CheckpointId) -> int:
+    def find_trigger_time_ms(self, checkpoint: CheckpointId) -> int:
         times = self._times.get(checkpoint)
         return 0 if times is None else times.wall_ms
 
-    def triggered(
+    def on_triggered(
         self, checkpoint: CheckpointId, request: CheckpointRequest, asked: Collection[Participant] = ()
     ) -> None:
         """Note that a request got an id, and who has to acknowledge."""
@@ -310,25 +312,25 @@ class CheckpointTracker:
         with self._lock:
             self._history = self._history.triggered(begun)
 
-    def offered(self, checkpoint: CheckpointId) -> None:
+    def on_offered(self, checkpoint: CheckpointId) -> None:
         times = self._times[checkpoint]
         times.offered_ms = self._clock.monotonic_ms()
         times.note_hooks(times.offered_ms - times.requested_ms)
 
-    def staged(self, checkpoint: CheckpointId, staged: StagedBatch, sync_ms: int) -> None:
+    def on_staged(self, checkpoint: CheckpointId, staged: StagedBatch, sync_ms: int) -> None:
         times = self._times[checkpoint]
         times.sync_ms = sync_ms
         times.note_staged(staged, self._clock.monotonic_ms())
 
-    def acknowledged(self, checkpoint: CheckpointId, participants: Iterable[Participant]) -> None:
+    def on_acknowledged(self, checkpoint: CheckpointId, participants: Iterable[Participant]) -> None:
         times = self._times[checkpoint]
         times.note(participants, self._clock.monotonic_ms() - times.requested_ms)
 
-    def decided(self, checkpoint: CheckpointId) -> None:
+    def on_decided(self, checkpoint: CheckpointId) -> None:
         self._commit_ms = {}
         self._times[checkpoint].decided_ms = self._clock.monotonic_ms()
 
-    def answered(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
+    def on_answers(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
         for answer in answers:
             self._answers.add(uid, _ANSWERS[answer.outcome], 1)
 
@@ -346,29 +348,32 @@ class CheckpointTracker:
             self._commit_ms[subject] = self._clock.monotonic_ms() - self._step_began_ms
         self._observer.after(step, subject)
 
-    def confirmed(self, decision: Decision) -> None:
+    def on_confirmed(self, decision: Decision) -> None:
         times = self._times.pop(decision.checkpoint)
-        begun, durations = self._begun(decision.checkpoint), times.durations(self._clock.monotonic_ms())
+        begun, durations = self._find_begun(decision.checkpoint), times.durations(self._clock.monotonic_ms())
         self._count(decision)
-        self._end(self._completed(begun, decision, times, durations, self._commit_ms))
+        self._end(self._complete(begun, decision, times, durations, self._commit_ms))
 
-    def failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
+    def on_failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
         times = self._times.pop(checkpoint, None)
         if times is not None:
-            durations, participants = times.durations(self._clock.monotonic_ms()), times.of_failed(checkpoint)
-            self._end(self._begun(checkpoint).failed(reason, text, durations, tuple(participants)))
+            durations, participants = (
+                times.durations(self._clock.monotonic_ms()),
+                times.describe_failed(checkpoint),
+            )
+            self._end(self._find_begun(checkpoint).failed(reason, text, durations, tuple(participants)))
 
-    def refused(self) -> None:
+    def on_refused(self) -> None:
         """Note a request that never got an id; of many in a row, some are stored with what is stored next."""
         with self._lock:
             self._history = self._history.refused()
         if self._clock.monotonic_ms() - self._stored_ms >= _PAUSE_MS:
             self.store()
 
-    def goes_on_behind(self, decision: Decision) -> None:
+    def on_start_after(self, decision: Decision) -> None:
         """Note behind which checkpoint a start goes on: behind a rewind, records are read once more."""
         try:
-            counted = _Counted()
+            counted = _CheckpointCounts()
             counted.add_read(self._extents(decision.offsets_text), {})
         except Exception as error:
             LOG.warning("what sources read once more is not counted: %s", error)
@@ -376,7 +381,7 @@ class CheckpointTracker:
         with self._lock:
             self._history = self._history.counted(counted.by_uid)
 
-    def restored(self, checkpoint: CheckpointId, path: str = "") -> None:
+    def on_restored(self, checkpoint: CheckpointId, path: str = "") -> None:
         """Note that a start goes on from a checkpoint, or from a savepoint at `path`."""
         self._begins_at_savepoint = bool(path)
         with self._lock:
@@ -394,7 +399,7 @@ class CheckpointTracker:
 
     def _count(self, decision: Decision) -> None:
         """Add what went through with a checkpoint that is confirmed to the job's totals."""
-        counted, self._answers = self._answers, _Counted()
+        counted, self._answers = self._answers, _CheckpointCounts()
         counted.add_decided(decision)
         try:
             # Both may ask what is not ours: a source of the user's, and Spark.
@@ -415,12 +420,12 @@ class CheckpointTracker:
         found = {node.uid: node.source.extent(position) for node in self._sources}
         return {uid: extent for uid, extent in found.items() if extent is not None}
 
-    def _begun(self, checkpoint: CheckpointId) -> CheckpointStatistics:
+    def _find_begun(self, checkpoint: CheckpointId) -> CheckpointStatistics:
         found = self._history.find(checkpoint)
         assert found is not None, "only a triggered checkpoint ends"
         return found
 
-    def _completed(
+    def _complete(
         self,
         begun: CheckpointStatistics,
         decision: Decision,
@@ -432,7 +437,7 @@ class CheckpointTracker:
         if cut is not None:
             # The checkpoint is one with an upstream's.
             durations = replace(durations, start_delay_ms=cut.start_delay_ms, alignment_ms=cut.alignment_ms)
-        participants, unlisted = known.of_completed(decision, commit_ms, self._history.details)
+        participants, unlisted = known.describe_completed(decision, commit_ms, self._history.details)
         sinks = [one for one in participants if one.kind is ParticipantKind.SINK]
         sizes = [one.bytes for one in sinks if one.bytes is not None]
         return begun.completed(
@@ -450,7 +455,7 @@ class CheckpointTracker:
         self.store()
 
 
-def _between(begin: int | None, end: int | None) -> int | None:
+def _measure(begin: int | None, end: int | None) -> int | None:
     return None if begin is None or end is None else max(0, end - begin)
 
 

@@ -90,8 +90,8 @@ from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.comparison import (
     Comparison,
     as_if_saved,
+    compare_saved,
     compare_with_savepoint,
-    compared,
 )
 from flinkish_spark.savepoints.files import RestoreSettings
 from flinkish_spark.savepoints.restore import job_shape
@@ -545,7 +545,9 @@ class StreamExecutionEnvironment:
         hooks = self._hook_names()
         if isinstance(other, StreamExecutionEnvironment):
             saved = as_if_saved(other.graph, other._planned(other.graph), other._hook_names())
-            return compared(saved, job_shape(self.graph, self._planned(self.graph), hooks), RestoreRules())
+            return compare_saved(
+                saved, job_shape(self.graph, self._planned(self.graph), hooks), RestoreRules()
+            )
         given = RestoreSettings(other) if isinstance(other, str) else other
         what_to_do = 'give a path, RestoreSettings("/absolute/path"), or another environment'
         settings = instance_of("other", given, RestoreSettings, what_to_do=what_to_do)
@@ -886,7 +888,7 @@ def _manifest(given: Manifest) -> Manifest:
 def _refuse_second(place: StoreSpec, standby: Standby) -> None:
     """Refuse at once to start a job that runs; in a bucket only the start itself can tell."""
     if place.is_local and standby is Standby.REFUSE:
-        JobLock.of_job(place.folder).look()
+        JobLock.from_folder(place.folder).look()
 
 
 def _say(text: str) -> None:

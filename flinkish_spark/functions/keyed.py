@@ -311,7 +311,7 @@ class ReadOnlyBroadcastContext(Protocol):
     """What the element side can do with broadcast states: read."""
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Return a broadcast state, to read; writing raises `BroadcastStateIsReadOnly`."""
+        """Return a broadcast state, to read; writing raises `ReadOnlyBroadcastStateError`."""
 
 
 class ReadOnlyContext(UnkeyedContext, ReadOnlyBroadcastContext, Protocol):

@@ -34,7 +34,7 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.savepoints import changed_meaning
 from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
-from flinkish_spark.savepoints.restore import Restore, begun_chains, check_rescale
+from flinkish_spark.savepoints.restore import Restore, check_rescale, find_begun_chains
 from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def check_before_start(
     }
     with span("Spark to be asked whether it sees the job directory"):
         _check_seen(spark, graph, settings, job_dir, restore)
-    graph = replace(graph, begun_chains=begun_chains(graph, job_dir, settings.job_dir, restore))
+    graph = replace(graph, begun_chains=find_begun_chains(graph, job_dir, settings.job_dir, restore))
     with span("the plan that is looked at before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)

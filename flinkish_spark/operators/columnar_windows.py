@@ -457,7 +457,7 @@ class WindowFold:
         own = aggregation.state_type()
         if len(aggregation.names) == 1:
             own = f"{name_text(aggregation.names[0])} {own}"
-        states.per_namespace(OPEN)
+        states.declare_namespaced(OPEN)
         states.get_state(ValueStateDescriptor(OPEN, f"{DUE_FIELDS[clock]} LONG, {own}"))
 
     def run(

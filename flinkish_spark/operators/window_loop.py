@@ -322,7 +322,7 @@ class LoopedWindows:
         open_part(part_of(self.computation), states.uid, states.max_parallelism)
         # Of a program that had retractions.
         states.drop_state(FIRED)
-        states.per_namespace(OPEN, due=self.clock)
+        states.declare_namespaced(OPEN, due=self.clock)
         states.any_state(stored_contents(self.computation, self.element_type))
         return folding_of(self.computation, self.element_type)
 

@@ -79,7 +79,7 @@ class ColumnsFunction(KeyedStateBootstrapFunction):
         self._fills = [(descriptor, *_fill(descriptor, given, schema, uid)) for descriptor, given in states]
 
     def open(self, context: RuntimeContext) -> None:
-        self._states = [_declared(context, descriptor) for descriptor, _, _ in self._fills]
+        self._states = [_declare(context, descriptor) for descriptor, _, _ in self._fills]
 
     def process_element(self, value: Any, ctx: Context) -> None:
         for (_, places, put), state in zip(self._fills, self._states, strict=True):
@@ -88,7 +88,7 @@ class ColumnsFunction(KeyedStateBootstrapFunction):
                 put(state, row, ctx.get_current_key())
 
 
-def _declared(context: RuntimeContext, descriptor: StateDescriptor) -> Any:
+def _declare(context: RuntimeContext, descriptor: StateDescriptor) -> Any:
     if isinstance(descriptor, ListStateDescriptor):
         return context.get_list_state(descriptor)
     if isinstance(descriptor, MapStateDescriptor):
@@ -186,14 +186,14 @@ def _refuse_second(is_there: bool, key: Any) -> None:
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows of a batch DataFrame by key; from :func:`keyed_by`."""
+    """Rows of a batch DataFrame by key; from :func:`key_by`."""
 
     frame: DataFrame
     keys: tuple[str | Column, ...]
     timestamp: str | None = None
 
 
-def keyed_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None) -> KeyedRows:
+def key_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None) -> KeyedRows:
     """Return the rows of a batch DataFrame by key.
 
     Parameters
@@ -215,7 +215,7 @@ def keyed_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None
 
     Examples
     --------
-    >>> keyed_by(spark.table("balances"), "account", timestamp="booked_ms")  # doctest: +SKIP
+    >>> key_by(spark.table("balances"), "account", timestamp="booked_ms")  # doctest: +SKIP
     """
     if frame.isStreaming:
         raise ConfigError(
@@ -224,9 +224,7 @@ def keyed_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None
             what_to_do="use spark.read instead of spark.readStream",
         )
     if not keys:
-        raise ConfigError(
-            "keyed_by() has no key", what_to_do='name the columns, as in keyed_by(rows, "user")'
-        )
+        raise ConfigError("key_by() has no key", what_to_do='name the columns, as in key_by(rows, "user")')
     for key in keys:
         if not isinstance(key, str | Column):
             raise unusable(

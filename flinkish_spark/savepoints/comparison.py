@@ -102,7 +102,7 @@ def compare_with_savepoint(
     """Return what a restore with these settings would do."""
     saved = savepoint_at(settings.place).metadata()
     graph = replace(graph, begun_chains=chains_of_savepoint(graph, saved))
-    return compared(saved, job_shape(graph, plan(graph), hooks), settings.rules)
+    return compare_saved(saved, job_shape(graph, plan(graph), hooks), settings.rules)
 
 
 def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> SavepointMetadata:
@@ -127,7 +127,7 @@ def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str])
     )
 
 
-def compared(saved: SavepointMetadata, job: JobShape, rules: RestoreRules) -> Comparison:
+def compare_saved(saved: SavepointMetadata, job: JobShape, rules: RestoreRules) -> Comparison:
     report = check_restore(saved, job, rules)
     missing = check_restore(saved, job, RestoreRules(unpositioned=rules.unpositioned)).problems
     return Comparison(tuple(_parts(saved, job, report, missing)), bool(report.problems))

@@ -14,23 +14,23 @@ from pyspark.sql import types as T
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile
-from flinkish_spark.savepoints.files import SavepointDamaged
+from flinkish_spark.savepoints.files import SavepointDamagedError
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
 from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES, reader_name, value_fields
 from flinkish_spark.state.evolution import (
     StateMismatch,
     common_type,
-    evolved,
+    evolve,
+    flatten_types,
     is_single,
-    spread_types,
-    stored_values,
+    read_value_types,
     types_text,
 )
 from flinkish_spark.state.key_group import (
     TIMERS,
     describe_group,
-    stored_layout,
-    stored_tables,
+    infer_layout,
+    read_tables,
     whole_group,
 )
 from flinkish_spark.state.savepoint_files import state_in
@@ -68,7 +68,7 @@ def to_ms(timestamps: pa.Array) -> pa.Array:
     return pa.array(ms, pa.int64(), mask=micros.is_null().to_numpy(zero_copy_only=False))
 
 
-def times_of_elements(touched: pa.Array, touches: pa.Array, values: pa.Array) -> pa.Array:
+def to_element_times(touched: pa.Array, touches: pa.Array, values: pa.Array) -> pa.Array:
     """Return the times of the elements of lists or maps as timestamps, also where all have the same."""
     offsets = _offsets(values)
     counts = np.diff(offsets)
@@ -77,8 +77,8 @@ def times_of_elements(touched: pa.Array, touches: pa.Array, values: pa.Array) ->
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), to_micros(pa.array(found)))
 
 
-def stored_times_of_elements(touched: pa.Array, given: pa.Array, values: pa.Array) -> pa.Array:
-    """Return times of elements as they are stored; the inverse of :func:`times_of_elements`."""
+def to_stored_times(touched: pa.Array, given: pa.Array, values: pa.Array) -> pa.Array:
+    """Return times of elements as they are stored; the inverse of :func:`to_element_times`."""
     offsets, counts = _offsets(given), np.diff(_offsets(values))
     known = given.is_valid().to_numpy(zero_copy_only=False)
     if (np.diff(offsets)[known] != counts[known]).any():
@@ -132,7 +132,7 @@ def file_values(place: StoreSpec, file: StateFile) -> Iterator[tuple[int, memory
             for group, value in zip(groups, batch.column(1), strict=True):
                 yield group, memoryview(value.as_buffer())
     except (OSError, ValueError) as error:
-        raise SavepointDamaged(
+        raise SavepointDamagedError(
             f"the file {file.path} of the savepoint {place.url} cannot be used",
             why=str(error),
             what_to_do="restore the savepoint from a backup, or use another one",
@@ -166,7 +166,7 @@ class FindSections:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: dict[tuple[str, bytes], None] = {}
         for value in self.values(batches):
-            for name, table in stored_tables(value).items():
+            for name, table in read_tables(value).items():
                 found[name, table.schema.serialize().to_pybytes()] = None
         if found:
             sections, schemas = zip(*found, strict=True)
@@ -179,10 +179,10 @@ def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     first = max(schemas, key=lambda schema: TOUCHES in schema.names)
     slots = [field for field in first if not _is_value(field)]
     values: dict[str, pa.DataType] = {}
-    given = [stored_values(schema) for schema in schemas]
+    given = [read_value_types(schema) for schema in schemas]
     if not all(map(is_single, given)):
         # A single field is stored as a struct; where there were others at some time, it has a column as they.
-        given = list(map(spread_types, given))
+        given = list(map(flatten_types, given))
     for schema, kinds in zip(schemas, given, strict=True):
         if _slots(schema) != _slots(first):
             raise StateMismatch(
@@ -247,11 +247,11 @@ class ReadEntries:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        layout, names = stored_layout(self.schema), reader_columns(self.schema).names
+        layout, names = infer_layout(self.schema), reader_columns(self.schema).names
         for value in self.values(batches):
-            stored = stored_tables(value).get(self.section)
+            stored = read_tables(value).get(self.section)
             if stored is not None and stored.num_rows:
-                yield pa.RecordBatch.from_arrays(self._columns(evolved(layout, stored)), names=names)
+                yield pa.RecordBatch.from_arrays(self._columns(evolve(layout, stored)), names=names)
 
     def _columns(self, table: pa.RecordBatch) -> list[pa.Array]:
         arrays = []
@@ -259,7 +259,7 @@ class ReadEntries:
             if field.name in TIMES:
                 arrays.append(to_micros(column))
             elif field.name == TOUCHES:
-                arrays.append(times_of_elements(table.column(TOUCHED), column, table.column("value_0")))
+                arrays.append(to_element_times(table.column(TOUCHED), column, table.column("value_0")))
             elif _is_key(field) or _is_value(field):
                 arrays.append(column)
         return arrays
@@ -275,7 +275,7 @@ class FirstCopy:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: bytes | None = None
         for value in self.values(batches):
-            if found is None and self.section in stored_tables(value):
+            if found is None and self.section in read_tables(value):
                 found = bytes(value)
         if found is not None:
             yield pa.RecordBatch.from_pydict({"copy": [found]})
@@ -301,7 +301,7 @@ class ReadSection:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for value in self.values(batches):
-            table = stored_tables(value).get(self.section)
+            table = read_tables(value).get(self.section)
             if table is not None:
                 yield table if self.columns is None else table.cast(self.columns)
 
@@ -324,7 +324,7 @@ class ReadTimers:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for value in self.values(batches):
-            tables = stored_tables(value)
+            tables = read_tables(value)
             for domain in TimeDomain:
                 table = tables.get(TIMERS + domain.value)
                 if table is not None and table.num_rows:

@@ -24,10 +24,10 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, StateFile
-from flinkish_spark.savepoints.files import SavepointFailed
+from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
-from flinkish_spark.state.key_group import describe_group, unbundled_groups, whole_group
+from flinkish_spark.state.key_group import describe_group, unbundle_groups, whole_group
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing
@@ -71,7 +71,7 @@ class _WriteStateFile:
                     states.update(describe_group(value, self._operator).types)
                     groups = {bundle: value}
                     if bundle >= 0 and len(self._bundling.groups_of(bundle)) > 1:
-                        groups = unbundled_groups(value, self._operator, self._bundling)
+                        groups = unbundle_groups(value, self._operator, self._bundling)
                     yield list(groups), list(groups.values())
 
         yield from write_state_file(self._place, self._operator, self._name, values(), {"states": states})
@@ -95,7 +95,7 @@ def export_state(
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
     if numbers != planned:
-        raise SavepointFailed(
+        raise SavepointError(
             "the state in Spark's checkpoint is not what it has to be",
             why=f"it has the operators {numbers}, and the plan has {planned}",
             what_to_do="keep the job directory and report this",
@@ -117,11 +117,11 @@ def export_state(
         state = reader.read.format("statestore").option("batchId", str(decision.batch))
         state = state.option("operatorId", str(instance.number))
         try:
-            frame = of_instance(state.load(log.hadoop_url), instance)
+            frame = filter_instance(state.load(log.hadoop_url), instance)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
             rows = values.mapInArrow(write, REPORT).collect()
         except Exception as error:
-            raise SavepointFailed(
+            raise SavepointError(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
                 why=said(error),
                 what_to_do="take another savepoint; the job is not affected"
@@ -135,7 +135,7 @@ def export_state(
     return tuple(files), states
 
 
-def of_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
+def filter_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
     route = F.col(f"key.{ROUTE}")
     place = F.shiftright(F.when(route < 0, F.bitwise_not(route)).otherwise(route), PLACE_BITS)
     return state.where(place == instance.place)

@@ -50,7 +50,7 @@ from flinkish_spark.protocol.savepoints import (
 from flinkish_spark.state.savepoint_files import sha256_of
 
 
-class SavepointNotFound(UserError):
+class SavepointNotFoundError(UserError):
     """There is no savepoint at that path, or it was never finished."""
 
 
@@ -58,29 +58,29 @@ class SavepointMisfit(UserError):
     """The savepoint does not fit the job; `problems` holds every reason."""
 
 
-class SavepointClaimed(UserError):
+class SavepointClaimedError(UserError):
     """A job owns the savepoint's files and may delete them at any time."""
 
 
-class SavepointDamaged(CorruptObjectError):
+class SavepointDamagedError(CorruptObjectError):
     """A file of the savepoint is missing, torn or altered."""
 
     usual_advice = "copy the savepoint anew, or take another one"
 
 
-class SavepointFailed(EnvironmentFault):
+class SavepointError(EnvironmentFault):
     """The state could not be exported; the job and its checkpoints are not affected."""
 
 
-class RescaleRefused(UserError):
+class RescaleError(UserError):
     """The number of shuffle partitions was changed and the job cannot follow."""
 
 
-class CheckpointNotRetained(UserError):
+class CheckpointNotRetainedError(UserError):
     """The job directory does not have that checkpoint, or not its state any more."""
 
 
-class BootstrapRefused(UserError):
+class BootstrapError(UserError):
     """What is to be written into a savepoint does not fit together; nothing was written."""
 
 
@@ -110,7 +110,7 @@ class SavepointDir:
             return self._objects.read(METADATA_KEY, "savepoint", SavepointMetadata.from_json)
         except ObjectMissing:
             there = "there is no savepoint.json in it" if self.path.is_dir() else "there is no such directory"
-            raise SavepointNotFound(
+            raise SavepointNotFoundError(
                 f"there is no savepoint at {self.shown}",
                 why=there + "; it is written last, when the savepoint is whole",
                 what_to_do="give the directory that the trigger of the savepoint answered with",
@@ -121,15 +121,17 @@ class SavepointDir:
         """Return whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
         try:
             return self.metadata().savepoint == savepoint
-        except SavepointNotFound:
+        except SavepointNotFoundError:
             return False
 
     def check_files(self, files: Iterable[StateFile]) -> None:
-        """Raise SavepointDamaged unless all files are there with their sizes; reads none of them."""
+        """Raise SavepointDamagedError unless all files are there with their sizes; reads none of them."""
         for file in files:
             path = self._path_of(file)
             if path.stat().st_size != file.size_bytes:
-                raise self._damaged(file, f"it has {path.stat().st_size} bytes instead of {file.size_bytes}")
+                raise self._to_damage_error(
+                    file, f"it has {path.stat().st_size} bytes instead of {file.size_bytes}"
+                )
 
     def bring(self, files: Collection[StateFile], target: StoreSpec) -> None:
         """Bring files durably below a place, and check every byte; raises as :meth:`take`."""
@@ -140,7 +142,7 @@ class SavepointDir:
         for file in files:
             data = self._read(file)
             if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise self._damaged(file, "its checksum does not match")
+                raise self._to_damage_error(file, "its checksum does not match")
             store.put(file.path, data)
 
     def _read(self, file: StateFile) -> bytes:
@@ -151,7 +153,7 @@ class SavepointDir:
         for file in files:
             source, target = self._path_of(file), folder / file.path
             if sha256_of(source) != file.sha256:
-                raise self._damaged(file, "its checksum does not match")
+                raise self._to_damage_error(file, "its checksum does not match")
             make_directories(target.parent)
             # It comes from a restore that was cut off.
             target.unlink(missing_ok=True)
@@ -168,13 +170,13 @@ class SavepointDir:
         path = self.path / file.path
         # Names were checked when they were read; a link could still lead elsewhere.
         if path.is_symlink() or not path.resolve().is_relative_to(self.path.resolve()):
-            raise self._damaged(file, "it leads out of the savepoint")
+            raise self._to_damage_error(file, "it leads out of the savepoint")
         if not path.is_file():
-            raise self._damaged(file, "there is no such file")
+            raise self._to_damage_error(file, "there is no such file")
         return path
 
-    def _damaged(self, file: StateFile, why: str) -> SavepointDamaged:
-        return SavepointDamaged(
+    def _to_damage_error(self, file: StateFile, why: str) -> SavepointDamagedError:
+        return SavepointDamagedError(
             f"the file {file.path} of the savepoint {self.shown} cannot be used",
             why=why,
             what_to_do="restore the savepoint from a backup, or use another one",
@@ -182,17 +184,17 @@ class SavepointDir:
             file=file.path,
         )
 
-    def finished_by(
+    def find_finished(
         self, job: JobUuid, checkpoint: CheckpointId, timeline: str = ""
     ) -> SavepointMetadata | None:
         """Return the savepoint if this checkpoint was exported here before; None if nothing was."""
         try:
             known = self.metadata()
-        except SavepointNotFound:
+        except SavepointNotFoundError:
             return None
         is_other = bool(timeline and known.timeline and timeline != known.timeline)
         if is_other or (known.job_uuid, known.checkpoint) != (job, checkpoint):
-            raise SavepointFailed(
+            raise SavepointError(
                 f"there is another savepoint at {self.shown}",
                 why=f"it is checkpoint {known.checkpoint} of "
                 + ("a copy of this job's directory" if is_other else f"job '{known.job}'"),
@@ -216,14 +218,14 @@ class SavepointDir:
         if strange:
             raise self._not_empty(strange.relative_to(self.path))
         if is_claimed:
-            raise SavepointFailed(
+            raise SavepointError(
                 f"the directory {self.shown} holds {CLAIM_KEY}",
                 why="a job owned the savepoint that was here, and may not be done with deleting it",
                 what_to_do="export to a directory of its own, or delete this one if that job is gone",
             )
 
-    def _not_empty(self, strange: object) -> SavepointFailed:
-        return SavepointFailed(
+    def _not_empty(self, strange: object) -> SavepointError:
+        return SavepointError(
             f"the directory {self.shown} is not empty",
             why=f"it holds {strange}, which is no part of a savepoint",
             what_to_do="export to a directory of its own",
@@ -235,7 +237,7 @@ class SavepointDir:
         found: SavepointMetadata | None = metadata
         if self._store.create_if_absent(METADATA_KEY, data) is not CreateResult.CREATED:
             # Another export of the same checkpoint was faster. Its files are named, ours are not.
-            found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
+            found = self.find_finished(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
         assert found is not None
         self._delete_others({file.path for file in found.files})
         return found
@@ -247,15 +249,15 @@ class SavepointDir:
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
 
-    def claimed_by(self, savepoint: str) -> Claim | None:
+    def find_claim(self, savepoint: str) -> Claim | None:
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
         is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._here())
         return claim if is_of_this else None
 
     def check_unclaimed(self, job: JobUuid | None) -> None:
-        claim = self.claimed_by(self.metadata().savepoint)
+        claim = self.find_claim(self.metadata().savepoint)
         if claim is not None and claim.job != job:
-            raise SavepointClaimed(
+            raise SavepointClaimedError(
                 f"the savepoint {self.shown} belongs to another job",
                 why=f"the job in {claim.owner} claimed it, and deletes it when it needs it no more",
                 what_to_do="take a savepoint of that job, and restore with ClaimMode.NO_CLAIM next time; "
@@ -269,7 +271,7 @@ class SavepointDir:
         name = self.metadata().savepoint
         data = seal("claim", Claim(name, self._here(), job, owner).to_json())
         is_new = self._store.create_if_absent(CLAIM_KEY, data) is CreateResult.CREATED
-        if not is_new and self.claimed_by(name) is None:
+        if not is_new and self.find_claim(name) is None:
             # It came with a copy. Two jobs may replace it at once; the last one owns the files then.
             self._store.put(CLAIM_KEY, data)
         self.check_unclaimed(job)
@@ -279,13 +281,13 @@ class SavepointDir:
 
         What somebody else put here stays, and so does the directory then.
         """
-        claim = self.claimed_by(savepoint)
+        claim = self.find_claim(savepoint)
         # The same directory may hold a later savepoint by now.
         if claim is None or claim.job != job:
             return
         try:
             metadata = self.metadata()
-        except SavepointNotFound:
+        except SavepointNotFoundError:
             # All but the claim was deleted before.
             files: tuple[StateFile, ...] = ()
         except JobDirError:
@@ -325,13 +327,13 @@ class SavepointInBucket(SavepointDir):
             found = there.get(file.path.removeprefix(f"{STATE_FOLDER}/"))
             if found != file.size_bytes:
                 why = "there is no such file" if found is None else f"it has {found} bytes"
-                raise self._damaged(file, f"{why} instead of {file.size_bytes} bytes")
+                raise self._to_damage_error(file, f"{why} instead of {file.size_bytes} bytes")
 
     def _read(self, file: StateFile) -> bytes:
         try:
             return self._store.read(file.path)
         except ObjectMissing:
-            raise self._damaged(file, "there is no such file") from None
+            raise self._to_damage_error(file, "there is no such file") from None
 
     def prepare(self) -> None:
         """Check that nothing of somebody else's is there, and that something can be written."""
@@ -415,7 +417,9 @@ def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) ->
             _check_text(target.url)
         check_place(target)
         if is_path and path.exists() and not path.is_dir():
-            raise _refused(target.url, "it is a file", "give a directory of its own, which may be new")
+            raise _to_target_error(
+                target.url, "it is a file", "give a directory of its own, which may be new"
+            )
         directory = savepoint_at(target)
         _refuse_another(target.url, directory)
         directory.prepare()
@@ -423,31 +427,33 @@ def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) ->
             _try_to_write(path)
     except (OSError, ValueError) as error:
         what_to_do = "check that this user may write it, or " + _ELSEWHERE
-        raise _refused(target.url, str(error), what_to_do) from error
+        raise _to_target_error(target.url, str(error), what_to_do) from error
 
 
 def check_apart(target: StoreSpec, origin: StoreSpec) -> None:
     """Refuse a target that is, or is in or around, the savepoint that a new one is made of."""
-    if any(in_and_around(target, origin)):
+    if any(compare_places(target, origin)):
         why = f"it and the savepoint {origin.url}, of which it is made, are in each other"
-        raise _refused(target.url, why, _ELSEWHERE)
+        raise _to_target_error(target.url, why, _ELSEWHERE)
 
 
 def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
     """Refuse a target in the job directory or around it, by whatever links it is reached."""
-    is_in, is_around = in_and_around(target, job_dir)
+    is_in, is_around = compare_places(target, job_dir)
     shown = os.path.realpath(job_dir.folder) if job_dir.is_local else job_dir.url
     if is_in:
-        raise _refused(
+        raise _to_target_error(
             target.url,
             f"it is in the job directory {shown}, and a savepoint outlives that",
             "give a directory outside of it",
         )
     if is_around:
-        raise _refused(target.url, f"the job directory {shown} is in it", "give a directory of its own")
+        raise _to_target_error(
+            target.url, f"the job directory {shown} is in it", "give a directory of its own"
+        )
 
 
-def in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
+def compare_places(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
     """Return whether a place is another one or in it, and whether the other one is in it."""
     if one.is_local and other.is_local:
         # Not Path.resolve, which raises where links lead in a circle.
@@ -472,16 +478,18 @@ def _is_within(path: Path, folder: Path) -> bool:
 
 def _check_text(target: str) -> None:
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in target):
-        raise _refused(target, "there are control characters in it", "give a path of printable characters")
+        raise _to_target_error(
+            target, "there are control characters in it", "give a path of printable characters"
+        )
     if not target.startswith("/"):
-        raise _refused(
+        raise _to_target_error(
             target,
             "half of the code runs in other processes, with other working directories",
             "give an absolute path",
         )
     longest = max(len(name.encode()) for name in target.split("/"))
     if len(target.encode()) > _LONGEST_PATH or longest > _LONGEST_NAME:
-        raise _refused(
+        raise _to_target_error(
             target,
             f"it is too long: a path has room for {_LONGEST_PATH:,} bytes, a name in it for {_LONGEST_NAME}",
             "give a shorter path",
@@ -496,11 +504,11 @@ def _refuse_another(target: str, directory: SavepointDir) -> None:
         what = f"checkpoint {known.checkpoint} of job '{known.job}'"
     except (CorruptObjectError, JobDirError):
         what = "one that cannot be read"
-    except SavepointNotFound:
+    except SavepointNotFoundError:
         if not directory.place.is_local:
             return
         what = "a link that leads nowhere"
-    raise _refused(target, f"another savepoint is there: {what}", _ELSEWHERE)
+    raise _to_target_error(target, f"another savepoint is there: {what}", _ELSEWHERE)
 
 
 def _try_to_write(path: Path) -> None:
@@ -513,10 +521,10 @@ def _try_to_write(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-def _refused(target: str, why: str, what_to_do: str) -> SavepointFailed:
+def _to_target_error(target: str, why: str, what_to_do: str) -> SavepointError:
     # It may be anything: shown in quotes, and not longer than a line or two.
     shown = repr(target if len(target) <= 200 else f"{target[:200]}...")
-    return SavepointFailed(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
+    return SavepointError(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from flinkish_spark.savepoints.entries import (
     EACH_TOUCHED_AT,
     TIMES,
     file_values,
-    stored_times_of_elements,
     to_ms,
+    to_stored_times,
 )
-from flinkish_spark.savepoints.files import SavepointDamaged
+from flinkish_spark.savepoints.files import SavepointDamagedError
 from flinkish_spark.savepoints.written_files import write_state_file
 from flinkish_spark.state.codec import ALIVE, HASH, TIME, TOUCHES, StateValueError, TableLayout
 from flinkish_spark.state.columnar import next_due_of
@@ -38,11 +38,11 @@ from flinkish_spark.state.key_group import (
     GroupLayout,
     GroupState,
     NoBases,
-    changed_group,
-    changed_partition,
+    change_group,
+    change_partition,
     describe_group,
     kind_of,
-    stored_tables,
+    read_tables,
 )
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import BROADCAST_KIND
@@ -74,7 +74,7 @@ VALUE = 0
 _PACKED = arrow_schema(PACKED)
 
 
-class WriterRefused(ValueError):
+class WriterError(ValueError):
     """What is to be written does not fit together; crosses the process boundary as text."""
 
 
@@ -97,7 +97,7 @@ class PackRows:
             begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1)).tolist()
             ends = [*begins[1:], len(ordered)]
             blocks = [to_block(rows.slice(a, b - a)) for a, b in zip(begins, ends, strict=True)]
-            yield _packed(ordered[begins].tolist(), self.part, blocks)
+            yield _pack(ordered[begins].tolist(), self.part, blocks)
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class PackValues:
             for text in batch.column(0).to_pylist():
                 file = StateFile.from_json(json.loads(text))
                 if not has_checksum(self.place, file):
-                    raise SavepointDamaged(f"the checksum of {file.path} does not match", file=file.path)
+                    raise SavepointDamagedError(f"the checksum of {file.path} does not match", file=file.path)
                 for group, value in file_values(self.place, file):
                     is_copy = group < FIRST_PARTITION_GROUP and kind_of(value) in self.together
                     # One at a time: a value is a whole key group.
-                    yield _packed([FIRST_PARTITION_GROUP if is_copy else group], VALUE, [value])
+                    yield _pack([FIRST_PARTITION_GROUP if is_copy else group], VALUE, [value])
 
 
-def _packed(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryview]) -> pa.RecordBatch:
+def _pack(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryview]) -> pa.RecordBatch:
     columns = [
         pa.array(groups, pa.int32()),
         pa.array([part] * len(groups), pa.int32()),
@@ -171,7 +171,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, 
 
 def next_timers(value: bytes) -> tuple[int | None, ...]:
     """Return when the next timers and windows of a whole value are due, by event and by processing time."""
-    tables = stored_tables(value)
+    tables = read_tables(value)
     found = []
     for clock in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME):
         timers = tables.get(TIMERS + clock.value)
@@ -208,7 +208,7 @@ class FillGroup:
 
     def __call__(self, blocks: Sequence[bytes]) -> bytes | None:
         run, layout, reader = self._open()
-        rows = _joined(blocks, self._rows)
+        rows = _concat_blocks(blocks, self._rows)
         times: list[int | None] | None = None
         if ROW_TIME in rows.schema.names:
             order = np.argsort(rows.column(ROW_TIME).fill_null(MIN_WATERMARK_MS).to_numpy(), kind="stable")
@@ -240,16 +240,16 @@ class FillGroup:
             self._opened = run, GroupLayout.of(run.states, self._key_types), reader
         return self._opened
 
-    def _blame(self, says: str) -> WriterRefused:
+    def _blame(self, says: str) -> WriterError:
         told = {"uid": self._uid, "error": says}
-        return WriterRefused(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
+        return WriterError(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
 
 
 class _BootstrapOperator(KeyedProcessOperator):
     """Runs a bootstrap function where a job runs its own; its timers fire in the job."""
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        own = states.of_function()
+        own = states.view_for_function()
         own.why_no_accumulators = (
             "a bootstrap function has none: no job has run yet whose result they could be part of; count the "
             "rows of the DataFrame"
@@ -269,7 +269,7 @@ class EditedState:
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the entries; a key occurs once, and has all of its times."""
-        given, what = _joined(blocks, self.rows), f"the state '{self.section.partition('/')[2]}'"
+        given, what = _concat_blocks(blocks, self.rows), f"the state '{self.section.partition('/')[2]}'"
         arrays, columns, name = [], iter(given.columns), ""
         try:
             for field in self.stored:
@@ -279,14 +279,14 @@ class EditedState:
                 elif field.name in TIMES:
                     arrays.append(_ms(next(columns)))
                 elif field.name == TOUCHES:
-                    arrays.append(stored_times_of_elements(arrays[-1], next(columns), given.columns[-1]))
+                    arrays.append(to_stored_times(arrays[-1], next(columns), given.columns[-1]))
                 else:
                     arrays.append(next(columns))
         except ValueError as error:
-            raise WriterRefused(f"{name} of {what}: {error}") from None
+            raise WriterError(f"{name} of {what}: {error}") from None
         table = pa.RecordBatch.from_arrays(arrays, schema=self.stored)
         _check_once(what, table, ("from", "to"))
-        return {self.section: _by_hash(table)}
+        return {self.section: _sort_by_hash(table)}
 
 
 @dataclass(frozen=True)
@@ -302,13 +302,13 @@ class EditedTimers:
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the timers; those of one time fire in the order of their hashes."""
-        given = _joined(blocks, self.rows)
+        given = _concat_blocks(blocks, self.rows)
         *keys, clock, time_ms, begins, ends = given.columns
         known = pa.array([domain.value for domain in TimeDomain])
         if clock.null_count or not pc.all(pc.is_in(clock, known), min_count=0).as_py():
-            raise WriterRefused(f"the clock of a timer is one of {', '.join(known.to_pylist())}")
+            raise WriterError(f"the clock of a timer is one of {', '.join(known.to_pylist())}")
         if time_ms.null_count or not begins.is_null().equals(ends.is_null()):
-            raise WriterRefused("a timer has no time, or a window without beginning or end")
+            raise WriterError("a timer has no time, or a window without beginning or end")
         slots = [*keys, time_ms, to_ms(begins), to_ms(ends)]
         return {
             TIMERS + domain.value: self._table(domain, layout, slots, pc.equal(clock, domain.value))
@@ -331,15 +331,15 @@ class EditedTimers:
         ]
         table = pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
         _check_once(f"the timers of {domain.value}", table, (TIME, "from", "to"))
-        return _by_hash(table)
+        return _sort_by_hash(table)
 
 
-def _joined(blocks: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+def _concat_blocks(blocks: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
     none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
     return pa.concat_batches([none, *(from_block(block, schema) for block in blocks)])
 
 
-def _by_hash(table: pa.RecordBatch) -> pa.RecordBatch:
+def _sort_by_hash(table: pa.RecordBatch) -> pa.RecordBatch:
     return table.take(pa.array(np.argsort(table.column(0).to_numpy(), kind="stable")))
 
 
@@ -355,7 +355,7 @@ def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> No
     counts = pa.Table.from_batches([table]).group_by(slots).aggregate([([], "count_all")])
     if counts.num_rows != table.num_rows:
         twice = counts.filter(pc.greater(counts.column("count_all"), 1)).slice(0, 1).to_pylist()[0]
-        raise WriterRefused(f"{what} has several rows for {[twice[name] for name in slots]!r:.200}; give one")
+        raise WriterError(f"{what} has several rows for {[twice[name] for name in slots]!r:.200}; give one")
 
 
 @dataclass(frozen=True)
@@ -372,14 +372,14 @@ class EditedPartition:
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the entries by the name of the state."""
-        given, name = _joined(blocks, self.rows), self.section.partition("/")[2]
+        given, name = _concat_blocks(blocks, self.rows), self.section.partition("/")[2]
         what = f"the {self.kind} '{name}'"
         if any(column.null_count for column in given.columns):
-            raise WriterRefused(f"{what} has a null; no key, value or item may be null")
+            raise WriterError(f"{what} has a null; no key, value or item may be null")
         if self.kind == BROADCAST_KIND:
             keys = pa.table({"key": given.column(0)}).group_by(["key"]).aggregate([([], "count_all")])
             if keys.num_rows != given.num_rows:
-                raise WriterRefused(f"{what} has several rows for one key; give one")
+                raise WriterError(f"{what} has several rows for one key; give one")
         return {name: given}
 
 
@@ -404,16 +404,16 @@ class EditGroup:
         # Copies of broadcast state that came together are equal, and one is enough.
         before = parts.get(VALUE, [])
         if is_keyed and len(before) > 1:
-            raise WriterRefused(f"key group {group} of '{self.owner}' is there twice")
+            raise WriterError(f"key group {group} of '{self.owner}' is there twice")
         value = before[0] if before else None
         own = {part: edit for part, edit in self.edits.items() if (edit.kind is None) is is_keyed}
         tables: dict[str, pa.RecordBatch] = {}
         for part, edit in own.items():
             tables.update(edit.tables(parts.get(part, ())))
         if is_keyed:
-            return changed_group(value, self.owner, tables)
+            return change_group(value, self.owner, tables)
         try:
             kind = next((edit.kind for edit in own.values()), None)
-            return changed_partition(value, self.owner, kind, tables)
+            return change_partition(value, self.owner, kind, tables)
         except StateMismatch as error:
-            raise WriterRefused(str(error)) from None
+            raise WriterError(str(error)) from None

@@ -23,7 +23,7 @@ from flinkish_spark.savepoints.seeds import (
     bundles_per_partition_of,
     claimant,
     layout_so_far,
-    recorded_layout,
+    read_layout,
     shuffle_partitions_of,
 )
 
@@ -86,10 +86,10 @@ class JobSavepoints:
         if job is None:
             raise InternalError("a job without job.json has a checkpoint")
         timeline = job_dir.timeline().mark_of(decision.checkpoint).token or ""
-        known = directory.finished_by(job, decision.checkpoint, timeline)
+        known = directory.find_finished(job, decision.checkpoint, timeline)
         if known is not None:
             return SavepointHandle(place, known)
-        layout, bundles = recorded_layout(job_dir), self.bundles_per_partition(self.beginning())
+        layout, bundles = read_layout(job_dir), self.bundles_per_partition(self.beginning())
         directory.prepare()
         files, states = export_state(
             self.spark,

@@ -65,14 +65,14 @@ from flinkish_spark.savepoints.entries import (
     sections_of,
     timer_columns,
 )
-from flinkish_spark.savepoints.export import of_instance
+from flinkish_spark.savepoints.export import filter_instance
 from flinkish_spark.savepoints.files import (
     METADATA_KEY,
-    CheckpointNotRetained,
-    SavepointDamaged,
-    SavepointFailed,
+    CheckpointNotRetainedError,
+    SavepointDamagedError,
+    SavepointError,
     SavepointMisfit,
-    in_and_around,
+    compare_places,
     place_of,
     savepoint_at,
     target_place,
@@ -133,9 +133,11 @@ class RetainedState:
         try:
             content = self.place.open().read(f"{self.manifest.folder}/{name}")
         except ObjectMissing:
-            raise self._gone(f"the kept state file {name} is gone") from None
+            raise self._to_loss_error(f"the kept state file {name} is gone") from None
         if len(content) != size_bytes:
-            raise self._gone(f"the kept state file {name} has {len(content)} bytes instead of {size_bytes}")
+            raise self._to_loss_error(
+                f"the kept state file {name} has {len(content)} bytes instead of {size_bytes}"
+            )
         view.open().put(f"{STATE}/{name}", content)
 
     def _link(self, name: str, size_bytes: int, target: Path) -> None:
@@ -145,15 +147,15 @@ class RetainedState:
             _link_to(source, target)
             found = target.stat().st_size
         except FileNotFoundError:
-            raise self._gone(f"the kept state file {name} is gone") from None
+            raise self._to_loss_error(f"the kept state file {name} is gone") from None
         if found != size_bytes:
-            raise self._gone(f"the kept state file {name} has {found} bytes instead of {size_bytes}")
+            raise self._to_loss_error(f"the kept state file {name} has {found} bytes instead of {size_bytes}")
         for checksum in checksum_names(target.name):
             # Not every file has one.
             with contextlib.suppress(FileNotFoundError):
                 _link_to(source.with_name(checksum), target.with_name(checksum))
 
-    def _gone(self, why: str) -> CheckpointNotRetained:
+    def _to_loss_error(self, why: str) -> CheckpointNotRetainedError:
         return not_retained(self.place, self.manifest.checkpoint, why)
 
 
@@ -175,7 +177,7 @@ def _has(place: StoreSpec, key: str) -> bool:
         return False
 
 
-def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
+def find_retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
     """Return the state of a retained checkpoint; reads only."""
     job_dir = open_job_dir(place)
     objects = SealedObjects(job_dir.store, "the job directory")
@@ -203,10 +205,10 @@ def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
 
 def not_retained(
     place: StoreSpec, checkpoint: CheckpointId | None, why: str, others: list[int] | None = None
-) -> CheckpointNotRetained:
+) -> CheckpointNotRetainedError:
     what = f"the state of checkpoint {checkpoint} in {place.url} cannot be read"
     kept = ", ".join(map(str, others or ()))
-    return CheckpointNotRetained(
+    return CheckpointNotRetainedError(
         f"there is no checkpoint to read in {place.url}" if checkpoint is None else what,
         why=why,
         what_to_do=f"choose from: {kept}" if kept else "take a savepoint, or raise CheckpointConfig.retained",
@@ -241,7 +243,7 @@ def _link_to(source: Path, target: Path) -> None:
 #: Who reads states without keys, by what opens the names of their sections.
 _WITHOUT_KEYS = {BROADCAST: "read_broadcast_state", LISTS: "read_list_state"}
 #: Names of errors, in Spark's text, that say that what is stored cannot be trusted.
-_DAMAGE = (SavepointDamaged.__name__, FrameError.__name__, StateMismatch.__name__)
+_DAMAGE = (SavepointDamagedError.__name__, FrameError.__name__, StateMismatch.__name__)
 
 
 @dataclass(frozen=True)
@@ -263,7 +265,7 @@ class StoredState:
             found = self.rows.mapInArrow(FindSections(self.values), FOUND).collect()
         except Exception as error:
             is_damaged = any(name in str(error) for name in _DAMAGE)
-            raise (SavepointDamaged if is_damaged else SavepointFailed)(
+            raise (SavepointDamagedError if is_damaged else SavepointError)(
                 f"the state of '{self.uid}' in {self.place} cannot be read",
                 why=said(error),
                 what_to_do="read another savepoint or checkpoint; nothing was changed",
@@ -289,7 +291,7 @@ class StoredState:
         except StateMismatch as error:
             raise self._nothing_in_common(name, "keys", error) from error
 
-    def without_keys(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
+    def find_unkeyed_state(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
         """Return the section of a state without keys, and its columns."""
         sections = self.sections()
         found = sections.get(prefix + name, [])
@@ -315,7 +317,7 @@ def _names_of(sections: Iterable[str], prefix: str) -> list[str]:
     return [one.removeprefix(prefix) for one in sections if one.startswith(prefix)]
 
 
-def stored_state(
+def open_stored_state(
     spark: SparkSession,
     path: str | Path,
     uid: str,
@@ -327,8 +329,8 @@ def stored_state(
     """Return where the state of an operator is to be read; see :func:`read_state`."""
     place, checkpoint = _place(place_of(path, store_options), checkpoint)
     if checkpoint is None and (_has(place, METADATA_KEY) or not is_job_dir(place)):
-        return _in_savepoint(spark, place, uid, chain)
-    return _in_checkpoint(spark, place, checkpoint, uid, chain, scratch)
+        return _open_in_savepoint(spark, place, uid, chain)
+    return _open_in_checkpoint(spark, place, checkpoint, uid, chain, scratch)
 
 
 def _place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | None]:
@@ -353,7 +355,7 @@ def _place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | N
 
 
 # -- savepoints -------------------------------------------------------------------------------------
-def _in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | None) -> StoredState:
+def _open_in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | None) -> StoredState:
     directory = savepoint_at(place)
     metadata = directory.metadata()
     files = files_of(metadata, uid, chain)
@@ -391,7 +393,7 @@ def _missing(place: str, what: str, name: str, there: Iterable[str]) -> Savepoin
 
 
 # -- checkpoints ------------------------------------------------------------------------------------
-def _in_checkpoint(
+def _open_in_checkpoint(
     spark: SparkSession,
     root: StoreSpec,
     checkpoint: int | None,
@@ -399,8 +401,8 @@ def _in_checkpoint(
     chain: str | None,
     scratch: str | Path | None,
 ) -> StoredState:
-    views = _checked_scratch(spark, root, scratch)
-    retained = retained_state(root, checkpoint)
+    views = _check_scratch(spark, root, scratch)
+    retained = find_retained_state(root, checkpoint)
     number = retained.manifest.checkpoint
     place = f"checkpoint {number} of {root.url}"
     numbers = retained.operators(uid)
@@ -417,9 +419,9 @@ def _in_checkpoint(
         _ = own.streams.active
         state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
         found = state.option("operatorId", str(operator.number)).load(view.hadoop_url)
-        frame = in_session(of_instance(found, operator), spark)
+        frame = in_session(filter_instance(found, operator), spark)
     except Exception as error:
-        raise SavepointFailed(
+        raise SavepointError(
             f"Spark cannot read the state of {place}",
             why=said(error),
             what_to_do="run the Spark version that wrote it; the job is not affected",
@@ -432,7 +434,7 @@ def _in_checkpoint(
     return StoredState(place, uid, values, StoreValues(bases, uid))
 
 
-def _checked_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path | None) -> StoreSpec:
+def _check_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path | None) -> StoreSpec:
     if scratch is None:
         if not (spark.sparkContext.master or "").startswith("local"):
             raise ConfigError(
@@ -444,7 +446,7 @@ def _checked_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path |
         return StoreSpec(tempfile.gettempdir())
     place = target_place(str(scratch).removeprefix("file://"), root)
     is_relative = place.is_local and not Path(place.url).is_absolute()
-    if is_relative or in_and_around(place, root)[0]:
+    if is_relative or compare_places(place, root)[0]:
         raise ConfigError(
             f"scratch={str(scratch)!r} cannot be used",
             why="executors have other working directories, and the job directory is never changed",
@@ -501,9 +503,9 @@ def read_state(
 
     Raises
     ------
-    SavepointNotFound, SavepointDamaged
+    SavepointNotFoundError, SavepointDamagedError
         The savepoint is not there, or not whole.
-    CheckpointNotRetained
+    CheckpointNotRetainedError
         The job directory has no such checkpoint any more; says which there are.
     SavepointMisfit
         There is no such operator, state or chain; says which there are.
@@ -513,7 +515,7 @@ def read_state(
     >>> read_state(spark, "/data/savepoints/7", "totals", "total").where("key = 'anna'")  # doctest: +SKIP
     >>> read_state(spark, "/data/jobs/orders", "totals", "total", checkpoint=41)  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     schema = stored.schema(name)
     read = ReadEntries(stored.values, STATE_SECTION + name, schema)
     return stored.rows.mapInArrow(read, reader_columns(schema))
@@ -543,7 +545,7 @@ def read_timers(
     --------
     >>> read_timers(spark, "/data/savepoints/7", "totals").groupBy("clock").count()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     sections = stored.sections()
     keyed = {one: schemas for one, schemas in sections.items() if one.startswith((STATE_SECTION, TIMERS))}
     if not keyed:
@@ -579,8 +581,8 @@ def read_broadcast_state(
     --------
     >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
-    section, schema, columns = stored.without_keys(BROADCAST, name)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    section, schema, columns = stored.find_unkeyed_state(BROADCAST, name)
     copies = stored.rows.mapInArrow(FirstCopy(stored.values, section), COPY)
     return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section, schema), columns)
 
@@ -609,6 +611,6 @@ def read_list_state(
     --------
     >>> read_list_state(spark, "/data/savepoints/7", "merged", "open").count()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
-    section, schema, columns = stored.without_keys(LISTS, name)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    section, schema, columns = stored.find_unkeyed_state(LISTS, name)
     return stored.rows.mapInArrow(ReadSection(stored.values, section, schema), columns)

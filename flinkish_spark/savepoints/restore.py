@@ -36,11 +36,11 @@ from flinkish_spark.protocol.savepoints import (
 )
 from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import (
-    RescaleRefused,
+    RescaleError,
     RestoreSettings,
     SavepointDir,
     SavepointMisfit,
-    SavepointNotFound,
+    SavepointNotFoundError,
     savepoint_at,
 )
 from flinkish_spark.savepoints.seeds import (
@@ -48,9 +48,9 @@ from flinkish_spark.savepoints.seeds import (
     beginning_of,
     bundles_per_partition_of,
     claimant,
+    find_lost_seed,
     layout_so_far,
-    lost_seed,
-    recorded_layout,
+    read_layout,
     remove_below,
     shuffle_partitions_of,
 )
@@ -95,7 +95,7 @@ def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
     return found
 
 
-def begun_chains(
+def find_begun_chains(
     graph: StreamGraph, job_dir: JobDir, root: StoreSpec, restore: RestoreSettings | None
 ) -> frozenset[str] | None:
     """Return the names of the chains that a job has begun with, or has to; None: as the program says."""
@@ -140,17 +140,17 @@ class Restore:
         begun, seed = self.job_dir.known_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
         if self.settings is None:
             if seed is not None and not begun:
-                raise self._refused(
+                raise self._to_refusal(
                     "was prepared for a restore and not started yet", "start it with the same restore"
                 )
-            self._needed_again()
+            self._find_needed_seed()
             return "" if seed is None else seed.savepoint
         if seed is not None:
             name = self._check_same(seed, self.settings)
-            self._needed_again()
+            self._find_needed_seed()
             return name
         if begun:
-            raise self._refused(
+            raise self._to_refusal(
                 "has a job in it that did not begin with a savepoint", "restore into a new job_dir"
             )
         place = savepoint_at(self.settings.place)
@@ -171,7 +171,7 @@ class Restore:
             return name
         place, folder = savepoint_at(self.settings.place), self.root.below(seed_folder(FIRST_LINEAGE))
         if self.job_dir.seed(FIRST_LINEAGE) is not None:
-            again = self._needed_again()
+            again = self._find_needed_seed()
             if again is not None:
                 _take(place, again.files, self.root.below(seed_folder(again.lineage)))
             return name
@@ -227,24 +227,24 @@ class Restore:
             begin_chain(chain, sinks, metadata.chains, shape.positionable)
             for chain, sinks in shape.chains.items()
         ]
-        return with_state_only(begun, metadata.files)
+        return keep_stateful_operators(begun, metadata.files)
 
     def _check_same(self, seed: Seed, settings: RestoreSettings) -> str:
         """Refuse a restore from another savepoint than the job began with."""
         try:
             same = savepoint_at(settings.place).metadata().savepoint == seed.savepoint
-        except SavepointNotFound:
+        except SavepointNotFoundError:
             # A claimed one is deleted in time, and a user may delete what the job does not need.
             same = settings.place.to_text() == seed.path
         if not same:
-            raise self._refused(
+            raise self._to_refusal(
                 f"began with another savepoint, from {seed.path}", "restore into a new job_dir"
             )
         return seed.savepoint
 
-    def _needed_again(self) -> Seed | None:
+    def _find_needed_seed(self) -> Seed | None:
         """Return the seed whose files have to be taken from the savepoint once more; None if none."""
-        lost = lost_seed(self.job_dir, self.root)
+        lost = find_lost_seed(self.job_dir, self.root)
         if lost is None:
             return None
         to_do = "begin with a new job_dir, and with a savepoint if you have one"
@@ -262,7 +262,7 @@ class Restore:
             what_to_do=to_do,
         )
 
-    def _refused(self, what: str, to_do: str) -> JobDirError:
+    def _to_refusal(self, what: str, to_do: str) -> JobDirError:
         return JobDirError(
             f"the job directory {self.root.url} {what}",
             why="a job has one beginning, and goes on from its own checkpoints afterwards",
@@ -276,7 +276,9 @@ def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) 
     make_durable(folder, files)
 
 
-def with_state_only(chains: Collection[SeededChain], files: Collection[StateFile]) -> tuple[SeededChain, ...]:
+def keep_stateful_operators(
+    chains: Collection[SeededChain], files: Collection[StateFile]
+) -> tuple[SeededChain, ...]:
     """Return the chains without the operators of which there is no state file."""
     there = {(file.operator, file.chain) for file in files}
     return tuple(
@@ -291,7 +293,7 @@ def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if now is None or not fixed:
         return
-    raise RescaleRefused(
+    raise RescaleError(
         f"this job runs with {now} shuffle partitions and cannot change to {wanted}",
         why=f"its source '{fixed[0]}' is a DataFrame, or a Delta table that Spark's own source reads: it "
         "cannot be told where to go on",
@@ -346,14 +348,14 @@ class Rescaling:
         if folder.is_local:
             # Tasks make folders in it.
             make_directories(folder.folder)
-        layout, bases = recorded_layout(self.job_dir), place_of_bases(self.root, self.log)
+        layout, bases = read_layout(self.job_dir), place_of_bases(self.root, self.log)
         bundled = bundles_per_partition_of(self.job_dir, beginning)
         files, _ = export_state(
             self.spark, folder, self.log, bases, decision, self.planned.operators, layout, before, bundled
         )
         make_durable(folder, files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
-        chains = with_state_only(self._chains(positions), files)
+        chains = keep_stateful_operators(self._chains(positions), files)
         number = self.shuffle_partitions
         return Seed(lineage, SeedOrigin.RESCALE, "", decision.checkpoint, number, chains, files=files)
 
@@ -361,7 +363,7 @@ class Rescaling:
         """Return the present log's beginning: nothing was decided in it."""
         known = beginning_of(self.job_dir, self.root)
         if known.seed is None:
-            chains = with_state_only(self._chains(self._first_positions()), ())
+            chains = keep_stateful_operators(self._chains(self._first_positions()), ())
             checkpoint = CheckpointId(0)
             return Seed(lineage, SeedOrigin.RESCALE, "", checkpoint, self.shuffle_partitions, chains)
         before, after = known.folder.open(), self.root.below(seed_folder(lineage)).open()
@@ -382,7 +384,7 @@ class Rescaling:
         if not recorded:
             # The query was never started, and has no layout.
             return found
-        layout, numbers = recorded_layout(self.job_dir), dict[tuple[ScanRole, str], int]()
+        layout, numbers = read_layout(self.job_dir), dict[tuple[ScanRole, str], int]()
         for at, scan in enumerate(layout.scans):
             # Spark numbers sources, and chains that begin with nothing read the same one.
             number = numbers.setdefault((scan.role, scan.uid), len(numbers))

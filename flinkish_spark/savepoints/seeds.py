@@ -64,7 +64,7 @@ def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
     return BUNDLES_PER_PARTITION if settings is None else int(settings[BUNDLES])
 
 
-def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
+def find_lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
     """Return the seed that the live lineage has to begin with and whose files are gone; else None."""
     beginning = beginning_of(job_dir, root)
     seed = beginning.seed
@@ -134,7 +134,7 @@ def layout_so_far(job_dir: JobDir) -> PlanLayout | None:
     return None if recorded is None else PlanLayout.from_json(recorded)
 
 
-def recorded_layout(job_dir: JobDir) -> PlanLayout:
+def read_layout(job_dir: JobDir) -> PlanLayout:
     return layout_of(job_dir, job_dir.history().log_began_in)
 
 
@@ -161,7 +161,7 @@ class SeedKeeper:
         self._root, self._job = root, job
         self._seed: Seed | None = beginning.seed
 
-    def confirmed(self, decision: Decision) -> None:
+    def on_confirmed(self, decision: Decision) -> None:
         """Delete the seed's files, and a claimed savepoint, behind the lineage's first checkpoint.
 
         From here on the micro-batch that read the seed can never run again. Raises nothing: what cannot be

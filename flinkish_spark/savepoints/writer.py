@@ -27,29 +27,29 @@ from flinkish_spark.savepoints.bootstrap import (
 )
 from flinkish_spark.savepoints.export import make_durable
 from flinkish_spark.savepoints.files import (
-    BootstrapRefused,
-    SavepointFailed,
+    BootstrapError,
+    SavepointError,
     check_apart,
     check_target,
     place_of,
     savepoint_at,
 )
-from flinkish_spark.savepoints.writer_jobs import WriteTarget, checked_key_types, write_operator
+from flinkish_spark.savepoints.writer_jobs import WriteTarget, check_key_types, write_operator
 from flinkish_spark.savepoints.writer_plan import (
     EditRows,
     Filling,
     PlannedOperator,
     WriterPlan,
+    add_operator,
+    drop_operator,
+    drop_times,
+    find_stored_columns,
     partition_rows,
+    rename_operator,
+    rename_times,
+    replace_due_timers,
     state_rows,
-    stored_columns,
     timer_rows,
-    times_with_timers,
-    times_with_uid,
-    times_without,
-    with_operator,
-    with_uid,
-    without_operator,
 )
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
 
@@ -66,7 +66,7 @@ class SavepointWriter:
     --------
     >>> from flinkish_spark import ValueStateDescriptor
     >>> states = [(ValueStateDescriptor("total", "LONG"), "balance")]
-    >>> rows = keyed_by(spark.read.parquet("/data/balances"), "account")  # doctest: +SKIP
+    >>> rows = key_by(spark.read.parquet("/data/balances"), "account")  # doctest: +SKIP
     >>> writer = SavepointWriter.new(spark).with_operator("totals", rows, states)  # doctest: +SKIP
     >>> writer.write("/data/savepoints/first")  # doctest: +SKIP
     """
@@ -98,7 +98,7 @@ class SavepointWriter:
         with refused_as_config_errors("choose another name"):
             checked_name(job, "job")
         partitions = shuffle_partitions(spark)
-        return cls(spark, WriterPlan.of_nothing(job, partitions, max_parallelism))
+        return cls(spark, WriterPlan.create_empty(job, partitions, max_parallelism))
 
     @classmethod
     def from_existing(
@@ -124,14 +124,14 @@ class SavepointWriter:
 
         Raises
         ------
-        SavepointNotFound, SavepointDamaged
+        SavepointNotFoundError, SavepointDamagedError
             It is not there, or not whole.
         ConfigError
             The number is not usable.
         """
         check_max_parallelism(max_parallelism)
         place = savepoint_at(place_of(path, store_options))
-        return cls(spark, WriterPlan.of_stored(place, max_parallelism))
+        return cls(spark, WriterPlan.from_savepoint(place, max_parallelism))
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -163,23 +163,23 @@ class SavepointWriter:
 
         Raises
         ------
-        BootstrapRefused
+        BootstrapError
             The operator is there already, or `beside` is missing or unknown.
         ConfigError, SchemaError, UserFunctionError
             An argument is wrong, columns do not fit the states, or the function cannot be sent.
         """
         plan = self._plan
         plan.check_new(uid)
-        instance_of("rows", rows, KeyedRows, what_to_do='give keyed_by(rows, "user")')
+        instance_of("rows", rows, KeyedRows, what_to_do='give key_by(rows, "user")')
         function = bootstrap_function(states, rows.frame.schema, uid)
-        key_types = tuple(kind.simpleString() for kind in checked_key_types(rows.frame, rows.keys))
-        chains, chain = with_operator(plan.chains, uid, beside)
+        key_types = tuple(kind.simpleString() for kind in check_key_types(rows.frame, rows.keys))
+        chains, chain = add_operator(plan.chains, uid, beside)
         added = PlannedOperator(
             OperatorState(plan.max_parallelism, key_types), filling=Filling(chain, rows, function)
         )
-        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
+        return self._change(operators={**plan.operators, uid: added}, chains=chains)
 
-    def with_state(
+    def replace_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
         """Return a writer in which one state of an operator has other entries; all others stay.
@@ -202,17 +202,17 @@ class SavepointWriter:
 
         Raises
         ------
-        BootstrapRefused
+        BootstrapError
             There is no such operator or chain, or the operator is new in this writer.
         ConfigError, SchemaError
             The DataFrame is a streaming one, or its columns do not fit.
         """
-        planned = self._plan.existing(uid)
+        planned = self._plan.find_keyed_operator(uid)
         own = self._plan.chain_of(uid, chain)
-        stored = stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
-        return self._edited(uid, own, state_rows(frame, uid, name, planned.state.key_types, stored))
+        stored = find_stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
+        return self._edit(uid, own, state_rows(frame, uid, name, planned.state.key_types, stored))
 
-    def with_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
+    def replace_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
         """Return a writer in which an operator has other timers, of both clocks; its states stay.
 
         Parameters
@@ -225,13 +225,13 @@ class SavepointWriter:
 
         Raises
         ------
-        BootstrapRefused, ConfigError, SchemaError
-            As from :meth:`with_state`.
+        BootstrapError, ConfigError, SchemaError
+            As from :meth:`replace_state`.
         """
-        key_types = self._plan.existing(uid).state.key_types
-        return self._edited(uid, chain, timer_rows(frame, uid, key_types))
+        key_types = self._plan.find_keyed_operator(uid).state.key_types
+        return self._edit(uid, chain, timer_rows(frame, uid, key_types))
 
-    def with_broadcast_state(
+    def replace_broadcast_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
         """Return a writer in which a broadcast state of an operator has other entries; all others stay.
@@ -247,47 +247,47 @@ class SavepointWriter:
 
         Raises
         ------
-        BootstrapRefused, ConfigError, SchemaError
-            As from :meth:`with_state`.
+        BootstrapError, ConfigError, SchemaError
+            As from :meth:`replace_state`.
         """
-        return self._edited(uid, chain, partition_rows(frame, uid, name, BROADCAST_KIND))
+        return self._edit(uid, chain, partition_rows(frame, uid, name, BROADCAST_KIND))
 
-    def with_list_state(
+    def replace_list_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
         """Return a writer in which an operator list state of an operator has other items; all others stay.
 
         All items are those of one partition, so a job with several deals them out. Parameters are those of
-        :meth:`with_broadcast_state`, but for a single column `item`, and so are errors.
+        :meth:`replace_broadcast_state`, but for a single column `item`, and so are errors.
         """
-        return self._edited(uid, chain, partition_rows(frame, uid, name, LIST_KIND))
+        return self._edit(uid, chain, partition_rows(frame, uid, name, LIST_KIND))
 
-    def with_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
+    def add_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
         """Return a writer with one more operator that has no keys, and no state yet.
 
-        Its broadcast or operator list states are added with :meth:`with_broadcast_state` and
-        :meth:`with_list_state`. Parameters and errors are those of :meth:`with_operator`.
+        Its broadcast or operator list states are added with :meth:`replace_broadcast_state` and
+        :meth:`replace_list_state`. Parameters and errors are those of :meth:`with_operator`.
         """
         plan = self._plan
         plan.check_new(uid)
-        chains, _ = with_operator(plan.chains, uid, beside)
+        chains, _ = add_operator(plan.chains, uid, beside)
         added = PlannedOperator(OperatorState(plan.max_parallelism, ()))
-        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
+        return self._change(operators={**plan.operators, uid: added}, chains=chains)
 
     def remove_operator(self, uid: str) -> SavepointWriter:
         """Return a writer without the state and the timers of an operator.
 
         Raises
         ------
-        BootstrapRefused
+        BootstrapError
             There is no such operator.
         """
         plan = self._plan
-        plan.planned(uid)
-        return self._changed(
+        plan.find_operator(uid)
+        return self._change(
             operators={other: one for other, one in plan.operators.items() if other != uid},
-            chains=without_operator(plan.chains, uid),
-            times=times_without(plan.times, uid, plan.operators),
+            chains=drop_operator(plan.chains, uid),
+            times=drop_times(plan.times, uid, plan.operators),
         )
 
     def change_uid(self, old: str, new: str) -> SavepointWriter:
@@ -295,25 +295,25 @@ class SavepointWriter:
 
         Raises
         ------
-        BootstrapRefused
+        BootstrapError
             There is no operator `old`, or `new` is taken.
         ConfigError
             `new` cannot be a uid.
         """
-        planned, plan = self._plan.planned(old), self._plan
+        planned, plan = self._plan.find_operator(old), self._plan
         with refused_as_config_errors("choose another uid"):
             checked_name(new, "uid")
         if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
-            raise BootstrapRefused(f"there is a '{new}' already", what_to_do="choose another uid")
-        chains, names = with_uid(plan.chains, old, new)
+            raise BootstrapError(f"there is a '{new}' already", what_to_do="choose another uid")
+        chains, names = rename_operator(plan.chains, old, new)
         finished = tuple(new if uid == old else uid for uid in plan.metadata.finished)
         operators = {new if uid == old else uid: one for uid, one in plan.operators.items()}
         operators[new] = planned
-        return self._changed(
+        return self._change(
             metadata=replace(plan.metadata, finished=finished),
-            operators={uid: one.with_chains(names) for uid, one in operators.items()},
+            operators={uid: one.rename_chains(names) for uid, one in operators.items()},
             chains=chains,
-            times=times_with_uid(plan.times, old, new, plan.operators, names),
+            times=rename_times(plan.times, old, new, plan.operators, names),
         )
 
     def write(self, path: str | Path, *, store_options: Mapping[str, str] | None = None) -> SavepointMetadata:
@@ -332,11 +332,11 @@ class SavepointWriter:
 
         Raises
         ------
-        SavepointFailed
+        SavepointError
             The place cannot be used, or Spark failed.
-        BootstrapRefused, UserFunctionError
+        BootstrapError, UserFunctionError
             The rows do not fit together, or the function failed.
-        SavepointDamaged
+        SavepointDamagedError
             The savepoint that it comes from is damaged.
         StoreError
             The disk refuses.
@@ -351,7 +351,7 @@ class SavepointWriter:
         for uid, one in written.items():
             chains = {file.chain for file in one.files} | one.due.keys()
             for chain, due in one.due.items():
-                times = times_with_timers(times, uid, chain, chains, due)
+                times = replace_due_timers(times, uid, chain, chains, due)
         files = tuple(file for one in written.values() for file in one.files)
         make_durable(place, files)
         metadata = replace(
@@ -365,19 +365,19 @@ class SavepointWriter:
         # The savepoint exists from here on.
         found = savepoint_at(place).finish(metadata)
         if found.savepoint != metadata.savepoint:
-            raise SavepointFailed(
+            raise SavepointError(
                 f"somebody else has written a savepoint to {place.url} meanwhile",
                 what_to_do="give another directory",
             )
         return found
 
-    def _edited(self, uid: str, chain: str | None, rows: EditRows) -> SavepointWriter:
-        planned, own = self._plan.planned(uid), self._plan.chain_of(uid, chain)
-        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+    def _edit(self, uid: str, chain: str | None, rows: EditRows) -> SavepointWriter:
+        planned, own = self._plan.find_operator(uid), self._plan.chain_of(uid, chain)
+        return self._change(operators={**self._plan.operators, uid: planned.add_edit(own, rows)})
 
     def _check_place(self, target: StoreSpec) -> None:
         if self._plan.origin is not None:
             check_apart(target, self._plan.origin.place)
 
-    def _changed(self, **changes: object) -> SavepointWriter:
+    def _change(self, **changes: object) -> SavepointWriter:
         return SavepointWriter(self._spark, replace(self._plan, **changes))  # type: ignore[arg-type]

@@ -19,7 +19,12 @@ from flinkish_spark.core.foreign_errors import describe_failure, said
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile
-from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDamaged, SavepointDir, SavepointFailed
+from flinkish_spark.savepoints.files import (
+    BootstrapError,
+    SavepointDamagedError,
+    SavepointDir,
+    SavepointError,
+)
 from flinkish_spark.savepoints.group_edits import (
     KEY_GROUP,
     PACKED,
@@ -33,7 +38,7 @@ from flinkish_spark.savepoints.group_edits import (
     PackRows,
     PackValues,
     WriteGroups,
-    WriterRefused,
+    WriterError,
 )
 from flinkish_spark.savepoints.writer_plan import (
     EditRows,
@@ -104,7 +109,7 @@ def key_columns(keys: Sequence[str | Column]) -> list[Column]:
     return [F.col(quoted(key)) if isinstance(key, str) else key for key in keys]
 
 
-def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
+def check_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
     fields = frame.select(*key_columns(keys)).schema.fields
     for one in fields:
         if isinstance(one.dataType, _UNFIT_KEYS):
@@ -121,7 +126,7 @@ def _fill(
     target: WriteTarget, uid: str, state: OperatorState, filling: Filling, edits: Sequence[EditRows]
 ) -> WrittenFiles:
     rows, frame = filling.rows, filling.rows.frame
-    keys, key_types = key_columns(rows.keys), checked_key_types(frame, rows.keys)
+    keys, key_types = key_columns(rows.keys), check_key_types(frame, rows.keys)
     columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
     fields = [T.StructField(HASH, T.LongType())]
     if rows.timestamp is not None:
@@ -134,14 +139,14 @@ def _fill(
         columns.append(key.alias(f"k{number}"))
         fields.append(T.StructField(f"k{number}", kind))
     schema = arrow_schema(fields)
-    by_group = _by_group(frame.select(*columns), state.max_parallelism)
+    by_group = _add_key_group(frame.select(*columns), state.max_parallelism)
     packed = by_group.mapInArrow(PackRows(VALUE + 1, schema), PACKED)
     fill = FillGroup(
         uid, state.max_parallelism, filling.function, schema, frame.schema.names, key_types, target.now_ms
     )
     frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 2)
     together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
-    groups = _shuffled(target, together, state, 0)
+    groups = _shuffle(target, together, state, 0)
     return _run(target, state, filling.chain, groups, EditGroup(uid, by_part, fill))
 
 
@@ -164,7 +169,7 @@ def _rewrite(
         frames.insert(0, listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
     groups = reduce(lambda one, other: one.unionByName(other), frames)
     if edits:
-        groups = _shuffled(target, groups, state, sum(file.size_bytes for file in old))
+        groups = _shuffle(target, groups, state, sum(file.size_bytes for file in old))
     return _run(target, state, chain, groups, EditGroup(uid, by_part))
 
 
@@ -177,18 +182,18 @@ def _edit_blocks(
     frames = []
     for part, rows in by_part.items():
         is_keyed = rows.edit.kind is None
-        frame = _by_group(rows.frame, groups) if is_keyed else rows.frame.select(partition, "*")
+        frame = _add_key_group(rows.frame, groups) if is_keyed else rows.frame.select(partition, "*")
         frames.append(map_in_arrow(frame, PackRows(part, rows.edit.rows), PACKED))
     return frames, {part: rows.edit for part, rows in by_part.items()}
 
 
-def _by_group(frame: DataFrame, groups: int) -> DataFrame:
+def _add_key_group(frame: DataFrame, groups: int) -> DataFrame:
     # As a job's `key_by` does it: that looks for the key in this key group.
     group = F.pmod(F.col(HASH), F.lit(groups)).cast("int").alias(KEY_GROUP)
     return frame.select(group, "*")
 
 
-def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size_bytes: int) -> DataFrame:
+def _shuffle(target: WriteTarget, packed: DataFrame, state: OperatorState, size_bytes: int) -> DataFrame:
     wanted = shuffle_partitions(target.spark)
     partitions = min(state.max_parallelism, max(wanted, size_bytes // _TASK_BYTES + 1))
     return packed.repartition(partitions, KEY_GROUP).sortWithinPartitions(KEY_GROUP, PART)
@@ -215,7 +220,10 @@ def _failure(uid: str, error: Exception) -> FlinkishError:
             what_to_do="correct the function or the row; no savepoint was written",
             uid=uid,
         )
-    for name, kind in ((WriterRefused.__name__, BootstrapRefused), ("SavepointDamaged", SavepointDamaged)):
+    for name, kind in (
+        (WriterError.__name__, BootstrapError),
+        ("SavepointDamagedError", SavepointDamagedError),
+    ):
         if f"{name}: " in text:
             says = text[text.index(f"{name}: ") + len(name) + 2 :].split("\n", 1)[0]
             return kind(
@@ -223,7 +231,7 @@ def _failure(uid: str, error: Exception) -> FlinkishError:
                 why=says[:1_500],
                 what_to_do="correct that and write again; no savepoint was written",
             )
-    return SavepointFailed(
+    return SavepointError(
         f"the state of '{uid}' cannot be written",
         why=said(error),
         what_to_do="write again; no savepoint was written",

@@ -30,12 +30,12 @@ from flinkish_spark.savepoints.entries import (
     file_values,
     value_columns,
 )
-from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDir
+from flinkish_spark.savepoints.files import BootstrapError, SavepointDir
 from flinkish_spark.savepoints.group_edits import Edit, EditedPartition, EditedState, EditedTimers
 from flinkish_spark.savepoints.written_files import DueTimers
 from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
-from flinkish_spark.state.evolution import spread_types, stored_values
-from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, stored_tables
+from flinkish_spark.state.evolution import flatten_types, read_value_types
+from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, read_tables
 from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quoted
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 Chains = tuple[SavedChain, ...]
 
 
-def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
+def add_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
     """Return the chains with one more operator, and the name of the chain in which it is.
 
     It stands where that chain stood, so it goes with every operator of it, and of chains at the same place.
@@ -62,32 +62,33 @@ def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains,
     names = [one.chain.name for one in chains]
     if beside is None:
         if any(_places(one) != _places(chains[0]) for one in chains):
-            raise BootstrapRefused(
+            raise BootstrapError(
                 f"it is not clear where the new operator '{uid}' stands",
                 why="the chains of the savepoint stood at different places",
                 what_to_do=f"say in front of which it will run: beside={' or '.join(map(repr, names))}",
             )
         beside = names[0]
     if beside not in names:
-        raise BootstrapRefused(
+        raise BootstrapError(
             f"the savepoint has no chain '{beside}'", what_to_do=f"choose from: {', '.join(names)}"
         )
     changed = [
-        _with_operators(one, (*one.chain.operators, uid)) if one.chain.name == beside else one
+        _replace_operators(one, (*one.chain.operators, uid)) if one.chain.name == beside else one
         for one in chains
     ]
     return tuple(changed), beside
 
 
-def without_operator(chains: Chains, uid: str) -> Chains:
+def drop_operator(chains: Chains, uid: str) -> Chains:
     """Return the chains without an operator; a chain with sources stays, since it says where they stood."""
     changed = [
-        _with_operators(one, tuple(other for other in one.chain.operators if other != uid)) for one in chains
+        _replace_operators(one, tuple(other for other in one.chain.operators if other != uid))
+        for one in chains
     ]
     return tuple(one for one in changed if one.chain.operators or one.chain.inputs)
 
 
-def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
+def rename_operator(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
     """Return the chains with an operator under another uid, and the chains' new names by the old ones."""
 
     def rename(uids: tuple[str, ...]) -> tuple[str, ...]:
@@ -106,7 +107,7 @@ def _places(one: SavedChain) -> dict[str, Position]:
     return {name: one.positions.get(name) for name in one.chain.inputs}
 
 
-def _with_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
+def _replace_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
     """Return a chain with other operators; sinks that were known to read it still are."""
     sinks = tuple(sorted(one.readers))
     # The name stays as long as there are operators, because their state files go by it.
@@ -115,7 +116,7 @@ def _with_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
 
 
 # -- timers -----------------------------------------------------------------------------------------
-def times_without(times: EventTime | None, uid: str, operators: Collection[str]) -> EventTime | None:
+def drop_times(times: EventTime | None, uid: str, operators: Collection[str]) -> EventTime | None:
     if times is None:
         return None
     groups = {
@@ -128,7 +129,7 @@ def times_without(times: EventTime | None, uid: str, operators: Collection[str])
     return replace(times, agenda=Agenda(groups), operators=others, levels=levels)
 
 
-def times_with_uid(
+def rename_times(
     times: EventTime | None, old: str, new: str, operators: Collection[str], names: Mapping[str, str]
 ) -> EventTime | None:
     if times is None:
@@ -143,9 +144,9 @@ def times_with_uid(
     def operator_now(one: OperatorTime) -> OperatorTime:
         return replace(
             one,
-            inputs=frozenset(_renamed(uid, names) for uid in one.inputs),
+            inputs=frozenset(_rename(uid, names) for uid in one.inputs),
             instances=frozenset(map(instance_now, one.instances)),
-            valve=_valve_renamed(one.valve, names),
+            valve=_rename_valve(one.valve, names),
         )
 
     return replace(
@@ -153,14 +154,14 @@ def times_with_uid(
         agenda=Agenda(
             {(instance_now(name), group): timers for (name, group), timers in times.agenda.groups.items()}
         ),
-        assigners={_renamed(uid, names): one for uid, one in times.assigners.items()},
-        valve=_valve_renamed(times.valve, names),
+        assigners={_rename(uid, names): one for uid, one in times.assigners.items()},
+        valve=_rename_valve(times.valve, names),
         operators={(new if uid == old else uid): operator_now(one) for uid, one in times.operators.items()},
         levels={(new if uid == old else uid): one for uid, one in times.levels.items()},
     )
 
 
-def times_with_timers(
+def replace_due_timers(
     times: EventTime | None, uid: str, chain: str, chains: Collection[str], due: Iterable[DueTimers]
 ) -> EventTime | None:
     """Return where time stood, with these timers of an operator in a chain in the place of those it had."""
@@ -184,11 +185,11 @@ def operator_of(name: str, operators: Collection[str]) -> str:
     return max(fitting, key=len, default=name)
 
 
-def _valve_renamed(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
-    return replace(valve, channels={_renamed(uid, names): one for uid, one in valve.channels.items()})
+def _rename_valve(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
+    return replace(valve, channels={_rename(uid, names): one for uid, one in valve.channels.items()})
 
 
-def _renamed(assigner: str, names: Mapping[str, str]) -> str:
+def _rename(assigner: str, names: Mapping[str, str]) -> str:
     old = max((old for old in names if assigner.endswith(f".{old}")), key=len, default=None)
     return assigner if old is None else assigner.removesuffix(old) + names[old]
 
@@ -239,7 +240,7 @@ def state_rows(
     if len(layout.values) == 1:
         # A null is what a state has that has nothing.
         frame = frame.where(F.col(quoted(columns[-1].name)).isNotNull())
-    selected, schema = _hashed(frame, columns, len(key_types))
+    selected, schema = _add_hash(frame, columns, len(key_types))
     return EditRows(selected, EditedState(STATE_SECTION + name, schema, layout.schema))
 
 
@@ -251,7 +252,7 @@ def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows
             frame = frame.withColumn(window, F.lit(None).cast("timestamp"))
     columns = timer_fields(frame.schema, uid, key_types)
     kinds = [one.dataType for one in columns[: len(key_types)]]
-    selected, schema = _hashed(frame, columns, len(key_types))
+    selected, schema = _add_hash(frame, columns, len(key_types))
     layouts = {domain: timer_layout(domain, kinds) for domain in TimeDomain}
     return EditRows(selected, EditedTimers(schema, layouts))
 
@@ -259,7 +260,7 @@ def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows
 def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
     """Return the columns of timers in the order in which they travel."""
     what, windows = f"the timers of '{uid}'", dict.fromkeys(_WINDOW, "timestamp")
-    wanted = {**_by_name(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
+    wanted = {**_name_key_columns(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
     _check_types(schema, wanted, what)
     strange = sorted(set(schema.names) - wanted.keys())
     if strange:
@@ -267,7 +268,7 @@ def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> li
     return [schema[name] for name in wanted]
 
 
-def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
+def _add_hash(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
     """Return columns, the first of which are keys, behind their hash, and what they are in a block."""
     named = [F.col(quoted(one.name)) for one in columns]
     selected = frame.select(
@@ -277,7 +278,7 @@ def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tu
     return selected, arrow_schema([T.StructField(HASH, T.LongType()), *fields])
 
 
-def _by_name(key_types: Sequence[str]) -> dict[str, str]:
+def _name_key_columns(key_types: Sequence[str]) -> dict[str, str]:
     """Return the types of the key's columns by their names."""
     if len(key_types) == 1:
         return {"key": key_types[0]}
@@ -301,7 +302,7 @@ def state_columns(
 ) -> tuple[TableLayout, list[T.StructField]]:
     """Return how a state with these columns is stored, and the columns in stored order."""
     what = f"the state '{name}' of '{uid}'"
-    keys, given = _by_name(key_types), {field.name: field for field in schema}
+    keys, given = _name_key_columns(key_types), {field.name: field for field in schema}
     ours = given.keys() - set(fields)
     has_window = [window in ours for window in _WINDOW]
     if any(has_window) and not all(has_window):
@@ -339,7 +340,7 @@ def state_columns(
 
 
 def fields_by_column(stored: pa.Schema) -> dict[str, str]:
-    fields = spread_types(stored_values(stored))
+    fields = flatten_types(read_value_types(stored))
     return {column: field for field, column in value_columns(stored, fields).items()}
 
 
@@ -357,12 +358,14 @@ def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, nam
         )
 
 
-def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
+def find_stored_columns(
+    place: SavepointDir | None, files: Sequence[StateFile], name: str
+) -> pa.Schema | None:
     """Return the stored columns of a state, of the first key group that has it; None if none has."""
     for file in files:
         assert place is not None
         for _, value in file_values(place.place, file):
-            table = stored_tables(value).get(STATE_SECTION + name)
+            table = read_tables(value).get(STATE_SECTION + name)
             if table is not None:
                 return table.schema
     return None
@@ -389,11 +392,11 @@ class PlannedOperator:
     #: For an operator that is new; it has no origin, and only edits of states without keys.
     filling: Filling | None = None
 
-    def with_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
+    def add_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
         others = tuple(one for one in self.edits.get(chain, ()) if one.edit.section != rows.edit.section)
         return replace(self, edits={**self.edits, chain: (*others, rows)})
 
-    def with_chains(self, names: Mapping[str, str]) -> PlannedOperator:
+    def rename_chains(self, names: Mapping[str, str]) -> PlannedOperator:
         """Return the plan with other names of chains, by the old ones."""
         filling = self.filling
         if filling is not None:
@@ -430,7 +433,7 @@ class WriterPlan:
     max_parallelism: int
 
     @classmethod
-    def of_nothing(cls, job: str, shuffle_partitions: int, max_parallelism: int) -> WriterPlan:
+    def create_empty(cls, job: str, shuffle_partitions: int, max_parallelism: int) -> WriterPlan:
         """Return the plan of an empty savepoint; its checkpoint is 0, which no job has."""
         metadata = SavepointMetadata(
             savepoint=uuid.uuid4().hex,
@@ -448,7 +451,7 @@ class WriterPlan:
         return cls(metadata, None, {}, (), None, max_parallelism)
 
     @classmethod
-    def of_stored(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
+    def from_savepoint(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
         metadata = place.metadata()
         place.check_files(metadata.files)
         operators = {}
@@ -464,30 +467,28 @@ class WriterPlan:
         with refused_as_config_errors("give the operator's uid in the job"):
             checked_name(uid, "uid")
         if uid in self.operators:
-            raise BootstrapRefused(
+            raise BootstrapError(
                 f"there is an operator '{uid}' already",
-                what_to_do="use remove_operator() first, or with_state() to replace one of its states",
+                what_to_do="use remove_operator() first, or replace_state() to replace one of its states",
             )
 
-    def planned(self, uid: str) -> PlannedOperator:
+    def find_operator(self, uid: str) -> PlannedOperator:
         found = self.operators.get(uid)
         if found is None:
             known = ", ".join(self.operators) or "none"
-            raise BootstrapRefused(
-                f"the savepoint has no operator '{uid}'", what_to_do=f"choose from: {known}"
-            )
+            raise BootstrapError(f"the savepoint has no operator '{uid}'", what_to_do=f"choose from: {known}")
         return found
 
-    def existing(self, uid: str) -> PlannedOperator:
+    def find_keyed_operator(self, uid: str) -> PlannedOperator:
         """Return an operator whose keyed state is stored."""
-        planned = self.planned(uid)
+        planned = self.find_operator(uid)
         if not planned.state.key_types:
-            raise BootstrapRefused(
+            raise BootstrapError(
                 f"the operator '{uid}' has no keys, and so no keyed state",
-                what_to_do="use with_broadcast_state() or with_list_state()",
+                what_to_do="use replace_broadcast_state() or replace_list_state()",
             )
         if planned.filling is not None:
-            raise BootstrapRefused(
+            raise BootstrapError(
                 f"the operator '{uid}' is new in this writer",
                 why="its keyed state is made by one function",
                 what_to_do="let that fill the state; or write the savepoint, and edit that one",
@@ -497,12 +498,12 @@ class WriterPlan:
     def chain_of(self, uid: str, chain: str | None) -> str:
         """Return the name of the chain in which an operator has the state that is meant."""
         having = [one.chain.name for one in self.chains if uid in one.chain.operators]
-        known = sorted(self.planned(uid).origin) or having
+        known = sorted(self.find_operator(uid).origin) or having
         if chain is None and len(known) == 1:
             return known[0]
         if chain is None or chain not in known:
             several = f"operator '{uid}' has state in {len(known)} chains"
-            raise BootstrapRefused(
+            raise BootstrapError(
                 several if chain is None else f"there is no chain '{chain}' of '{uid}'",
                 what_to_do=f"say which: chain={' or '.join(map(repr, known))}",
             )

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile, check_groups, state_path
-from flinkish_spark.savepoints.files import SavepointFailed
+from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.state.savepoint_files import StateFileWriter, new_state_file
 
 #: What a task says about the file that it has written, as JSON.
@@ -61,7 +61,7 @@ def read_reports(rows: Iterable[Any], uid: str, chain: str, groups: int) -> Writ
     try:
         check_groups(uid, groups, [group for one in reports for group in one["groups"] if group >= 0])
     except ValueError as error:
-        raise SavepointFailed(
+        raise SavepointError(
             f"the state of '{uid}' was not written as it has to be",
             why=str(error),
             what_to_do="keep what it was read from, and report this",

@@ -21,7 +21,7 @@ from typing import IO
 from flinkish_spark.core.store import ObjectMissing, Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.bases import BASE_NAME
-from flinkish_spark.state.codec import BaseRef, Frame, FrameError, checked_frame
+from flinkish_spark.state.codec import BaseRef, Frame, FrameError, check_frame
 from flinkish_spark.state.evolution import StateMismatch
 
 #: Key groups of which a worker keeps the base mapped.
@@ -47,19 +47,19 @@ class MappedBases:
 
     def frame(self, ref: BaseRef) -> Frame:
         known, frame = self._frames.get(_group(ref.file), (None, {}))
-        return frame if known == ref.file else self._kept(ref, self._opened(checked_name(ref.file)))
+        return frame if known == ref.file else self._map(ref, self._open(check_base_name(ref.file)))
 
-    def _opened(self, name: str) -> IO[bytes]:
+    def _open(self, name: str) -> IO[bytes]:
         try:
             if self.place.is_local:
                 return open(self.place.folder / name, "rb")
-            return _without_a_name(self._bucket.read(name))
+            return _to_unnamed_file(self._bucket.read(name))
         except ObjectMissing:
             raise FrameError(f"the base {name!r} is gone") from None
         except OSError as error:
             raise FrameError(f"the base {name!r} cannot be read: {error}") from error
 
-    def _kept(self, ref: BaseRef, file: IO[bytes]) -> Frame:
+    def _map(self, ref: BaseRef, file: IO[bytes]) -> Frame:
         try:
             with file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -67,7 +67,7 @@ class MappedBases:
             raise FrameError(f"the base {ref.file!r} cannot be read: {error}") from error
         if len(mapped) != ref.offset + ref.length:
             raise FrameError(f"the base {ref.file!r} has {len(mapped)} bytes instead of {ref.length}")
-        frame = checked_frame(memoryview(mapped)[ref.offset :])
+        frame = check_frame(memoryview(mapped)[ref.offset :])
         self._frames.pop(_group(ref.file), None)
         self._frames[_group(ref.file)] = ref.file, frame
         while len(self._frames) > _MAPPED_GROUPS:
@@ -76,7 +76,7 @@ class MappedBases:
 
     def put(self, ref: BaseRef, frame: bytes) -> None:
         self._bucket.put(ref.file, frame)
-        self._kept(ref, _without_a_name(frame))
+        self._map(ref, _to_unnamed_file(frame))
 
     def forget(self, name: str) -> None:
         if self._frames.get(_group(name), (None, {}))[0] == name:
@@ -87,7 +87,7 @@ def _group(name: str) -> str:
     return name.partition("-")[0]
 
 
-def _without_a_name(content: bytes) -> IO[bytes]:
+def _to_unnamed_file(content: bytes) -> IO[bytes]:
     """Return a file that is gone when it is closed and nobody has it mapped."""
     # Whoever maps it closes it.
     file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -96,7 +96,7 @@ def _without_a_name(content: bytes) -> IO[bytes]:
     return file
 
 
-def checked_name(name: str) -> str:
+def check_base_name(name: str) -> str:
     if not BASE_NAME.fullmatch(name):
         raise FrameError(f"{name!r} is not the name of a base")
     return name
@@ -110,7 +110,7 @@ class Bases:
     retained_batch: int | None = None
 
     def read(self, ref: BaseRef) -> Frame:
-        """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
+        """Return a base's sections, looked at (`check_frame`); the file stays mapped while in use."""
         raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
 
     def write(self, group: int, frame: bytes) -> BaseRef:
@@ -143,7 +143,7 @@ class BaseFiles(Bases):
 
     def delete(self, file: str) -> None:
         self._mapped.forget(file)
-        (self._mapped.place.folder / checked_name(file)).unlink(missing_ok=True)
+        (self._mapped.place.folder / check_base_name(file)).unlink(missing_ok=True)
 
 
 class BaseObjects(BaseFiles):

@@ -26,7 +26,7 @@ from flinkish_spark.state.descriptors import (
     StateDescriptor,
     StateTtl,
     ValueStateDescriptor,
-    made_by,
+    find_maker,
 )
 from flinkish_spark.state.tables import Touch, naming_of
 from flinkish_spark.types.arrow_types import arrow_type
@@ -118,14 +118,14 @@ def table_bytes(batch: pa.RecordBatch) -> memoryview:
 
 def read_table(what: str, payload: memoryview) -> pa.RecordBatch:
     """Return the table of a section; it refers to its memory."""
-    table = known_table(what, payload)
+    table = read_trusted_table(what, payload)
     # A checksum says only that somebody wrote it so. Arrow reads columns without looking at them, and one
     # whose offsets point nowhere ends the process: so all is looked at before any of it is used.
     try:
         table.validate(full=True)
     except pa.ArrowException as error:
         if "UTF8" not in str(error):
-            raise _damaged(what, error) from error
+            raise _to_damage_error(what, error) from error
         # What Spark takes for text need not be UTF-8, and columns with it are kept as they are.
         _validate_bytes(what, payload)
     return table
@@ -135,18 +135,18 @@ def read_entries(what: str, payload: memoryview) -> pa.RecordBatch:
     """Return the entries of a key group's section: a table by the hashes of keys; see :func:`read_table`."""
     table = read_table(what, payload)
     if table.num_columns < 2 or table.schema.field(0).type != pa.int64():
-        raise _damaged(what, "it has no hashes")
+        raise _to_damage_error(what, "it has no hashes")
     touched = table.schema.get_field_index("touched")
     for at in (0, touched, table.num_columns - 1):
         if at >= 0 and table.column(at).null_count:
-            raise _damaged(what, f"{table.schema.names[at]} is null")
+            raise _to_damage_error(what, f"{table.schema.names[at]} is null")
     hashes = table.column(0).to_numpy()
     if (hashes[1:] < hashes[:-1]).any():
-        raise _damaged(what, "it is not in the order of its hashes")
+        raise _to_damage_error(what, "it is not in the order of its hashes")
     return table
 
 
-def known_table(what: str, payload: memoryview) -> pa.RecordBatch:
+def read_trusted_table(what: str, payload: memoryview) -> pa.RecordBatch:
     """Return the table of a section that was looked at before, as those of a base; see `read_table`."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
@@ -155,7 +155,7 @@ def known_table(what: str, payload: memoryview) -> pa.RecordBatch:
             _ = table.schema.names
             return table
     except _UNREADABLE as error:
-        raise _damaged(what, error) from error
+        raise _to_damage_error(what, error) from error
 
 
 def values_in(state: str, column: pa.Array) -> list[Any]:
@@ -165,7 +165,7 @@ def values_in(state: str, column: pa.Array) -> list[Any]:
         raise FrameError(f"what is stored of state {state!r} cannot be read: {error}") from error
 
 
-def checked_frame(data: bytes | memoryview) -> Frame:
+def check_frame(data: bytes | memoryview) -> Frame:
     """Return the sections of a base, of which all tables have been looked at."""
     frame = unpack_frame(data)
     for name, payload in frame.items():
@@ -194,25 +194,25 @@ def _validate_bytes(what: str, payload: memoryview) -> None:
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(payload))
         schema = pa.ipc.read_schema(messages.read_next_message())
-        bytewise = pa.schema([field.with_type(_with_bytes(field.type)) for field in schema])
+        bytewise = pa.schema([field.with_type(_to_bytes_type(field.type)) for field in schema])
         pa.ipc.read_record_batch(messages.read_next_message(), bytewise).validate(full=True)
     except _UNREADABLE as error:
-        raise _damaged(what, error) from error
+        raise _to_damage_error(what, error) from error
 
 
-def _damaged(what: str, why: object) -> FrameError:
+def _to_damage_error(what: str, why: object) -> FrameError:
     return FrameError(f"the section {what!r} is damaged: {str(why) or type(why).__name__}")
 
 
-def _with_bytes(kind: pa.DataType) -> pa.DataType:
+def _to_bytes_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string(kind):
         return pa.binary()
     if pa.types.is_map(kind):
-        return pa.map_(_with_bytes(kind.key_type), _with_bytes(kind.item_type))
+        return pa.map_(_to_bytes_type(kind.key_type), _to_bytes_type(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(_with_bytes(kind.value_type))
+        return pa.list_(_to_bytes_type(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
+        return pa.struct([field.with_type(_to_bytes_type(field.type)) for field in kind])
     return kind
 
 
@@ -264,7 +264,7 @@ class StateValueError(ValueError):
     """A state has a value that does not fit the declared type."""
 
 
-def decoded(
+def decode_each(
     state: str,
     decode: Callable[[Any], Any],
     values: Sequence[Any],
@@ -491,7 +491,7 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
         return layout.empty
     slots, values, hashes, touched, alive, touches = zip(*rows, strict=True)
     keys, others = layout.form.split(slots)
-    columns: list[Sequence[Any]] = [hashes, *_spread(keys, len(layout.keys)), *others]
+    columns: list[Sequence[Any]] = [hashes, *_split_columns(keys, len(layout.keys)), *others]
     if layout.expires:
         columns.append(touched)
     if layout.expiry is Expiry.ELEMENTS:
@@ -527,7 +527,7 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
     """Return the columns of what is in entries; None where nothing is."""
     fields = value_fields(layout.schema)
-    columns = _values(layout, _filled(values, len(fields)), keys)
+    columns = _values(layout, _fill_nulls(values, len(fields)), keys)
     return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
 
 
@@ -538,7 +538,7 @@ def decode_values(
     if not layout.is_due:
         values = _gather(columns)
         decode = layout.decode
-        return values if decode is None else decoded(layout.name, decode, values, keys, alive)
+        return values if decode is None else decode_each(layout.name, decode, values, keys, alive)
     times, stored, *given = columns
     # Whoever has written an entry with a savepoint writer need not know of places.
     there = [place is None or place >= 0 for place in stored]
@@ -595,25 +595,25 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
             for place, one in zip(places, own, strict=True)
         ]
         contents = layout.contents
-        return [times, stored, *_values(contents, _filled(own, len(contents.values)), keys)]
+        return [times, stored, *_values(contents, _fill_nulls(own, len(contents.values)), keys)]
     form = RowForm(layout.value_names or ("",) * width)
     try:
         rows = form.tuples(list(values))
         if rows and set(map(len, rows)) != {width}:
             raise RowError(f"a row with other fields than {', '.join(layout.value_names)}")
     except RowError:
-        raise _refused(layout, form, values, keys) from None
-    return _spread(rows, width)
+        raise _to_value_error(layout, form, values, keys) from None
+    return _split_columns(rows, width)
 
 
-def _filled(values: Sequence[Any], width: int) -> Sequence[Any]:
+def _fill_nulls(values: Sequence[Any], width: int) -> Sequence[Any]:
     """Return values with fields of null in the place of None."""
     if width == 1 or not any(one is None for one in values):
         return values
     return [(None,) * width if one is None else one for one in values]
 
 
-def _refused(
+def _to_value_error(
     layout: TableLayout, form: RowForm, values: Sequence[Any], keys: Sequence[Any]
 ) -> StateValueError:
     width = len(layout.values)
@@ -629,7 +629,7 @@ def _refused(
     raise AssertionError("a value was refused, and none is")
 
 
-def _spread(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
+def _split_columns(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
     if width == 1:
         return [values]
     return [list(column) for column in zip(*values, strict=True)] if values else [[] for _ in range(width)]
@@ -650,7 +650,7 @@ def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
             own = ddl
         case ValueStateDescriptor(value_type=ddl) | ReducingStateDescriptor(value_type=ddl):
             own = ddl
-    made = made_by(own)
+    made = find_maker(own)
     stored = descriptor.stored_type
     if made is None and isinstance(stored, T.StructType) and not _has_several_fields(stored):
         return lambda value: tuple(value.values())
@@ -658,7 +658,7 @@ def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
 
 
 def _element_decoder(ddl: str, named: bool) -> Convert | None:
-    made = made_by(ddl)
+    made = find_maker(ddl)
     if made is None and is_field_list(ddl):
         naming = naming_of(ddl) if named else None
         make: Convert = tuple if naming is None else naming.kind._make

@@ -52,7 +52,7 @@ class GivenColumns:
         if not isinstance(values, list | tuple) or len(values) != len(kinds):
             given = f"{len(values)} columns" if isinstance(values, list | tuple) else type(values).__name__
             names = f": {', '.join(self.layout.value_names)}" if self.layout.value_names else ""
-            raise self._refused(f"it is a list of {len(kinds)} columns{names}; {given} came")
+            raise self._to_error(f"it is a list of {len(kinds)} columns{names}; {given} came")
         return [self._column(at, *one) for at, one in enumerate(zip(values, kinds, strict=True))]
 
     def _column(self, at: int, given: Any, kind: pa.DataType) -> pa.Array:
@@ -60,39 +60,39 @@ class GivenColumns:
             array = _as_array(given, kind)
         except ValueMismatch as error:
             wrong = next((at for at, value in enumerate(given) if value is error.value), None)
-            raise self._wrong(at, wrong, len(given), str(error)) from error
+            raise self._to_error_of(at, wrong, len(given), str(error)) from error
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise self._wrong(at, None, 0, f"{type(given).__name__}: {error}") from error
+            raise self._to_error_of(at, None, 0, f"{type(given).__name__}: {error}") from error
         if len(array) not in (len(self.chosen), len(self.index)):
-            raise self._wrong(at, None, 0, f"{len(array)} values for {len(self.chosen)} of the keys")
+            raise self._to_error_of(at, None, 0, f"{len(array)} values for {len(self.chosen)} of the keys")
         # Of a time a DATE keeps the day, as where single values are put.
         is_day = pa.types.is_date(kind) and pa.types.is_timestamp(array.type)
         if not is_day and not is_of_kind(array.type, kind):
             says = f"the column has the type {array.type}, declared is {kind}{first_of(array)}"
-            raise self._wrong(at, first_valid(array), len(array), says)
+            raise self._to_error_of(at, first_valid(array), len(array), says)
         if len(array) != len(self.chosen):
             array = array.take(pa.array(self.chosen))
         try:
             cast = exact_cast(array, kind)
         except pa.ArrowException as error:
             wrong = first_refused(len(array), lambda count: exact_cast(array.slice(0, count), kind))
-            raise self._wrong(at, wrong, len(array), str(error)) from error
+            raise self._to_error_of(at, wrong, len(array), str(error)) from error
         if (found := first_repeated(cast)) is not None:
             wrong, key = found
-            raise self._wrong(at, wrong, len(cast), f"a map has the key {key!r} twice")
+            raise self._to_error_of(at, wrong, len(cast), f"a map has the key {key!r} twice")
         return cast
 
-    def _wrong(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
+    def _to_error_of(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
         names = self.layout.value_names
         what = f"field {names[at]!r}" if names else "the value"
         if wrong is None:
-            return self._refused(f"{what}: {says}")
+            return self._to_error(f"{what}: {says}")
         number = int(self.chosen[wrong]) if count == len(self.chosen) else wrong
         parts = [to_values(column.slice(number, 1))[0] for column in self.index.keys]
         key = parts[0] if len(parts) == 1 else tuple(parts)
-        return self._refused(f"{what} of key {key!r:.200}: {says}")
+        return self._to_error(f"{what} of key {key!r:.200}: {says}")
 
-    def _refused(self, says: str) -> StateValueError:
+    def _to_error(self, says: str) -> StateValueError:
         return StateValueError(f"state {self.layout.name!r} got a wrong value: {says}")
 
 
@@ -212,20 +212,20 @@ class ColumnarState:
         return filled
 
     def put(self, values: Sequence[pa.Array | Array], where: Array | None = None) -> None:
-        chosen = self._chosen(where)
+        chosen = self._choose(where)
         columns = GivenColumns(self._table.layout, self._index, chosen).of(values)
         self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
 
     def remove(self, where: Array) -> None:
         """Remove the values of the keys where the array says so; shape (keys,), bool."""
-        meant = self._chosen(where)
+        meant = self._choose(where)
         chosen = meant[self.exists[meant]]
         columns = [pa.nulls(len(chosen), kind) for kind in self._table.layout.values]
         self._replace(chosen, columns, alive=np.zeros(len(chosen), dtype=bool))
 
-    def _chosen(self, where: Array | None) -> Array:
+    def _choose(self, where: Array | None) -> Array:
         try:
-            return self._index.chosen(where)
+            return self._index.choose(where)
         except ValueError as error:
             raise StateValueError(f"state {self._table.layout.name!r}: {error}") from None
 
@@ -311,7 +311,7 @@ def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
 
 
 @dataclass(frozen=True)
-class Stored:
+class SelectedRows:
     """Rows of a table, those of the base in front of those of the delta."""
 
     #: With the table's columns; living ones, ones that others stand for, and removed ones.
@@ -379,16 +379,16 @@ class DueTable:
             due = np.concatenate([due, _numbers(base, HASH)[places]])
         return due
 
-    def select(self, hashes: Array, limit_ms: int) -> Stored:
+    def select(self, hashes: Array, limit_ms: int) -> SelectedRows:
         """Return all rows of keys with these hashes, and of keys that have entries due up to a time."""
         base, delta = self._table.base, self._table.delta
         wanted = np.unique(np.concatenate([hashes, self.due(limit_ms)]))
         places = places_with(delta, wanted)
         upper = delta if len(places) == delta.num_rows else delta.take(pa.array(places))
         if base is None:
-            return Stored(upper, 0, places)
+            return SelectedRows(upper, 0, places)
         lower = base.take(pa.array(places_with(base, wanted)))
-        return Stored(pa.concat_batches([lower, upper]), lower.num_rows, places)
+        return SelectedRows(pa.concat_batches([lower, upper]), lower.num_rows, places)
 
     def next_due_ms(self) -> int | None:
         base, delta = self._table.base, self._table.delta
@@ -402,7 +402,9 @@ class DueTable:
             found = np.concatenate([found, due[self._counting(np.flatnonzero(earlier))]])
         return int(found.min()) if len(found) else None
 
-    def write(self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array) -> None:
+    def write(
+        self, stored: SelectedRows, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array
+    ) -> None:
         """Put what became of the rows of :meth:`select`."""
         goes = np.ones(len(stored), dtype=bool)
         goes[kept] = False
@@ -411,7 +413,7 @@ class DueTable:
         self._table.put_rows(rows, stored.places[goes[stored.in_base :]])
 
     def _traces(
-        self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array
+        self, stored: SelectedRows, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array
     ) -> pa.RecordBatch:
         """Return a removed row for each slot of the base that nothing else stands for any more."""
         below = np.arange(stored.in_base)

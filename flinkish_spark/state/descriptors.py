@@ -312,7 +312,7 @@ def state_type(name: str, given: StateType) -> str:
         raise _unusable(name, given, str(error)) from None
 
 
-def made_by(ddl: str) -> Made | None:
+def find_maker(ddl: str) -> Made | None:
     return maker_of(ddl.hint) if isinstance(ddl, TypeText) else None
 
 

@@ -33,7 +33,7 @@ class StateMismatch(ValueError):
     """What is stored is another operator's, or of a declaration that cannot become this one."""
 
 
-def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
+def evolve(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
@@ -157,7 +157,7 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return next((b for a, b in ((one, other), (other, one)) if _is_wider_number(a, b)), None)
 
 
-def stored_values(schema: pa.Schema) -> dict[str, pa.DataType]:
+def read_value_types(schema: pa.Schema) -> dict[str, pa.DataType]:
     return {name: field.type for name, field in _values_in(schema).items()}
 
 
@@ -165,7 +165,7 @@ def is_single(names: Iterable[str]) -> bool:
     return _names_of_program(names) == [_UNNAMED]
 
 
-def spread_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
+def flatten_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
     """Return the types of values with a column for each field, also of those with a single one."""
     if not is_single(values) or not pa.types.is_struct(values[_UNNAMED]):
         return values

@@ -29,13 +29,13 @@ from flinkish_spark.state.codec import (
     TableLayout,
     base_of,
     expiry_in,
-    known_table,
     layout_of,
     owner_in,
     pack_frame,
     places_with,
     read_entries,
     read_table,
+    read_trusted_table,
     reader_name,
     rows_by_slot,
     table_bytes,
@@ -45,8 +45,8 @@ from flinkish_spark.state.codec import (
     value_fields,
 )
 from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
-from flinkish_spark.state.evolution import StateMismatch, evolved, types_text
-from flinkish_spark.state.keyed_states import KeyedStates, StateNotDeclared
+from flinkish_spark.state.evolution import StateMismatch, evolve, types_text
+from flinkish_spark.state.keyed_states import KeyedStates, UndeclaredStateError
 from flinkish_spark.state.layered import KeyIndex, LayeredTable, note_changes_in_place
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND, pack_tables
 from flinkish_spark.state.timers import TimerQueue, Timers
@@ -114,7 +114,7 @@ class StoredTimers:
             stored = self._tables[domain]
             in_base = stored.in_base
             own = with_entries.get(domain, ())
-            new, gone = queue.new(own), queue.gone(own)
+            new, gone = queue.find_new(own), queue.find_gone(own)
             below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
             values = list(zip(new.values(), below, strict=True))
             rows = rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
@@ -288,7 +288,7 @@ class GroupState:
         self._tables = {
             name: LayeredTable(
                 table,
-                _read(table, name, base.get(name), known_table),
+                _read(table, name, base.get(name), read_trusted_table),
                 _read(table, name, delta.get(name), read_entries),
             )
             for name, table in sections.items()
@@ -303,7 +303,7 @@ class GroupState:
         given_up = [name for name in sorted(layout.dropped) if STATE_SECTION + name in {*delta, *base}]
         #: Entries of states that are given up, which are here for the last time: they are not stored again.
         self.given_up = {
-            name: _merged(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
+            name: _merge_layers(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
             for name in given_up
         }
         #: Whether the base holds what does not count any more. A state that was given up would be there again
@@ -365,10 +365,12 @@ class GroupState:
                     (slot[0] if name in states.namespaced else slot, row.hash) for slot, row in found.items()
                 )
             if name in states.due:
-                found = self._with_timers(name, found, timers.queues[states.due[name]])
+                found = self._register_entry_timers(name, found, timers.queues[states.due[name]])
             table.take(found, now_ms)
 
-    def _with_timers(self, state: str, found: Mapping[Any, Row], queue: TimerQueue) -> dict[Any, Row]:
+    def _register_entry_timers(
+        self, state: str, found: Mapping[Any, Row], queue: TimerQueue
+    ) -> dict[Any, Row]:
         """Register the timers that are stored with entries; return the entries without them."""
         timers, entries = list[tuple[Timer, int | None]](), dict[Any, Row]()
         known = self._first_timers[state] = dict[Any, tuple[int, int | None]]()
@@ -423,7 +425,7 @@ class GroupState:
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         if state not in self._layout.states:
-            raise StateNotDeclared(self._layout.uid, state)
+            raise UndeclaredStateError(self._layout.uid, state)
         return ColumnarState(self._tables[STATE_SECTION + state], index, now_ms)
 
     def due_table(self, state: str) -> DueTable:
@@ -446,7 +448,7 @@ class GroupState:
         return bool(self.given_up) or any(table.is_changed for table in self._tables.values())
 
     def living(self) -> Iterable[tuple[str, pa.RecordBatch]]:
-        return ((name, self._tables[STATE_SECTION + name].merged()) for name in self._layout.states)
+        return ((name, self._tables[STATE_SECTION + name].merge()) for name in self._layout.states)
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
         times = self.timers.living(domain)[0]
@@ -467,7 +469,7 @@ class GroupState:
         """Return how many timers there are; of those of an entry that is due, its first one counts, too."""
         count = sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
         due = [name for name, table in self._layout.states.items() if table.is_due]
-        entries = (self._tables[STATE_SECTION + name].merged() for name in due)
+        entries = (self._tables[STATE_SECTION + name].merge() for name in due)
         return count + sum(int(one.num_rows - one.column(DUE).null_count) for one in entries)
 
     def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
@@ -502,18 +504,18 @@ class GroupState:
         """Take over all entries of another key group, which has none of the same keys."""
         registered = self.timers.registered
         for name, table in self._tables.items():
-            rows = other._tables[name].merged()
+            rows = other._tables[name].merge()
             if name.startswith(TIMERS):
-                rows = _moved(rows, "value_0", registered[TimeDomain(name.removeprefix(TIMERS))])
+                rows = _shift_places(rows, "value_0", registered[TimeDomain(name.removeprefix(TIMERS))])
             elif table.layout.is_due and (clock := due_clock(table.layout)) is not None:
-                rows = _moved(rows, "value_1", registered[clock])
+                rows = _shift_places(rows, "value_1", registered[clock])
             table.put_rows(rows, _NONE)
         for domain, count in other.timers.registered.items():
             registered[domain] += count
 
     def dump_whole(self) -> bytes:
         self._former = []
-        return self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+        return self._frame({name: table.merge() for name, table in self._tables.items()}, None)
 
     def timer_rows(self, domain: TimeDomain) -> Iterable[Row]:
         """Return all timers of a clock; the value is the place in the order of registration, and another."""
@@ -534,7 +536,7 @@ class GroupState:
         return delta_bytes > policy.delta_share * base_bytes
 
     def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
-        expired = sum(table.expired_in_base(now_ms) for table in self._tables.values())
+        expired = sum(table.count_expired_in_base(now_ms) for table in self._tables.values())
         return bool(expired > max(policy.smallest_delta_rows, self._base_rows / 2))
 
     @property
@@ -543,13 +545,13 @@ class GroupState:
 
     def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
         registered = {domain.value: count for domain, count in self.timers.registered.items() if count}
-        owner = _owned_by(self._layout.uid, registered, base, self._former)
+        owner = _encode_owner(self._layout.uid, registered, base, self._former)
         sections: dict[str, bytes | memoryview] = {OWNER: owner}
         sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
         return pack_frame(sections)
 
 
-def _owned_by(
+def _encode_owner(
     uid: str,
     registered: Mapping[str, int],
     base: BaseRef | None = None,
@@ -561,7 +563,7 @@ def _owned_by(
 
 def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
     try:
-        return table.fresh(table.merged(), now_ms)
+        return table.fresh(table.merge(), now_ms)
     except pa.ArrowInvalid as error:
         if "offset overflow" not in str(error):
             raise
@@ -569,7 +571,7 @@ def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
         raise StateMismatch(str(too_large(state, "its layers together take more than 2 GiB"))) from error
 
 
-def _moved(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
+def _shift_places(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
     """Return rows whose places in the order of registration are so many behind others."""
     at = rows.schema.get_field_index(name)
     places = rows.column(at)
@@ -587,14 +589,14 @@ def _read(
     if payload is None:
         return None
     try:
-        return evolved(layout, read(name, payload))
+        return evolve(layout, read(name, payload))
     except (FrameError, StateMismatch):
         raise
     except (pa.ArrowException, ValueError, LookupError) as error:
         raise FrameError(f"the section {name!r} is damaged: {error}") from error
 
 
-def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
+def bundle_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
     groups = [GroupState(layout, value, NoBases()) for value in values]
     if len(values) == 1:
         return values[0]
@@ -630,7 +632,7 @@ def describe_group(value: bytes | memoryview, operator: str | None = None) -> St
     return StoredGroup(owner, types)
 
 
-def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
+def read_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
     """Return the stored entries of a whole value by the names of sections."""
     sections = unpack_frame(value)
     prefix = PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
@@ -648,20 +650,20 @@ def kind_of(value: bytes | memoryview) -> str | None:
     return None if kind is None else str(kind)
 
 
-def changed_partition(
+def change_partition(
     value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
     found = kind if value is None else kind_of(value)
     if found is None or kind not in (None, found):
         raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
-    stored = {} if value is None else stored_tables(value)
+    stored = {} if value is None else read_tables(value)
     tables = {name.removeprefix(PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
     if not any(table.num_rows for table in tables.values()):
         return None
     return pack_tables(owner, found, tables)
 
 
-def changed_group(
+def change_group(
     value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
     """Return a whole value with other entries in some sections, and maybe another owner."""
@@ -678,18 +680,18 @@ def changed_group(
             registered[clock] = max(registered.get(clock, 0), table.num_rows)
     if not sections:
         return None
-    return pack_frame({OWNER: _owned_by(owner, registered), **sections})
+    return pack_frame({OWNER: _encode_owner(owner, registered), **sections})
 
 
-def unbundled_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
+def unbundle_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
     """Return the state of a bundle, which is in one piece, by its key groups: of those that have any."""
     found: dict[int, dict[str, bytes | memoryview]] = {}
-    for name, table in stored_tables(value).items():
+    for name, table in read_tables(value).items():
         groups = np.mod(table.column(HASH).to_numpy(), bundling.key_groups)
         for group in np.unique(groups).tolist():
             found.setdefault(group, {})[name] = table_bytes(table.filter(pa.array(groups == group)))
     # Places in the order of registration stay what they are in the bundle.
-    owned = _owned_by(owner, owner_in(unpack_frame(value)).get("registered", {}))
+    owned = _encode_owner(owner, owner_in(unpack_frame(value)).get("registered", {}))
     return {group: pack_frame({OWNER: owned, **own}) for group, own in sorted(found.items())}
 
 
@@ -701,27 +703,27 @@ def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
     if base is None:
         return bytes(value)
     lower = bases.read(base)
-    kept = _owned_by(owner.get("uid", ""), owner.get("registered", {}))
+    kept = _encode_owner(owner.get("uid", ""), owner.get("registered", {}))
     sections: dict[str, bytes | memoryview] = {OWNER: kept}
     for name in dict.fromkeys([*lower, *upper]):
         if name != OWNER:
-            table = _merged(name, lower.get(name), upper.get(name))
+            table = _merge_layers(name, lower.get(name), upper.get(name))
             if table.num_rows:
                 sections[name] = table_bytes(table)
     return pack_frame(sections)
 
 
-def _merged(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
+def _merge_layers(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
     base, delta = (None if payload is None else read_table(name, payload) for payload in (lower, upper))
     newest = delta if delta is not None else base
     assert newest is not None
-    layout = stored_layout(newest.schema)
+    layout = infer_layout(newest.schema)
     # The base may have been written with another declaration than the delta.
-    base = None if base is None else evolved(layout, base)
-    return LayeredTable(layout, base, delta).merged() if delta is not None else newest
+    base = None if base is None else evolve(layout, base)
+    return LayeredTable(layout, base, delta).merge() if delta is not None else newest
 
 
-def stored_layout(schema: pa.Schema) -> TableLayout:
+def infer_layout(schema: pa.Schema) -> TableLayout:
     values = value_fields(schema)
     form = SlotForm.KEY
     if TIME in schema.names:

@@ -51,11 +51,11 @@ _GET: dict[type, str] = {
 }
 
 
-class StateRedeclared(ValueError):
+class StateRedeclarationError(ValueError):
     """One name was given to two states of an operator that are not the same."""
 
 
-class StateNotDeclared(ValueError):
+class UndeclaredStateError(ValueError):
     """A state was asked for that the operator's `open` has not asked for."""
 
     def __init__(self, uid: str, name: str) -> None:
@@ -125,18 +125,18 @@ class KeyedStates(SubtaskFacts):
             raise ValueError(f"operator '{self.uid}' drops the state '{name}' too late: call it in open()")
         self.dropped.add(name)
 
-    def per_namespace(self, name: str, due: TimeDomain | None = None) -> None:
+    def declare_namespaced(self, name: str, due: TimeDomain | None = None) -> None:
         self.namespaced.add(name)
         if due is not None:
             self.due[name] = due
 
-    def through(self, scope: KeyScope) -> KeyedStates:
+    def bind(self, scope: KeyScope) -> KeyedStates:
         """Return these states, with the same tables, as they are seen by another scope."""
         other = copy.copy(self)
         other.scope, other._states = scope, {}
         return other
 
-    def of_function(self) -> KeyedStates:
+    def view_for_function(self) -> KeyedStates:
         other = copy.copy(self)
         other._states, other._is_of_function = {}, True
         return other
@@ -153,10 +153,10 @@ class KeyedStates(SubtaskFacts):
             )
         name = descriptor.name
         if self._declaring.is_over and name not in self.descriptors:
-            raise StateNotDeclared(self.uid, name)
+            raise UndeclaredStateError(self.uid, name)
         known = self.descriptors.setdefault(name, descriptor)
         if known != descriptor:
-            raise StateRedeclared(
+            raise StateRedeclarationError(
                 f"operator '{self.uid}' declares the state '{name}' as {known} and as {descriptor}"
             )
         if self._is_of_function:

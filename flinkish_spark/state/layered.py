@@ -47,7 +47,7 @@ class KeyIndex:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def chosen(self, where: Array | None) -> Array:
+    def choose(self, where: Array | None) -> Array:
         """Return the numbers of the keys where an array says so, all for None."""
         if where is None:
             return np.arange(len(self))
@@ -68,10 +68,10 @@ class KeyIndex:
         index = cls(of_row, distinct, taken, first)
         if all(_is_repeated(column, first, of_row) for column in keys):
             return index
-        return cls._with_collisions(hashes, keys)
+        return cls._index_collisions(hashes, keys)
 
     @classmethod
-    def _with_collisions(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
+    def _index_collisions(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
         """Give keys numbers by their values; two keys have one hash, which happens once in many years."""
         rows = list(zip(hashes.tolist(), *(column.to_pylist() for column in keys), strict=True))
         first_of: dict[tuple[Any, ...], int] = {}
@@ -165,22 +165,22 @@ class LayeredTable:
             return {}
         found: dict[Any, Row] = {}
         if self.base is not None:
-            found = {row.slot: row for row in self._decoded(self.base, places_with(self.base, hashes))}
+            found = {row.slot: row for row in self._decode(self.base, places_with(self.base, hashes))}
         self.in_base = dict(found)
         places = places_with(self.delta, hashes)
-        self._in_delta = {row.slot: row for row in self._decoded(self.delta, places)}
-        self._kept = _without(self.delta, places)
+        self._in_delta = {row.slot: row for row in self._decode(self.delta, places)}
+        self._kept = _drop_rows(self.delta, places)
         found.update(self._in_delta)
         if self.base is None:
             # Only what lies over a base has rows that are not alive.
             return found
         return {slot: row for slot, row in found.items() if row.alive}
 
-    def decoded(self, hashes: Array) -> dict[Any, Row]:
+    def decode(self, hashes: Array) -> dict[Any, Row]:
         """Return the rows as :meth:`select` does, made anew, and without anything being selected."""
         found: dict[Any, Row] = {}
         for layer in self.layers:
-            found.update((row.slot, row) for row in self._decoded(layer, places_with(layer, hashes)))
+            found.update((row.slot, row) for row in self._decode(layer, places_with(layer, hashes)))
         return {slot: row for slot, row in found.items() if row.alive}
 
     def replace(self, changes: Mapping[Any, Row], gone: Collection[Any] = ()) -> None:
@@ -191,12 +191,12 @@ class LayeredTable:
         for slot in gone:
             upper.pop(slot, None)
         upper.update(changes)
-        self.delta = _joined([self._kept, encode_rows(self.layout, list(upper.values()))])
+        self.delta = _concat([self._kept, encode_rows(self.layout, list(upper.values()))])
         self.is_changed = True
 
     def put_rows(self, rows: pa.RecordBatch, gone: Array) -> None:
         if rows.num_rows or len(gone):
-            self.delta = _joined([_without(self.delta, gone), rows])
+            self.delta = _concat([_drop_rows(self.delta, gone), rows])
             self.is_changed = True
 
     def forget_expired(self, now_ms: int) -> None:
@@ -228,7 +228,7 @@ class LayeredTable:
         self.base, self.delta, self._kept = None, self.layout.empty, self.layout.empty
         self.is_changed = True
 
-    def expired_in_base(self, now_ms: int) -> int:
+    def count_expired_in_base(self, now_ms: int) -> int:
         """Return how many rows of the base have expired, whether or not the delta has newer ones."""
         is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
         return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
@@ -246,7 +246,7 @@ class LayeredTable:
         is_fresh: Array = rows.column(TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
         return is_fresh
 
-    def merged(self) -> pa.RecordBatch:
+    def merge(self) -> pa.RecordBatch:
         """Return all living entries as one layer, sorted by hash."""
         delta = self.delta
         if self.base is None:
@@ -262,13 +262,13 @@ class LayeredTable:
         last = np.empty(len(first), dtype=np.int64)
         last[numbers] = np.arange(len(numbers))
         upper = both.take(pa.array(last))
-        return _joined([_without(self.base, places), upper.filter(upper.column(ALIVE))])
+        return _concat([_drop_rows(self.base, places), upper.filter(upper.column(ALIVE))])
 
     def rows(self) -> Iterable[Row]:
-        merged = self.merged()
-        return self._decoded(merged, np.arange(merged.num_rows))
+        merged = self.merge()
+        return self._decode(merged, np.arange(merged.num_rows))
 
-    def _decoded(self, batch: pa.RecordBatch, places: Array) -> Iterable[Row]:
+    def _decode(self, batch: pa.RecordBatch, places: Array) -> Iterable[Row]:
         if not len(places):
             return ()
         return decode_rows(
@@ -276,7 +276,7 @@ class LayeredTable:
         )
 
 
-def _without(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
+def _drop_rows(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
     if not len(places):
         return batch
     keep = np.ones(batch.num_rows, dtype=bool)
@@ -284,7 +284,7 @@ def _without(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
     return batch.filter(pa.array(keep))
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     joined = pa.concat_batches([batch for batch in batches if batch.num_rows] or batches[:1])
     order = np.argsort(joined.column(0).to_numpy(), kind="stable")
     return joined.take(pa.array(order))
@@ -299,10 +299,10 @@ def note_changes_in_place(
     if not lent:
         return
     hashes = {hash_of[slot[0] if has_window else slot] for slot in lent}
-    before = stored.decoded(np.array(sorted(hashes), dtype=np.int64))
+    before = stored.decode(np.array(sorted(hashes), dtype=np.int64))
     for slot in lent:
         held = before[slot].value if slot in before else None
         if stored.layout.is_due and held is not None:
             held = held[2]
         if held is None or not same(table.entries[slot], held):
-            table.written_in_place(slot, now_ms)
+            table.write_in_place(slot, now_ms)

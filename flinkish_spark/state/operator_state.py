@@ -25,7 +25,7 @@ from flinkish_spark.state.codec import (
     table_bytes,
     unpack_frame,
 )
-from flinkish_spark.state.descriptors import MapStateDescriptor, made_by, set_fields, state_type
+from flinkish_spark.state.descriptors import MapStateDescriptor, find_maker, set_fields, state_type
 from flinkish_spark.state.evolution import misfit
 from flinkish_spark.state.states import MapKeys
 from flinkish_spark.state.tables import PutValues, may_change, naming_of
@@ -85,9 +85,9 @@ def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
     return [tuple(value.values()) for value in values] if has_fields else values
 
 
-def declared_values(column: pa.Array, ddl: str) -> list[Any]:
+def decode_declared(column: pa.Array, ddl: str) -> list[Any]:
     """Return a column's values as they are declared: named tuples for fields, or instances of classes."""
-    made, naming = made_by(ddl), naming_of(ddl)
+    made, naming = find_maker(ddl), naming_of(ddl)
     if made is not None:
         return [made(value) for value in values_of(column, has_fields=False)]
     values = values_of(column, has_fields=is_field_list(ddl))
@@ -202,7 +202,7 @@ class OperatorLists:
         stored = unpack_tables(uid, LIST_KIND, schemas, value)
         self._states = {
             name: OperatorListState(
-                declared_values(stored[name].column(0), one.element_type) if name in stored else (),
+                decode_declared(stored[name].column(0), one.element_type) if name in stored else (),
                 one.element_type,
             )
             for name, one in self._descriptors.items()
@@ -237,12 +237,12 @@ def redistribute(
     after = [OperatorLists(uid, descriptors, None) for _ in range(parallelism)]
     for descriptor in descriptors:
         items = [one.state(descriptor).get() for one in before]
-        for copy, own in zip(after, dealt(items, descriptor.redistribution, parallelism), strict=True):
+        for copy, own in zip(after, deal(items, descriptor.redistribution, parallelism), strict=True):
             copy.state(descriptor).update(own)
     return [copy.dump() for copy in after]
 
 
-def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> list[list[Any]]:
+def deal(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> list[list[Any]]:
     """Return which items each of the new copies gets."""
     together = [item for own in items for item in own]
     if how is Redistribution.UNION:
@@ -261,7 +261,7 @@ V = TypeVar("V")
 BROADCAST_KIND = "broadcast state"
 
 
-class BroadcastStateIsReadOnly(TypeError):
+class ReadOnlyBroadcastStateError(TypeError):
     """The element side of a broadcast function has tried to write broadcast state."""
 
 
@@ -280,7 +280,7 @@ class _Entries(Mapping[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        return self._keys.sought(key) in self._entries
+        return self._keys.to_lookup_key(key) in self._entries
 
     contains = __contains__
 
@@ -300,7 +300,7 @@ class BroadcastState(_Entries[K, V], MutableMapping[K, V], Generic[K, V]):
         self.is_changed = False
 
     def __getitem__(self, key: K) -> V:
-        value = self._entries[self._keys.sought(key)]
+        value = self._entries[self._keys.to_lookup_key(key)]
         # Whoever changes it in place need not put it back.
         self.is_changed |= self._lends
         return value
@@ -315,7 +315,7 @@ class BroadcastState(_Entries[K, V], MutableMapping[K, V], Generic[K, V]):
         self.is_changed = True
 
     def __delitem__(self, key: K) -> None:
-        del self._entries[self._keys.sought(key)]
+        del self._entries[self._keys.to_lookup_key(key)]
         self.is_changed = True
 
     def __iter__(self) -> Iterator[K]:
@@ -342,14 +342,14 @@ class ReadOnlyBroadcastState(_Entries[K, V], Generic[K, V]):
         self._take = taken if may_change(value_type) else None
 
     def __getitem__(self, key: K) -> V:
-        value = self._entries[self._keys.sought(key)]
+        value = self._entries[self._keys.to_lookup_key(key)]
         if self._take is None:
             return value
         own: V = self._take(value)
         return own
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise BroadcastStateIsReadOnly(
+        raise ReadOnlyBroadcastStateError(
             f"the broadcast state '{self._name}' can be written in process_broadcast_element() only: every "
             "partition has a copy of it, and the copies must stay equal"
         )
@@ -382,10 +382,10 @@ class BroadcastTables:
             self._readable[name] = ReadOnlyBroadcastState(name, entries, kind, keys)
 
     def writable(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        return self._writable[_known(descriptor, self._writable)]
+        return self._writable[_check_known(descriptor, self._writable)]
 
     def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        return self._readable[_known(descriptor, self._readable)]
+        return self._readable[_check_known(descriptor, self._readable)]
 
     @property
     def is_changed(self) -> bool:
@@ -414,7 +414,7 @@ def any_copy(values: Sequence[bytes | None]) -> bytes | None:
     return next((value for value in values if value is not None), None)
 
 
-def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
+def _check_known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
     what_to_do = "give one of those that broadcast() was given"
     instance_of("descriptor", descriptor, MapStateDescriptor, what_to_do=what_to_do)
     if descriptor.name not in states:
@@ -428,7 +428,7 @@ def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
 def _entries_of(descriptor: MapStateDescriptor, table: pa.RecordBatch) -> dict[Any, Any]:
     # A key is never a dict, however its type is written.
     keys = values_of(table.column(0), has_fields=pa.types.is_struct(table.column(0).type))
-    values = declared_values(table.column(1), descriptor.value_type)
+    values = decode_declared(table.column(1), descriptor.value_type)
     # The NaN that can be looked for.
     keys = [key if key == key else math.nan for key in keys]
     return dict(zip(keys, values, strict=True))

@@ -239,7 +239,7 @@ class MapKeys:
         kind = parse_ddl(ddl)
         self._owner, self._state, self._ddl = owner, state, ddl
         self._arrow: pa.DataType = arrow_type(kind)
-        #: The type of which each value stays what it is; whoever meets another one calls `put` or `sought`.
+        #: The type of which each value stays what it is; whoever meets another one calls `put` or `to_lookup_key`.
         self.kept: type | None = next((own for kinds, own in _KEPT if isinstance(kind, kinds)), None)
         self._quick = quick_of(kind)
 
@@ -251,22 +251,22 @@ class MapKeys:
         if quick is not None and (found := quick(key)) is not None:
             return _one_zero(found)
         if key is None:
-            raise self._refused(key, "a key is never null")
+            raise self._to_key_error(key, "a key is never null")
         try:
             [kept] = to_values(strict_array([key], self._arrow))
         except (ValueMismatch, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise self._refused(key, str(error)) from error
+            raise self._to_key_error(key, str(error)) from error
         if kept is None:
-            raise self._refused(key, "it would be null")
+            raise self._to_key_error(key, "it would be null")
         if quick is not None and (found := quick(kept)) is not None:
             return _one_zero(found)
         return kept
 
-    def sought(self, key: Any) -> Any:
+    def to_lookup_key(self, key: Any) -> Any:
         """Return a key that is looked for; None, which no map has, is looked for in vain."""
         return None if key is None else self.put(key)
 
-    def _refused(self, key: Any, why: str) -> SchemaError:
+    def _to_key_error(self, key: Any, why: str) -> SchemaError:
         return SchemaError(
             f"the state '{self._state}' of {self._owner} cannot have the key {key!r:.200} "
             f"({type(key).__name__})",
@@ -457,7 +457,7 @@ class MapState(MutableMapping[K, V]):
         self._lend = table.lend if lends else table.read
 
     def __getitem__(self, key: K) -> V:
-        value: V = self._lent()[key if type(key) is self._kept else self._keys.sought(key)]
+        value: V = self._lend_map()[key if type(key) is self._kept else self._keys.to_lookup_key(key)]
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -473,7 +473,7 @@ class MapState(MutableMapping[K, V]):
 
     def __delitem__(self, key: K) -> None:
         held = self._map()
-        del held[key if type(key) is self._kept else self._keys.sought(key)]
+        del held[key if type(key) is self._kept else self._keys.to_lookup_key(key)]
         if held:
             self._table.write(self._scope, held)
         else:
@@ -486,7 +486,7 @@ class MapState(MutableMapping[K, V]):
         return len(self._look())
 
     def __contains__(self, key: object) -> bool:
-        return (key if type(key) is self._kept else self._keys.sought(key)) in self._map()
+        return (key if type(key) is self._kept else self._keys.to_lookup_key(key)) in self._map()
 
     def __reversed__(self) -> Iterator[K]:
         return reversed(list(self._map()))
@@ -507,7 +507,7 @@ class MapState(MutableMapping[K, V]):
 
     def copy(self) -> dict[K, V]:
         """Return the current key's entries as a dict, which does not change with the state."""
-        return dict(self._lent())
+        return dict(self._lend_map())
 
     def popitem(self) -> tuple[K, V]:
         """Remove the entry that came last, and return it; KeyError if there is none."""
@@ -537,7 +537,7 @@ class MapState(MutableMapping[K, V]):
 
     def entries(self) -> list[tuple[K, V]]:
         """Return the current key's entries."""
-        return list(self._lent().items())
+        return list(self._lend_map().items())
 
     def is_empty(self) -> bool:
         """Return whether the current key's map has no entry."""
@@ -547,7 +547,7 @@ class MapState(MutableMapping[K, V]):
         """Remove the current key's map."""
         self._table.remove(self._scope)
 
-    def _lent(self) -> dict[K, V]:
+    def _lend_map(self) -> dict[K, V]:
         held: dict[K, V] | None = self._lend(self._scope)
         return {} if held is None else held
 
@@ -635,7 +635,7 @@ class ExpiringMapState(MapState[K, V]):
 
     def __getitem__(self, key: K) -> V:
         if type(key) is not self._kept:
-            key = self._keys.sought(key)
+            key = self._keys.to_lookup_key(key)
         value = self._look()[key]
         self._on_read(key)
         if self._lends:
@@ -655,7 +655,7 @@ class ExpiringMapState(MapState[K, V]):
 
     def __delitem__(self, key: K) -> None:
         if type(key) is not self._kept:
-            key = self._keys.sought(key)
+            key = self._keys.to_lookup_key(key)
         held = self._look()
         del held[key]
         touches = self._table.touches[self._scope.slot]
@@ -664,7 +664,7 @@ class ExpiringMapState(MapState[K, V]):
 
     def __contains__(self, key: object) -> bool:
         if type(key) is not self._kept:
-            key = self._keys.sought(key)
+            key = self._keys.to_lookup_key(key)
         found = key in self._look()
         if found:
             self._on_read(key)

@@ -129,7 +129,7 @@ class StateTable:
             self.lent.add(scope.slot)
         return value
 
-    def written_in_place(self, slot: Any, now_ms: int) -> None:
+    def write_in_place(self, slot: Any, now_ms: int) -> None:
         self.changed.add(slot)
 
     def clear(self) -> None:
@@ -187,8 +187,8 @@ class ExpiringTable(StateTable):
             self.changed.add(slot)
         return self.entries[slot]
 
-    def written_in_place(self, slot: Any, now_ms: int) -> None:
-        super().written_in_place(slot, now_ms)
+    def write_in_place(self, slot: Any, now_ms: int) -> None:
+        super().write_in_place(slot, now_ms)
         self.touched_ms[slot] = now_ms
 
     def write(self, scope: KeyScope, value: Any) -> None:

@@ -97,7 +97,7 @@ class TimerQueue:
                     first[slot] = time_ms, place
         return first
 
-    def gone(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
+    def find_gone(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
         """Return the stored timers that are not there any more, with their places."""
         live = self._live
         return {
@@ -106,7 +106,7 @@ class TimerQueue:
             if timer not in live or timer in with_entries
         }
 
-    def new(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
+    def find_new(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
         """Return the timers that are not stored, or with another place, with their places."""
         place_of = self._stored.get
         return {
@@ -132,13 +132,13 @@ class BatchTimers:
         self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None
     ) -> None:
         """Register a timer per key; one that is there already stays."""
-        for key, hashed, time_ms in _chosen(index, times_ms, where):
+        for key, hashed, time_ms in _choose(index, times_ms, where):
             self.queues[domain].register(Timer(time_ms, key, None))
             self.hash_of[key] = hashed
 
     def delete(self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None) -> None:
         """Delete a timer per key; one that is not there is no error."""
-        for key, _, time_ms in _chosen(index, times_ms, where):
+        for key, _, time_ms in _choose(index, times_ms, where):
             self.queues[domain].delete(Timer(time_ms, key, None))
 
     def take_due(self, domain: TimeDomain, now_ms: int) -> tuple[KeyIndex, Array] | None:
@@ -154,9 +154,9 @@ class BatchTimers:
         return KeyIndex.of(hashes, columns), times_ms
 
 
-def _chosen(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list[tuple[Any, int, int]]:
+def _choose(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list[tuple[Any, int, int]]:
     """Return key, hash and time of the keys where the array says so."""
-    chosen = index.chosen(where)
+    chosen = index.choose(where)
     times = np.broadcast_to(np.asarray(times_ms), len(index))[chosen]
     if times.dtype.kind not in "iu":
         raise TypeError(f"times of timers are milliseconds as whole numbers, not {times.dtype}")

@@ -41,7 +41,7 @@ from flinkish_spark.protocol.time_plan import COUNTERS
 from flinkish_spark.state.base_files import BaseFiles, BaseObjects, Bases, MappedBases, bases_of
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundled_groups
+from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundle_groups
 from flinkish_spark.state.operator_state import OperatorValueMismatch
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockError, GroupRows, Out, frame_of, in_order, to_block
@@ -303,7 +303,7 @@ class KeyedOperator:
             raise StateMismatch(f"bundle {bundle} got the state of key group {others[0]}")
         # Read here although no record may need it: a declaration that does not fit is an error of
         # the restore, not of some record next week.
-        value = bundled_groups(self._opened().layout, [values[group] for group in sorted(values)])
+        value = bundle_groups(self._opened().layout, [values[group] for group in sorted(values)])
         state.update((value,))
         return value
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.errors import (
@@ -209,7 +209,7 @@ class Driver:
         """Ask for a checkpoint, from another thread of the driver."""
         self.asked += 1
         target = "/savepoint" if purpose.is_savepoint else ""
-        self.supervisor.control.ask(Asked(purpose, self._answer, target))
+        self.supervisor.control.ask(CheckpointTriggerRequest(purpose, self._answer, target))
 
     def _answer(self, answer: CheckpointAnswer) -> None:
         self.answered += 1

@@ -17,7 +17,7 @@ class SimPins(CheckpointPins):
 
     def pin(self, decision: Decision) -> None:
         """Copy what the checkpoint needs, then write its manifest."""
-        if decision.checkpoint in self.pinned():
+        if decision.checkpoint in self.list_pinned():
             return
         entries = self._entries(decision)
         name = state_key(decision.commits_text, int(decision.batch))
@@ -54,7 +54,7 @@ class SimPins(CheckpointPins):
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Delete the manifest, then the state that no other pin names."""
         super().unpin(checkpoint)
-        manifests = [self._manifest(one) for one in sorted(self.pinned())]
+        manifests = [self._manifest(one) for one in sorted(self.list_pinned())]
         needed = {name for manifest in manifests if manifest is not None for name in manifest.files}
         for key in self._store.list(f"{PINS}/state"):
             if key.rpartition("/")[2] not in needed:

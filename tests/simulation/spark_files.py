@@ -125,7 +125,7 @@ class SimBucketLog(BucketLog):
 
     __slots__ = ()
 
-    def beside(self, folder: str) -> SimBucketLog:
+    def open_sibling(self, folder: str) -> SimBucketLog:
         """Return the log in another folder of the same job directory."""
         return SimBucketLog(self.store, folder, f"/simulated/{folder}")
 

@@ -30,7 +30,7 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.sent_columns import Sent, Transport, folding_windows
 from flinkish_spark.state.base_files import Bases
-from flinkish_spark.state.codec import BaseRef, Frame, checked_frame
+from flinkish_spark.state.codec import BaseRef, Frame, check_frame
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
 from flinkish_spark.state.operator_state import any_copy
@@ -63,7 +63,7 @@ class MemoryBases(Bases):
         self._frames: dict[str, bytes] = {}
 
     def read(self, ref: BaseRef) -> Frame:
-        return checked_frame(self._frames[ref.file])
+        return check_frame(self._frames[ref.file])
 
     def delete(self, file: str) -> None:
         self._frames.pop(file, None)

@@ -119,7 +119,7 @@ def test_a_pin_names_files_where_they_are_and_copies_none(bucket: Bucket) -> Non
     assert set(manifest["files"]) == NEEDED and manifest["folder"] == "spark/1/state"
     assert bucket.pins(1).why_not_restorable(ONE) == ""
     bucket.pins(1).pin(folder.decision(1, 5))
-    assert bucket.pins(1).pinned() == {ONE}
+    assert bucket.pins(1).list_pinned() == {ONE}
 
 
 def test_a_pin_is_restored_into_another_folder_and_again(bucket: Bucket) -> None:

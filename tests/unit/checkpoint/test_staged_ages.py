@@ -113,7 +113,7 @@ def test_listeners_hear_of_it_that_want_to() -> None:
 
     age = StagedAge("a", BatchId(7), 30_000, 60_000)
     curious = Curious()
-    JobStates((), (Other(), curious), ManualClock(10_000)).aging(age)  # type: ignore[arg-type]
+    JobStates((), (Other(), curious), ManualClock(10_000)).on_staged_data_aging(age)  # type: ignore[arg-type]
     assert curious.heard == [age]
     assert "sink 'a'" in str(age) and "30000 ms old" in str(age) and "60000 ms" in str(age)
 

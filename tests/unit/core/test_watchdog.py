@@ -216,7 +216,7 @@ def test_no_interval_is_longer_than_a_minute() -> None:
 def test_a_commit_that_is_answered_with_retry_is_told_with_its_reason() -> None:
     """K05: a committer that answers RETRY for ever was seen nowhere."""
     clock, told = ManualClock(), [()]
-    dog = Watchdog(clock, told.append, patience_ms=2_000, held=lambda: rig.coordinator.held())
+    dog = Watchdog(clock, told.append, patience_ms=2_000, held=lambda: rig.coordinator.list_waits())
     rig = Rig(sinks="a", clock=clock, waiting=dog.waiting)
     rig.committers["a"].outcomes = [Outcome.RETRY] * 6
     seen: list[list[tuple[str, str, str]]] = []
@@ -257,16 +257,16 @@ def test_an_open_checkpoint_says_who_has_not_seen_its_barrier() -> None:
     rig = Rig(clock=clock)
     rig.ask()
     clock.now_ms += 3_000
-    assert [*rig.coordinator.held()] == [
+    assert [*rig.coordinator.list_waits()] == [
         Wait("checkpoint 1", "its barrier to come through to operator 'sum', sink 'a', sink 'b'", 3_000)
     ]
     rig.control.status = AlignmentStatus(False, "waits for checkpoint 4 of the upstream job")
-    (wait,) = rig.coordinator.held()
+    (wait,) = rig.coordinator.list_waits()
     assert wait.what == (
         "its barrier to come through to operator 'sum', sink 'a', sink 'b'; "
         "the source waits for checkpoint 4 of the upstream job"
     )
     batch = rig.stage(1)
-    assert [wait.what for wait in rig.coordinator.held()] == ["Spark to log its micro-batch as done"]
+    assert [wait.what for wait in rig.coordinator.list_waits()] == ["Spark to log its micro-batch as done"]
     rig.commit_log(batch)
-    assert [*rig.coordinator.held()] == []
+    assert [*rig.coordinator.list_waits()] == []

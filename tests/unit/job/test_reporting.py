@@ -39,7 +39,7 @@ def states(job_dir: JobDir, epoch: int) -> JobStates:
     clock = ManualClock()
     reporter = JobReporter(job_dir, clock, GRAPH.vertices, SETTINGS)
     found = JobStates(GRAPH.vertices, [reporter], clock)
-    found.taken_over(OwnerEpoch(epoch))
+    found.on_taken_over(OwnerEpoch(epoch))
     return found
 
 
@@ -53,7 +53,7 @@ def test_status_and_vertices_are_reported_when_they_have_settled(job_dir: JobDir
     job = states(job_dir, 1)
     assert report(job_dir).status is JobStatus.CREATED
     job.on(JobEvent.STARTED)
-    job.tasks_run()
+    job.run_tasks()
     found = report(job_dir)
     assert found.status is JobStatus.RUNNING
     assert {one.state for one in found.vertices} == {TaskState.RUNNING}
@@ -66,7 +66,7 @@ def test_status_and_vertices_are_reported_when_they_have_settled(job_dir: JobDir
 def test_a_restart_is_reported_with_its_cause_and_its_vertex(job_dir: JobDir) -> None:
     job = states(job_dir, 1)
     job.on(JobEvent.STARTED)
-    job.tasks_run()
+    job.run_tasks()
     job.failed(Failed("no room"))
     job.on(JobEvent.RESTART)
     job.on(JobEvent.STARTED)
@@ -134,18 +134,18 @@ def test_what_holds_the_job_back_is_reported_when_it_changes_and_not_too_often(j
     clock = ManualClock(10_000)
     job = JobStates(GRAPH.vertices, [JobReporter(job_dir, clock, GRAPH.vertices, SETTINGS)], clock)
     wait = Wait("checkpoint 1", "its commit", 6_000, "no route")
-    job.waits((wait,))  # Until the takeover the directory is somebody else's.
-    job.taken_over(OwnerEpoch(1))
-    job.waits(())
+    job.on_waits((wait,))  # Until the takeover the directory is somebody else's.
+    job.on_taken_over(OwnerEpoch(1))
+    job.on_waits(())
     assert report(job_dir).waits == ()
-    job.waits((wait,))
+    job.on_waits((wait,))
     held = ReportedWait("checkpoint 1", "its commit", clock.wall_ms() - 6_000, "no route")
     assert report(job_dir).waits == (held,)
     clock.now_ms += 1_000
-    job.waits((replace(wait, for_ms=7_000, error="no host"),))
+    job.on_waits((replace(wait, for_ms=7_000, error="no host"),))
     assert report(job_dir).waits == (held,)
     clock.now_ms += 1_000
-    job.waits((replace(wait, for_ms=8_000, error="no host"),))
+    job.on_waits((replace(wait, for_ms=8_000, error="no host"),))
     assert report(job_dir).waits == (replace(held, error="no host"),)
     job.on(JobEvent.STARTED)
     assert report(job_dir).waits == (replace(held, error="no host"),)

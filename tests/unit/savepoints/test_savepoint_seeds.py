@@ -36,13 +36,13 @@ from flinkish_spark.protocol.savepoints import (
     SourceFacts,
 )
 from flinkish_spark.savepoints.files import (
-    RescaleRefused,
+    RescaleError,
     RestoreSettings,
-    SavepointClaimed,
-    SavepointDamaged,
+    SavepointClaimedError,
+    SavepointDamagedError,
     SavepointDir,
     SavepointMisfit,
-    SavepointNotFound,
+    SavepointNotFoundError,
 )
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.restore import Rescaling, Restore, check_rescale
@@ -52,8 +52,8 @@ from flinkish_spark.savepoints.seeds import (
     beginning_of,
     check_layout,
     claimant,
-    lost_seed,
-    recorded_layout,
+    find_lost_seed,
+    read_layout,
     shuffle_partitions_of,
 )
 from flinkish_spark.worker.keyed_operator import OperatorFailed
@@ -176,7 +176,7 @@ def test_a_restore_that_was_cut_off_is_done_again(root, savepoint) -> None:
 
 def test_an_unknown_path_is_refused(root, tmp_path) -> None:
     # behaviour 63
-    with pytest.raises(SavepointNotFound):
+    with pytest.raises(SavepointNotFoundError):
         restore(root, tmp_path / "nowhere").check()
     assert not root.exists()
 
@@ -278,10 +278,10 @@ def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
 
     job_dir = JobDir(LocalStore(root))
     with pytest.raises(JobDirError, match="in which order"):
-        recorded_layout(job_dir)
+        read_layout(job_dir)
     one, other = Scan(ScanRole.RECORDS, "orders", "totals"), Scan(ScanRole.RECORDS, "other", "totals")
     check_layout(job_dir, Plan(one, other))
-    assert check_layout(job_dir, Plan(one, other)) == recorded_layout(job_dir)
+    assert check_layout(job_dir, Plan(one, other)) == read_layout(job_dir)
     with pytest.raises(JobDirError, match="another way"):
         check_layout(job_dir, Plan(other, one))
 
@@ -316,7 +316,7 @@ def keep(root) -> None:
     job_dir = JobDir(LocalStore(root))
     SeedKeeper(
         StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir)
-    ).confirmed(decision(0))
+    ).on_confirmed(decision(0))
 
 
 @pytest.mark.parametrize("claim", list(ClaimMode))
@@ -327,8 +327,8 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
     restore(root, savepoint, claim=claim).prepare(2)
     job_dir = JobDir(LocalStore(root))
     keeper = SeedKeeper(StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir))
-    keeper.confirmed(decision(0))
-    keeper.confirmed(decision(0))
+    keeper.on_confirmed(decision(0))
+    keeper.on_confirmed(decision(0))
     assert job_dir.seed(Lineage(0)) is not None
     assert not list((root / "seeds/0").glob("state/*/*"))
     assert savepoint.exists() is (claim is ClaimMode.NO_CLAIM)
@@ -339,7 +339,7 @@ def test_checkpoints_of_an_older_lineage_do_not_free_the_seed(root, savepoint) -
     job_dir = JobDir(LocalStore(root))
     beginning = beginning_of(job_dir, StoreSpec(str(root)))
     later = replace(beginning, seed=replace(beginning.seed, lineage=Lineage(3)))
-    SeedKeeper(StoreSpec(str(root)), later, None).confirmed(decision(2))
+    SeedKeeper(StoreSpec(str(root)), later, None).on_confirmed(decision(2))
     assert list((root / "seeds/0").glob("state/*/*"))
 
 
@@ -374,7 +374,7 @@ def test_a_claimed_savepoint_that_cannot_be_deleted_is_left_for_the_next_start(
 
 def test_a_job_directory_that_was_moved_still_owns_what_it_claimed(root, savepoint) -> None:
     restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
-    with pytest.raises(SavepointClaimed, match="belongs to another job"):
+    with pytest.raises(SavepointClaimedError, match="belongs to another job"):
         restore(root.parent / "another", savepoint).check()
     moved = root.parent / "moved"
     root.rename(moved)
@@ -403,9 +403,9 @@ def cancelled(root, savepoint, **settings) -> JobDir:
     job_dir = JobDir(LocalStore(root))
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
     job_dir.create_decision(decision(0))
-    assert lost_seed(job_dir, StoreSpec(str(root))) is None
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) is None
     keep(root)
-    assert lost_seed(job_dir, StoreSpec(str(root))) is None
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) is None
     job_dir.store.delete("checkpoints/1/decision.json")
     job_dir.create_decision(Decision(CheckpointId(2), Verdict.ABORT, OwnerEpoch(1), 5))
     return job_dir
@@ -415,13 +415,13 @@ def test_a_job_without_checkpoints_begins_anew_with_the_savepoint_that_is_given_
     root, savepoint
 ) -> None:
     job_dir = cancelled(root, savepoint)
-    seed = lost_seed(job_dir, StoreSpec(str(root)))
+    seed = find_lost_seed(job_dir, StoreSpec(str(root)))
     assert seed is not None and seed == job_dir.seed(Lineage(0))
     assert restore(root, savepoint).check() == "a" * 32
     # The check wrote nothing.
-    assert lost_seed(job_dir, StoreSpec(str(root))) == seed
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) == seed
     assert restore(root, savepoint).prepare(2) == "a" * 32
-    assert lost_seed(job_dir, StoreSpec(str(root))) is None
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) is None
     (part,) = (reader := SeedReader(str(root / "seeds/0"), "totals", "totals")).partitions(
         {"flinkish:seed": 0}, {"flinkish:seed": 1}
     )
@@ -443,7 +443,7 @@ def test_a_job_without_checkpoints_and_without_its_savepoint_is_refused(root, sa
 def test_a_savepoint_that_is_needed_again_has_to_be_whole(root, savepoint) -> None:
     cancelled(root, savepoint)
     next(savepoint.glob("state/*/*")).unlink()
-    with pytest.raises(SavepointDamaged, match="no such file"):
+    with pytest.raises(SavepointDamagedError, match="no such file"):
         restore(root, savepoint).check()
 
 
@@ -574,17 +574,17 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
     rescaling(root, 3).export(None, Lineage(1))
     before, after = job_dir.seed(Lineage(0)), job_dir.seed(Lineage(1))
     assert after == replace(before, lineage=Lineage(1), shuffle_partitions=3)
-    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).confirmed(decision(0))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).on_confirmed(decision(0))
     reader = SeedReader(str(root / "seeds/1"), "totals", "totals")
     parts = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 40
-    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).confirmed(decision(1))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).on_confirmed(decision(1))
     assert not list((root / "seeds").rglob("*.parquet"))
 
 
 def test_a_rescale_with_a_dataframe_is_refused_and_leaves_no_seed(root) -> None:
     job_dir = begun(root)
-    with pytest.raises(RescaleRefused, match="runs with 2 shuffle partitions and cannot change to 3"):
+    with pytest.raises(RescaleError, match="runs with 2 shuffle partitions and cannot change to 3"):
         rescaling(root, 3, Frame()).export(None, Lineage(1))
     assert job_dir.seed(Lineage(1)) is None
 
@@ -600,7 +600,7 @@ def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
     before = sorted(root.rglob("*"))
     check(2, Frame())
     check(3, Topic())
-    with pytest.raises(RescaleRefused, match="2 shuffle partitions and cannot change to 3") as caught:
+    with pytest.raises(RescaleError, match="2 shuffle partitions and cannot change to 3") as caught:
         check(3, Frame())
     assert caught.value.facts["uid"] == "ticks"
     assert sorted(root.rglob("*")) == before

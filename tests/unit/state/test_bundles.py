@@ -20,9 +20,9 @@ from flinkish_spark.protocol.time_plan import TimePlan, facts_of, reporters_of
 from flinkish_spark.state.key_group import (
     BasePolicy,
     GroupState,
-    bundled_groups,
+    bundle_groups,
     describe_group,
-    unbundled_groups,
+    unbundle_groups,
     whole_group,
 )
 from flinkish_spark.windows import (
@@ -86,9 +86,9 @@ def test_what_is_put_together_comes_apart_again(policy: BasePolicy | None) -> No
     apart: dict[int, bytes] = {}
     for bundle in range(BUNDLING.bundles):
         own = [whole[group] for group in BUNDLING.groups_of(bundle) if group in whole]
-        value = bundled_groups(layout_of(run), own)
+        value = bundle_groups(layout_of(run), own)
         assert describe_group(value) == describe_group(own[0])
-        parts = unbundled_groups(value, "operator", BUNDLING)
+        parts = unbundle_groups(value, "operator", BUNDLING)
         assert set(parts) == {group for group in BUNDLING.groups_of(bundle) if group in whole}
         apart |= parts
     again = harness(12, replace(snapshot, values=apart))
@@ -105,7 +105,7 @@ def test_a_bundle_has_the_timers_of_all_of_its_groups_and_each_a_place_of_its_ow
     for number in range(60):
         run.push(number)
     values = [run.snapshot().values[group] for group in BUNDLING.groups_of(1)]
-    state = GroupState(layout_of(run), bundled_groups(layout_of(run), values), MemoryBases())
+    state = GroupState(layout_of(run), bundle_groups(layout_of(run), values), MemoryBases())
     for domain in TimeDomain:
         rows = list(state.timer_rows(domain))
         places = {row.value[0] for row in rows}
@@ -121,8 +121,8 @@ def test_windows_have_places_of_their_own_in_a_bundle_and_behind_it() -> None:
     run.push_all([((f"u{number % 40}", number), 0) for number in range(60)])
     values, layout = run.snapshot().values, layout_of(run)
     own = [values[group] for group in BUNDLING.groups_of(1)]
-    bundle = bundled_groups(layout, own)
-    parts = unbundled_groups(bundle, "operator", BUNDLING)
+    bundle = bundle_groups(layout, own)
+    parts = unbundle_groups(bundle, "operator", BUNDLING)
     for stored, windows in ((bundle, own), *((part, [values[group]]) for group, part in parts.items())):
         state = GroupState(layout, stored, MemoryBases())
         rows = {row.slot: row.value for row in state.rows("window/open")}

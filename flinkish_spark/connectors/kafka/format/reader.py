@@ -16,9 +16,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from flinkish_spark.checkpoint.control import (
     AlignmentStatus,
-    offered_by,
     read_control,
     read_held,
+    to_control_offset,
     write_status,
 )
 from flinkish_spark.connectors.control_source import ControlRow, wake_rows
@@ -301,7 +301,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _held_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
         """Return the ends, at the beginning where a partition is too far ahead of others in event time."""
-        held = read_held(self._options.held_path, self._options.held_source)
+        held = read_held(self._options.to_held_path, self._options.held_source)
         if held == NONE_HELD:
             return end
         wanted = self._options.subscription
@@ -326,7 +326,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offered(self) -> ControlOffset:
         path = self._options.control_path
-        return offered_by(read_control(path)) if path else NOTHING_SAID
+        return to_control_offset(read_control(path)) if path else NOTHING_SAID
 
     def _logged(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
         said = control.to_json() if self._options.control_path else {}
@@ -455,7 +455,7 @@ class AlignedStreamReader(KafkaStreamReader):
         if planned is None:
             # Time goes on where the source stands.
             return start if time == before else {**start, **time.to_json()}
-        drained = offered_by(content).drained
+        drained = to_control_offset(content).drained
         drawn = int(planned.drawn)
         said = ControlOffset(
             drawn, time, drained=drawn if drawn == drained else ControlOffset.from_json(start).drained
