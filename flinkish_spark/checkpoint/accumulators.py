@@ -1,4 +1,4 @@
-"""Tasks say things beside their rows: kept up to each micro-batch, so that a checkpoint can say them."""
+"""Accumulators and new base files that tasks report, summed up to each micro-batch for its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flinkish_spark.protocol.records import StagedBatch
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorTotals:
-    """All that has come together since the job began."""
+    """Accumulators and base files since the job's first start."""
 
     accumulators: Accumulated = field(default_factory=dict)
     #: Files of big key groups in a bucket that the state may name.
@@ -35,7 +35,7 @@ class AccumulatorTotals:
 
 
 class AccumulatorKeeper:
-    """Keeps it for one start of the query; told by the epoch writer's thread, asked by the coordinator's."""
+    """Keeps the totals for one start of the query; one thread adds, the coordinator's reads."""
 
     def __init__(self, stored: AccumulatorTotals, kept: Iterable[StagedBatch] = ()) -> None:
         self._lock = threading.Lock()
@@ -51,9 +51,9 @@ class AccumulatorKeeper:
 
     def find_totals(self, batch: BatchId) -> AccumulatorTotals:
         with self._lock:
-            self._after_batch = {known: held for known, held in self._after_batch.items() if known >= batch}
+            self._after_batch = {known: one for known, one in self._after_batch.items() if known >= batch}
             return self._after_batch.get(batch, self._now)
 
 
-#: Of a part of a job without the whole: it is told of nothing.
+#: For tests and tools that run a part of a job: it counts nothing.
 NO_ACCUMULATORS = AccumulatorKeeper(AccumulatorTotals())

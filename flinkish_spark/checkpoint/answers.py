@@ -1,4 +1,4 @@
-"""Asking a running job for a checkpoint, and what it answers."""
+"""Requests for a checkpoint of a running job, and their answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class AnswerKind(Choice):
 
     #: The checkpoint is confirmed; a savepoint is written.
     COMPLETED = "COMPLETED"
-    #: There was no checkpoint; `reason` says why.
+    #: No checkpoint was started; `reason` says why.
     REFUSED = "REFUSED"
-    #: There was one, and it was aborted.
+    #: The checkpoint was started and aborted.
     ABORTED = "ABORTED"
-    #: It was being decided when the job ended; the next start finishes it if it is.
+    #: The job ended while the checkpoint was being decided; if it was decided, the next start finishes it.
     LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
     #: The checkpoint is confirmed, its savepoint could not be written.
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
@@ -32,18 +32,18 @@ class AnswerKind(Choice):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAnswer:
-    """What became of a request.
+    """The outcome of a request for a checkpoint.
 
     Parameters
     ----------
     kind
         How it ended.
     checkpoint
-        Its id; None if it never had one.
+        Its id; None if it got none.
     reason
-        Why there is none; None if it completed.
+        Why the request failed; None if it completed.
     text
-        The reason in words; for a savepoint, where it is.
+        The reason in words; for a completed savepoint, its path.
     """
 
     kind: AnswerKind
@@ -53,7 +53,7 @@ class CheckpointAnswer:
 
     @property
     def is_completed(self) -> bool:
-        """Whether what was asked for is there."""
+        """True if the checkpoint is confirmed, and its savepoint written if one was requested."""
         return self.kind is AnswerKind.COMPLETED
 
     def _repr_html_(self) -> str:
@@ -64,22 +64,21 @@ class CheckpointAnswer:
 
     @classmethod
     def make_completed(cls, checkpoint: CheckpointId, place: str = "") -> CheckpointAnswer:
-        """Return the answer about a confirmed checkpoint, and where its savepoint is."""
+        """Return the answer for a confirmed checkpoint; `place` is the path of its savepoint."""
         return cls(AnswerKind.COMPLETED, checkpoint, None, place)
 
     @classmethod
     def make_refused(cls, reason: CheckpointFailureReason, text: str = "") -> CheckpointAnswer:
-        """Return the answer about a request that never got an id; `text` if more is known than the reason."""
+        """Return the answer for a request that got no id; `text` if more is known than the reason."""
         return cls(AnswerKind.REFUSED, None, reason, text or reason.text)
 
     @classmethod
     def make_aborted(cls, effect: Abort) -> CheckpointAnswer:
-        """Return the answer about an aborted checkpoint."""
         return cls(AnswerKind.ABORTED, effect.checkpoint, effect.reason, effect.text)
 
     @classmethod
     def make_left_to_next_start(cls, checkpoint: CheckpointId) -> CheckpointAnswer:
-        """Return the answer about a checkpoint whose end this process does not see."""
+        """Return the answer for a checkpoint that the next start of the job will finish or abort."""
         return cls(
             AnswerKind.LEFT_TO_NEXT_START,
             checkpoint,
@@ -89,7 +88,6 @@ class CheckpointAnswer:
 
     @classmethod
     def make_savepoint_failed(cls, checkpoint: CheckpointId, text: str) -> CheckpointAnswer:
-        """Return the answer about a checkpoint that could not be exported."""
         reason = CheckpointFailureReason.SAVEPOINT_FAILED
         return cls(AnswerKind.SAVEPOINT_FAILED, checkpoint, reason, text)
 
@@ -106,7 +104,7 @@ class CheckpointTriggerRequest:
 
 @dataclass
 class PendingAnswer:
-    """A place where an answer will be; resolved exactly once.
+    """A future for the answer to a request; resolved once.
 
     Examples
     --------

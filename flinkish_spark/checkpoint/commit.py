@@ -31,7 +31,7 @@ from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 
 LOG = logging.getLogger(__name__)
-#: Between two questions to a system that cannot answer: ever longer.
+#: Pauses between two tries, growing from the first to the longest.
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 5_000
 
 
@@ -40,9 +40,9 @@ class JobInterruptedError(Exception):
 
 
 def refuse_another_timeline(committer: Committer, uid: str, ownership: Ownership, upto: CheckpointId) -> None:
-    """Raise AnotherTimelineError if a sink that refuses this owner holds what it does not know.
+    """Raise AnotherTimelineError if a sink holds a commit that this owner's timeline does not contain.
 
-    Asked when the owner is known to be the newest one of its directory.
+    Called only when this owner is known to be the newest of its job directory.
     """
     for mark in committer.newest_marks():
         why = ownership.why_foreign(mark, upto)
@@ -69,9 +69,9 @@ class Confirmation:
         self._refuse_unknown_sinks(decision)
         staged = decision.by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
-        # This order matters: what a sink does about a complete checkpoint may be seen by readers, so it
-        # comes after the last sink; the manifest tells readers what all sinks show; the group offsets tell
-        # lag tools what is done, so they come after that; the receipt says that all of it is, and is last.
+        # This order matters: readers may see what a sink does for a complete checkpoint, so that comes after
+        # the last sink's commit; the manifest tells readers what all sinks show; the group offsets tell lag
+        # tools what is done, so they come next; the receipt confirms all of it and is last.
         completed = {uid: self._complete_sink(decision, uid) for uid in self._committers}
         facts = _collect_facts(answers, completed)
         self._write_manifest(decision, facts)
@@ -114,7 +114,7 @@ class Confirmation:
             try:
                 answers = list(self._committers[uid].commit(decision.checkpoint, committables))
             except AnotherTimelineError:
-                # What a deposed process takes for another timeline is its successor.
+                # To a deposed process the commits of its successor look like another timeline.
                 self._ownership.check()
                 raise
             self._on_answers(uid, answers)
@@ -145,7 +145,7 @@ class Confirmation:
     def _complete_sink(self, decision: Decision, uid: str) -> CommitAnswer:
         completed = CompletedCheckpoint(decision.checkpoint, decision.decided_at_ms, decision.purpose)
         if type(self._committers[uid]).checkpoint_complete is not Committer.checkpoint_complete:
-            # Without a method of its own it does nothing that a newer owner could mind.
+            # The default method does nothing, so it needs no check of the ownership.
             self._ownership.check()
         self._observer.before(Step.SINK_COMPLETE, uid)
 
@@ -220,7 +220,7 @@ class Confirmation:
     def _repeat_until_done(
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
-        """Repeat until done: after the decision there is no other way out but evidence of a loss."""
+        """Repeat until done: after the decision only proof of a loss ends the retries."""
         pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
         with self._waiting(f"{what} to end"):
             while True:
@@ -229,7 +229,7 @@ class Confirmation:
                     return answers
                 if self._must_give_up():
                     raise JobInterruptedError(what)
-                # The first that has to wait: behind it there are those that were not tried.
+                # The first that has to wait: those after it were not tried.
                 detail = next((one.detail for one in answers if not one.outcome.is_done), "")
                 note_failure(detail)
                 LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
@@ -240,7 +240,7 @@ class Confirmation:
 def _collect_facts(
     committed: Mapping[str, Sequence[CommitAnswer]], completed: Mapping[str, CommitAnswer]
 ) -> dict[str, dict[str, Any]]:
-    """Return what each sink said about its part; what it said later counts."""
+    """Return the facts that each sink answered with; later answers override earlier ones."""
     found: dict[str, dict[str, Any]] = {}
     for uid, answers in committed.items():
         for answer in (*answers, completed[uid]):

@@ -1,4 +1,4 @@
-"""The asynchronous phase of a checkpoint: look, decide, commit, receipt, clean up.
+"""The asynchronous phase of a checkpoint: check, decide, commit, write the receipt, clean up.
 
 Runs in a thread of its own while Spark runs the next micro-batches, one checkpoint at a time.
 """
@@ -41,7 +41,7 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 2_000
 
 @dataclass(frozen=True)
 class CoordinatorParts:
-    """The parts that the coordinator of one start of the query works with, beside the job's context."""
+    """The collaborators of the coordinator for one start of the query, besides the job's context."""
 
     job: JobContext
     #: What the next micro-batch carries.
@@ -53,7 +53,7 @@ class CoordinatorParts:
     gate: AdmissionGate
     #: How many checkpoints in a row have failed.
     failures: FailureManager
-    #: Told of what became of a checkpoint, by the coordinator's thread.
+    #: Called by the coordinator's thread when a checkpoint has ended.
     on_confirmed: Callable[[Decision, Receipt], None]
     on_aborted: Callable[[CheckpointId], None]
     #: Exports a confirmed checkpoint to a target; called in a thread of its own.
@@ -61,9 +61,9 @@ class CoordinatorParts:
     #: Called after a receipt, in the thread that wrote it.
     on_receipt: Callable[[Decision], None]
     time: Timekeeping = NO_TIME
-    #: Told of staged data that has waited for half of its lifetime.
+    #: Called for staged data that has waited for half of its lifetime.
     on_aging: Callable[[StagedAge], None] = lambda age: None
-    #: Called after a decision and before its first commit, in the thread that made it; may take a while.
+    #: Called after a decision and before its first commit, in the deciding thread; may take a while.
     #: Returns whether the checkpoint's state is pinned.
     on_decided: Callable[[Decision], bool] = lambda decision: False
     accumulators: AccumulatorKeeper = NO_ACCUMULATORS
@@ -91,8 +91,8 @@ class Completion:
             decide(decision, job.ownership, job.clock, job.observer, passes_on)
         on_decided()
         if self._parts.on_decided(decision):
-            # From now on no task needs files that only older states name: who goes back further takes
-            # them from the pins.
+            # From now on no task needs files that only older states name: a rewind further back takes them
+            # from the pins.
             self._parts.control.keep_pinned(decision.batch)
         receipt = self._parts.confirm(decision)
         self._clean_up(decision)
@@ -105,7 +105,7 @@ class Completion:
             committables = [c for _, c in staged.get(uid, ())]
             if not committables:
                 continue
-            # Around all tries: what is begun again and again is one wait.
+            # Around all tries, so that the watchdog sees one wait.
             with self._job.waiting(f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"):
                 dead = self._why_dead(decision.checkpoint, uid, committables)
             if dead:
@@ -140,14 +140,14 @@ class Completion:
             LOG.warning("what is not needed any more is deleted later: %s", error)
         parts.on_receipt(decision)
         mine = [b for s in decision.batches if s.owner_epoch == parts.job.ownership.epoch for b in s.blocks]
-        # This order matters. Only behind the receipt may a transactional id be used again: until then
+        # This order matters. Only after the receipt may a transactional id be used again: until then
         # its handle may be committed once more, and would commit whatever is open under that id. And
-        # only behind the sweep: what it finds under these ids is a leftover as long as nobody has them.
+        # only after the sweep: a transaction under an id that no block leases is a leftover.
         if self._sweep(decision, frozenset(mine)):
             parts.job.blocks.give_back(mine)
 
     def _sweep(self, decision: Decision, mine: frozenset[int]) -> bool:
-        """Abort what failed task attempts left open, which hides later records; return if all is swept."""
+        """Abort transactions that failed task attempts left open; return whether all sinks were swept."""
         undecided = [s for s in self._undecided() if s.batch > decision.batch]
         kept = [c for s in undecided for c in s.committables]
         # Kept micro-batches of an earlier owner may have the same numbers, under other ids.
@@ -159,7 +159,7 @@ class Completion:
                 # Blocks that no staged file names yet belong to the micro-batch that runs now.
                 committer.sweep(kept, lambda: self._job.blocks.leased - known)
             except Exception as error:
-                # Of the JVM's, most of all. It is mere cleaning: only a JVM that is gone ends anything.
+                # Mostly errors of the JVM. A failed sweep does no harm: only a JVM that is gone ends the job.
                 meant = classify(error)
                 if meant is error and not (isinstance(meant, EnvironmentFault) and meant.restartable):
                     raise
@@ -175,7 +175,7 @@ def decision_of(
 ) -> Decision:
     """Return the COMMIT of a checkpoint whose turn has come."""
     batch = batches[-1].batch
-    told = parts.accumulators.find_totals(batch)
+    totals = parts.accumulators.find_totals(batch)
     offsets, commits = parts.job.log.read(OFFSETS, batch), parts.job.log.read(COMMITS, batch)
     if offsets is None or commits is None:
         raise InternalError(f"Spark's log entries of micro-batch {batch} are gone")
@@ -185,8 +185,8 @@ def decision_of(
         parts.job.ownership.epoch,
         parts.job.clock.wall_ms(),
         lineage=batches[-1].lineage,
-        # What they say about time is in `times`: of many key groups it is more than all the rest. The same
-        # goes for what their tasks have told.
+        # Their times are in `times` once: with many key groups they are larger than all the rest. The same
+        # goes for accumulators and bases.
         batches=tuple(replace(staged, times=None, accumulators={}, bases=()) for staged in batches),
         offsets_text=offsets,
         commits_text=commits,
@@ -196,6 +196,6 @@ def decision_of(
         finished=pending.finished,
         hook_states=pending.hook_states,
         times=parts.time.find_event_time(batch),
-        accumulators=told.accumulators,
-        bases=told.bases,
+        accumulators=totals.accumulators,
+        bases=totals.bases,
     )

@@ -1,4 +1,4 @@
-"""The checkpoint coordinator: take messages, let the protocol decide, carry its effects out."""
+"""The checkpoint coordinator: reads messages, asks the protocol what follows, carries out its effects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Message = Callable[[], None]
 
 
 class Mailbox:
-    """Messages to one thread, which makes the calls later, in the order in which they came."""
+    """A queue of calls that one thread makes later, in their order."""
 
     def __init__(self) -> None:
         self.stirred = threading.Event()
@@ -51,7 +51,7 @@ class Mailbox:
         self._is_closed = False
 
     def put(self, message: Message) -> bool:
-        """Return whether the owner will read it."""
+        """Queue a call; return False if the mailbox is closed."""
         with self._lock:
             if not self._is_closed:
                 self._messages.put(message)
@@ -59,7 +59,7 @@ class Mailbox:
             return not self._is_closed
 
     def close(self) -> None:
-        """Accept nothing more; what was accepted can still be read."""
+        """Refuse new messages; queued ones can still be read."""
         with self._lock:
             self._is_closed = True
 
@@ -67,8 +67,8 @@ class Mailbox:
         return self._messages.qsize()
 
     def read(self, on_error: Callable[[BaseException], None]) -> None:
-        """Act on all messages; what one raises does not keep the others from being read."""
-        # This order matters: what comes from here on is either read below, or stirs again.
+        """Make all queued calls; an error of one goes to `on_error` and the rest are still made."""
+        # This order matters: a message that comes from here on is read below or sets the event again.
         self.stirred.clear()
         while not self._messages.empty():
             try:
@@ -91,7 +91,7 @@ class Workers:
         self._awaited[name] = self.begin_unawaited(name, work)
 
     def begin_unawaited(self, name: str, work: Callable[[], None]) -> RunningThread:
-        """Start work that nobody waits for, because a user's code in it may hang."""
+        """Start work that :meth:`join` does not wait for, because a user's code in it may hang."""
 
         def run() -> None:
             try:
@@ -111,36 +111,36 @@ class Workers:
 
 
 _TICK_MS = 20
-#: The same while a micro-batch is staged and Spark is about to write its commits/N, for which nobody calls.
+#: The same while Spark is about to write commits/N of a staged micro-batch: no event tells of that file.
 _LOG_TICK_MS = 5
 #: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
-#: after which no more are admitted: Spark purges its log behind 200 micro-batches (query.py).
+#: after which no more are admitted: Spark purges log entries older than 200 micro-batches (query.py).
 BACKLOG_TRIGGER, BACKLOG_LIMIT = 40, 80
-#: How long the last checkpoint of a job waits after one that was aborted.
+#: Pause before the final checkpoint of a job is tried again after an aborted one.
 FINAL_PAUSE_MS = 500
-#: Reasons behind which somebody has to decide soon what the aborted checkpoint staged. Where the
-#: barrier never went out the timer comes anyway, and a hook that fails is left in peace till then;
-#: what subsumes a checkpoint decides its micro-batches; behind dead data comes a rewind.
+#: Reasons after which a follow-up checkpoint is taken soon, since the aborted one has staged data. After
+#: other reasons the barrier never went out, or a hook failed, and the timer is soon enough; a checkpoint
+#: that subsumes another decides its micro-batches; dead data ends in a rewind.
 LEAVES_WORK = frozenset(
     {Reason.DECLINED, Reason.BARRIERS_DO_NOT_ADD_UP, Reason.EXPIRED, Reason.DECISION_FAILED}
 )
 
 
 class TooManyCheckpointFailures(EnvironmentFault):
-    """More checkpoints in a row failed than the job tolerates; the restart strategy goes on from here."""
+    """More checkpoints in a row failed than the job tolerates; the restart strategy takes over."""
 
     restartable = True
     ends_when_repeated = True
 
 
 class StopWithSavepointError(EnvironmentFault):
-    """A stop with savepoint did not come through; the job goes back to its last checkpoint."""
+    """A stop with savepoint failed; the job goes back to its last checkpoint and runs on."""
 
     restartable = True
 
 
 def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
-    """Return the reason, and its text, of checkpoints that end with their coordinator."""
+    """Return the abort reason, and its text, for checkpoints that are open when the coordinator ends."""
     if failure is None:
         return Reason.JOB_STOPPED, "the job was stopped"
     if isinstance(failure, FencedError):
@@ -153,7 +153,7 @@ def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
 class CheckpointCoordinator:
     """One thread with a mailbox; runs until :meth:`stop`, or until :attr:`failure` is set.
 
-    Made anew for every start of the query, from what the recovery found.
+    Made anew for every start of the query, with the micro-batches that the recovery kept.
     """
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
@@ -162,7 +162,7 @@ class CheckpointCoordinator:
         self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
         self._counter = BarrierCounter(parts.channels, parts.job.operators, parts.job.config.mode)
         self._has_backlog_request = False
-        #: What the checkpoint failed with that is being declined.
+        #: The error of the checkpoint that is being declined.
         self._declined_by: EnvironmentFault | None = None
         self._final_again_ms: int | None = None
         self._stopping = threading.Event()
@@ -186,14 +186,14 @@ class CheckpointCoordinator:
         self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
 
     def _first_id(self) -> CheckpointId:
-        # The history knows ids that the store refused to take a record of.
+        # The history also knows ids whose record the store refused.
         return max([self._job.tracker.highest, *self._job.job_dir.decided_ids()]).next()
 
     def _last_ms(self) -> int:
         """Return when the newest checkpoint was decided, perhaps by an earlier start; now if none was."""
         clock, decided_at_ms, config = self._job.clock, self._parts.decided_at_ms, self._job.config
         ago_ms = 0 if decided_at_ms is None else max(0, clock.wall_ms() - decided_at_ms)
-        # Further back makes no difference.
+        # A longer time makes no difference.
         return clock.monotonic_ms() - min(ago_ms, max(config.interval_ms, config.min_pause_ms))
 
     # Called by other threads:
@@ -201,20 +201,19 @@ class CheckpointCoordinator:
         self._mailbox.put(lambda: self._note(staged, sync_ms))
 
     def must_wait(self) -> bool:
-        """Return whether to hold back a micro-batch: too many are undecided, and it can carry no barrier."""
-        # While a barrier is on its way and no other checkpoint can clear the backlog, nothing is held back:
-        # that checkpoint could never complete.
+        """Return whether to hold the next micro-batch back, since too many are undecided."""
+        # Never while a barrier waits for a micro-batch to carry it: that checkpoint could not complete.
         staged = len(self._undecided) + len(self._mailbox)
         return staged >= BACKLOG_LIMIT and not self._needs_micro_batches and self.failure is None
 
-    def ask(self, asked: CheckpointTriggerRequest) -> None:
-        """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's."""
-        message = partial(self._ask, asked.purpose, asked.target, asked.on_answer)
+    def ask(self, request: CheckpointTriggerRequest) -> None:
+        """Request a checkpoint; the answer goes to `request.on_answer`, in a thread of the job's."""
+        message = partial(self._ask, request.purpose, request.target, request.on_answer)
         if not self._mailbox.put(message):
-            asked.on_answer(CheckpointAnswer.make_refused(Reason.SHUT_DOWN))
+            request.on_answer(CheckpointAnswer.make_refused(Reason.SHUT_DOWN))
 
     def schedule(self, schedule: Schedule) -> None:
-        """Switch the timer on or off; requests by hand still work."""
+        """Switch periodic checkpoints on or off; explicit requests still work."""
         self._mailbox.put(lambda: self._carry_out(self._state.on_schedule(schedule)))
 
     def start(self) -> None:
@@ -234,7 +233,7 @@ class CheckpointCoordinator:
         return self._stopping.is_set()
 
     def list_waits(self) -> Iterator[Wait]:
-        """Yield the checkpoints that are open, and what each waits for; called by any thread."""
+        """Yield what each open checkpoint waits for; called by any thread."""
         now_ms = self._job.clock.monotonic_ms()
         for pending in self._open:
             if pending.is_open:
@@ -246,7 +245,7 @@ class CheckpointCoordinator:
         return self._failures
 
     def run(self) -> None:
-        """Tick until stopped; an error ends the loop and is left in :attr:`failure`."""
+        """Tick until stopped or failed; the error is then in :attr:`failure`."""
         try:
             if not self._stopping.is_set():
                 self.begin()
@@ -261,7 +260,7 @@ class CheckpointCoordinator:
             self._end()
 
     def begin(self) -> None:
-        """Take requests from now on; kept micro-batches are checkpointed at once."""
+        """Accept requests from now on; request a checkpoint of kept micro-batches at once."""
         running = dict.fromkeys(self._job.uids, ParticipantStatus.RUNNING)
         self._state.on_phase(JobPhase.RUNNING, running)
         if self._undecided:
@@ -288,11 +287,11 @@ class CheckpointCoordinator:
             self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def _end(self) -> None:
-        """Let what was begun come to its end, and leave nobody without an answer."""
+        """Finish the decided checkpoints, abort the others, and answer every request."""
         self._stopping.set()
-        # This order matters: from here on nothing starts, so what is read below only ends things.
+        # This order matters: from here on nothing starts, so the messages read below only end checkpoints.
         for effect in self._state.on_stop(*why_ended(self.failure)):
-            # Their ids are sealed by the next start, which may not be ours.
+            # The next start seals their ids; it may be another process.
             if isinstance(effect, P.Refuse):
                 self._carry_out((effect,))
             elif isinstance(effect, P.Abort):
@@ -301,7 +300,7 @@ class CheckpointCoordinator:
                 self._answer(effect.request, CheckpointAnswer.make_aborted(effect))
         self._workers.join()
         while self._mailbox:
-            # What was being decided is finished by now; a savepoint of it is written, too.
+            # Checkpoints that were being decided are finished by now; their savepoints are written, too.
             self._mailbox.read(self._fail)
             self._workers.join()
         self._job.tracker.store()
@@ -347,11 +346,11 @@ class CheckpointCoordinator:
 
     def _carry_out(self, effects: Sequence[P.Effect]) -> None:
         for effect in effects:
-            match effect:  # not of P.Completed: _finish tells whoever asked
+            match effect:  # P.Completed is handled in _finish
                 case P.Initialise(checkpoint, request):
                     asked = next(one.missing for one in self._state.open if one.checkpoint == checkpoint)
                     self._job.tracker.on_triggered(checkpoint, request, asked)
-                    # Not among those that are waited for at the end: a user's hook may hang.
+                    # The end of the job does not wait for it: a user's hook may hang.
                     self._workers.begin_unawaited(
                         f"initialise-{checkpoint}", partial(self._initialise, effect)
                     )
@@ -372,7 +371,7 @@ class CheckpointCoordinator:
         self._needs_micro_batches, self._open = self._state.needs_micro_batches, self._state.open
 
     def _initialise(self, effect: P.Initialise) -> None:
-        """In a thread of its own: give the id its record, call the hooks, report."""
+        """Create the id's record, call the hooks and report; runs in its own thread."""
         checkpoint, job = effect.checkpoint, self._job
 
         def decline(reason: Reason, text: str, cause: EnvironmentFault | None = None) -> None:
@@ -380,8 +379,8 @@ class CheckpointCoordinator:
 
         record = TriggerRecord(checkpoint, job.ownership.epoch, effect.request.purpose, job.clock.wall_ms())
         try:
-            # This order matters: a new owner seals the ids that have a record. An id whose barrier
-            # is out and which has none could be decided behind the new owner's back.
+            # This order matters: a new owner seals the ids that have a record. An id without record whose
+            # barrier is out could still be decided after that.
             created = job.job_dir.create_trigger(record)
         except StoreError as error:
             decline(Reason.INITIALISATION_FAILED, str(error), error)
@@ -418,7 +417,7 @@ class CheckpointCoordinator:
         parts.job.observer.after(Step.TRIGGER, str(checkpoint))
 
     def _abort(self, effect: P.Abort) -> None:
-        """Seal the id with ABORT; what it staged passes to the next checkpoint."""
+        """Write the verdict ABORT; the staged data passes to the next checkpoint."""
         parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.on_aborted(effect)
         with logged_as(checkpoint=int(checkpoint)):
             LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
@@ -437,7 +436,7 @@ class CheckpointCoordinator:
         self._answer(effect.request, CheckpointAnswer.make_aborted(effect))
         self._failures, verdict = self._failures.failed(checkpoint, effect.reason, effect.request.purpose)
         if verdict is FailureVerdict.JOB_FAILS:
-            # An outage behind it does not count as a failure that comes back. Who was too late may be one.
+            # An outage as cause does not count as a repeated failure. A timeout may be one.
             is_late = effect.reason is Reason.EXPIRED
             cause = TimeoutError(effect.text) if is_late else self._declined_by
             raise TooManyCheckpointFailures(
@@ -462,7 +461,7 @@ class CheckpointCoordinator:
             self._answers.pop(request.number)(answer)
 
     def _complete(self, decision: Decision) -> None:
-        """In a thread of its own: decide, finish, report."""
+        """Decide and finish a checkpoint and report; runs in its own thread."""
         checkpoint, parts = decision.checkpoint, self._parts
 
         def decline(reason: Reason, error: EnvironmentFault) -> None:
@@ -494,7 +493,7 @@ class CheckpointCoordinator:
         parts.on_confirmed(decision, receipt)
         effects = self._state.on_confirmed(checkpoint, parts.job.clock.monotonic_ms())
         completed = next(one for one in effects if isinstance(one, P.Completed))
-        # This order matters: the next checkpoint's receipt would let go of what a savepoint needs.
+        # This order matters: after the next checkpoint's receipt, files that the savepoint needs may go.
         if completed.request.purpose.is_savepoint:
             with self._exporting_lock:
                 self.exporting |= {checkpoint}
@@ -504,12 +503,12 @@ class CheckpointCoordinator:
         self._carry_out(effects)
 
     def _export(self, decision: Decision, request: CheckpointRequest) -> None:
-        """In a thread of its own: write the savepoint of a confirmed checkpoint."""
+        """Write the savepoint of a confirmed checkpoint; runs in its own thread."""
         checkpoint, failure = decision.checkpoint, ""
         try:
             self._parts.write_savepoint(decision, request.target)
         except Exception as error:
-            # Whatever goes wrong is the savepoint's: the checkpoint is complete and the job goes on.
+            # Only the savepoint fails: the checkpoint is complete and the job goes on.
             LOG.error("the savepoint of checkpoint %s failed: %s", checkpoint, error)
             failure = str(error) or type(error).__name__
         finally:

@@ -1,4 +1,4 @@
-"""The one create by which a checkpoint is decided: of a job, and of a micro-batch of the drop-in sink."""
+"""The create of one object that decides a checkpoint of a job, or a micro-batch of the drop-in sink."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOG = logging.getLogger(__name__)
 
 
 class DeadCommittableError(EnvironmentFault):
-    """Something staged cannot be committed any more; nothing was decided, so the job rewinds."""
+    """A committable is dead before its checkpoint was decided, so the job rewinds."""
 
     restartable = True
     ends_when_repeated = True
 
 
 class DecisionError(EnvironmentFault):
-    """The store did not take the decision; the checkpoint is aborted, and can never be completed."""
+    """The store did not accept the decision, so the checkpoint is aborted for good."""
 
     restartable = True
     ends_when_repeated = True
@@ -31,9 +31,9 @@ class DecisionError(EnvironmentFault):
 def decide(
     decision: Decision, ownership: Ownership, clock: Clock, observer: Observer, if_refused: str
 ) -> None:
-    """Decide a checkpoint; raise FencedError or DecisionError if it is not decided so.
+    """Decide a checkpoint; raise FencedError or DecisionError if another verdict stands.
 
-    Only the caller knows, and tells people, what becomes of what was staged if it is refused.
+    `if_refused` is the advice in the error: only the caller knows what becomes of the staged data.
     """
     ownership.check()
     job_dir = ownership.job_dir
@@ -49,7 +49,7 @@ def decide(
         ownership.check()
         found = job_dir.decision(decision.checkpoint)
         if found is not None and found.verdict is Verdict.ABORT and found.owner_epoch < ownership.epoch:
-            # A zombie was still sealing what it took to be its predecessor's.
+            # A zombie sealed the id: it took it for one of its predecessor's.
             raise DecisionError(
                 f"checkpoint {decision.checkpoint} was sealed by owner {found.owner_epoch}, who has "
                 "lost the job",
@@ -66,9 +66,9 @@ def decide(
 def resolve(
     decision: Decision, error: StoreError, ownership: Ownership, clock: Clock, if_refused: str
 ) -> CreateResult:
-    """Find out what a create with unknown outcome did, and make it final."""
-    # The write may have arrived although its answer did not, or may arrive later. Whichever of COMMIT and
-    # ABORT is there first stands, so an ABORT is offered: it answers the question.
+    """Find out whether a create with unknown outcome succeeded, and make its result final."""
+    # The write may have arrived although its answer did not, or may arrive later. The first of COMMIT and
+    # ABORT stands, so trying to create an ABORT tells which one is there.
     job_dir, checkpoint = ownership.job_dir, decision.checkpoint
     LOG.warning("the store did not say whether checkpoint %s is decided: %s", checkpoint, error)
     reason = "the store did not take the decision"

@@ -1,8 +1,8 @@
-"""From what Spark says went wrong to one typed error.
+"""Classification of Spark's failures: from an exception of the query to one typed error.
 
-Errors of user code and of executors reach the driver as text. Those of ours start with a marker;
-the rest are taken apart into their causes and sorted by `protocol.conditions`. The message begins with
-the innermost cause, then says where it happened; what wraps it is in `trace`.
+Errors of user code and of executors reach the driver as text. Ours start with a marker; the text of others
+is parsed into causes, which the rules of `protocol.errors` classify. The message begins with the innermost
+cause and says where it happened; the causes around it are in `trace`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from flinkish_spark.protocol.restart import RepeatedFailures
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 #: An error of ours that was raised in a Python process of Spark's: its module, class and message.
 _OURS = re.compile(r"^(flinkish_spark(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
-#: What Spark's own reader says of a record's time that it cannot count in microseconds.
+#: Spark's message for a record whose timestamp does not fit into microseconds.
 _BAD_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+)")
-#: Longest part of a message of ours out of a task that is repeated.
+#: Longest part of a task's message that an error repeats.
 _MOST_TEXT = 1_500
 #: Begins a note on an exception that says where in the job it came up.
 _NOTE = "flinkish_spark: "
@@ -71,17 +71,17 @@ class QueryError(EnvironmentFault):
 
 
 class Outage(QueryError):
-    """What the query needs does not answer or is full: started again for as long as the strategy says."""
+    """A system that the query needs does not answer or is full; not counted as a repeated failure."""
 
     ends_when_repeated = False
 
 
 class UnreadableRecordError(BadRecordError):
-    """A record of the input is not what its format says and the policy is to fail."""
+    """A record of the input does not fit its format, and the policy is to fail."""
 
     @classmethod
     def of(cls, place: dict[str, Any]) -> UnreadableRecordError:
-        """Return the error about a record, of which topic, partition and offset may not be known."""
+        """Return the error about a record; its topic, partition and offset may be unknown."""
         reason, what = place.pop("reason", ""), "a row"
         if place:
             what = "the record at topic {topic}, partition {partition}, offset {offset}".format(**place)
@@ -95,7 +95,7 @@ class UnreadableRecordError(BadRecordError):
 
 
 class RepeatableUserError(UserFunctionError):
-    """A user function raised; restarted once, since what it calls may recover."""
+    """A user function raised; the job restarts once, since a system that it calls may recover."""
 
     restartable = True
 
@@ -122,7 +122,7 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
 
 
 def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
-    """Return the typed error of what failed in a JVM that answers: a refused connection is another's."""
+    """Return the typed error of a failure in a JVM that answers, so a refused connection is not the JVM's."""
     if isinstance(error, FlinkishError):
         return error
     text = describe_failure(error)
@@ -142,9 +142,9 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether something that does not answer, or is full, is behind an error, and may last hours."""
+    """Return whether a system that does not answer, or is full, caused an error; that may last for hours."""
     if isinstance(error, QueryError):
-        # The table has looked at all of its causes.
+        # Its class was chosen by all of its causes.
         return not error.ends_when_repeated
     return any(_is_outage(one) for one in causes_of(error))
 
@@ -156,7 +156,7 @@ def _is_outage(error: BaseException) -> bool:
 
 
 def _find_marked_error(text: str) -> FlinkishError | None:
-    """Return the error that a marker of ours names, or one of ours out of a task; None if there is none."""
+    """Return the error that a marker in the text describes, or our own error of a task; None without one."""
     if USER_FUNCTION_MARKER in text:
         return _user_error(text)
     if STATE_MARKER in text:
@@ -182,7 +182,7 @@ def _find_marked_error(text: str) -> FlinkishError | None:
     return _rebuild_task_error(*ours[-1]) if ours else None
 
 
-#: What each sort of failure becomes. One that a restart may mend is a QueryError or an Outage.
+#: The error class for each sort of failure. After a QueryError or an Outage a restart may help.
 _KINDS: dict[Sort, type[FlinkishError]] = {
     Sort.INPUT_LOST: InputLostError,
     Sort.SETTING: ConfigError,
@@ -198,7 +198,7 @@ _KINDS: dict[Sort, type[FlinkishError]] = {
 
 
 def _to_error(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
-    """Return the error of a failure: the innermost cause, then where, why and what to do."""
+    """Return the error of a failure, with its innermost cause, place, reason and advice."""
     root = chain.root
     what = f"{chain.headline}, {place}" if place else chain.headline
     kind = root.condition or root.name
@@ -210,13 +210,13 @@ def _to_error(chain: Chain, rule: Rule | None, error: BaseException, place: str)
     return _KINDS[rule.sort](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
 
 
-#: Why a process is gone that said nothing about memory.
+#: Reasons why a process is gone that did not report a lack of memory.
 _SAID_NOTHING = {
     JobProcess.WORKER: "the system has killed a Python worker, most often because memory ran out, or a "
     "library has crashed in it",
     JobProcess.EXECUTOR: "an executor was killed, most often because memory ran out, or its JVM has crashed",
 }
-#: What of a process has no memory left.
+#: The same for processes that reported a lack of memory.
 _FULL = {
     JobProcess.WORKER: "a Python worker has no memory left",
     JobProcess.EXECUTOR: "an executor has no memory left",
@@ -225,11 +225,11 @@ _FULL = {
 
 
 def _to_loss_error(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
-    """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
+    """Return the error for a process that is gone or out of memory, while the driver's JVM answers."""
     kind: type[FlinkishError] = OutOfMemoryFault if loss.is_of_memory else ProcessLostError
     if loss.process is JobProcess.DRIVER:
         kind = DriverOutOfMemory
-    # A heap that is full is told by the task that filled it, or by the end of its executor: one cause.
+    # A full heap shows up in the task that filled it, or as the end of its executor: one cause for both.
     cause = f"{kind.__name__} of {loss.process.value}"
     return kind(
         ", ".join(part for part in (headline_of_loss(chain), place) if part),
@@ -259,12 +259,12 @@ def _to_driver_loss(loss: ProcessLoss) -> FlinkishError:
     )
 
 
-#: What the user has to correct, or is gone, comes again after each restart: a state in `open()`, for example.
+#: Errors that come again after each restart: the user has to correct something, or data is lost.
 _FINAL = (UserError, InputLostError, AuthorizationError, CorruptObjectError)
 
 
 def _rebuild_task_error(module: str, name: str, message: str) -> FlinkishError:
-    """Return what an error of ours means that came out of a Python reader or writer as text."""
+    """Return the error of ours that a Python reader or writer raised in a task, from its text."""
     try:
         kind: Any = getattr(import_module(module), name, None)
     except ImportError:
@@ -272,12 +272,12 @@ def _rebuild_task_error(module: str, name: str, message: str) -> FlinkishError:
     said, advice = _split_advice(message[:_MOST_TEXT])
     is_ours = isinstance(kind, type) and issubclass(kind, FlinkishError)
     if is_ours and issubclass(kind, _FINAL):
-        # Classes with arguments of their own are known by the one of the tree that they are of.
+        # Classes with other arguments are represented by their base class in `core.errors`.
         known = next(one for one in kind.__mro__ if one.__module__ == errors.__name__)
         return cast(type[FlinkishError], known)(said, what_to_do=advice)
-    # A broker or another system that does not answer: not the fault of the user's code.
+    # A broker or another system that does not answer is not the fault of the user's code.
     passes = is_ours and kind.restartable and not kind.ends_when_repeated
-    # Its text has its own reason, as a rule.
+    # A text with advice has its own reason, as a rule.
     why = "" if advice else "a task that reads or writes failed"
     return (Outage if passes else QueryError)(f"{name}: {said}", why=why, what_to_do=advice)
 
@@ -293,7 +293,7 @@ def _user_error(text: str) -> FlinkishError:
     what = facts.pop("what", f"the function of operator '{uid}'")
     place = "at the timer with" if "timer_ms" in facts else "on the record at"
     where = f" {place} " + ", ".join(f"{name} {value}" for name, value in facts.items()) if facts else ""
-    # What the function raised, with its causes, stands behind the marker; there may be the marker only.
+    # The function's exception and its causes follow the marker, if they are there at all.
     causes = Chain.of(text).causes
     ours = [number for number, cause in enumerate(causes) if USER_FUNCTION_MARKER in cause.message]
     names = [error.split(":", 1)[0]]
@@ -341,13 +341,13 @@ def kind_of(error: FlinkishError) -> str:
 
 
 class Patience:
-    """Tells a loop that asks until it is answered what to wait for: outages; all else a few times."""
+    """Decides which errors a loop retries: outages without end, other restartable ones a few times."""
 
     def __init__(self) -> None:
         self._repeated = RepeatedFailures()
 
     def takes(self, error: Exception) -> FlinkishError:
-        """Return what failed, with its type, if it is worth another try."""
+        """Return the classified error if another try makes sense; raise it otherwise."""
         known = classify(error)
         if known.restartable and is_outage(known):
             return known

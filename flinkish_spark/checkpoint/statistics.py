@@ -1,4 +1,4 @@
-"""Measuring checkpoints while they run, and keeping the history where other processes can read it."""
+"""Statistics of checkpoints: measured while they run, stored for other processes to read."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ _NOTHING_MEASURED = CheckpointDurations()
 #: A refused request costs a file of statistics at most this often.
 _PAUSE_MS = 1_000
 
-#: What a sink reported, and the monotonic milliseconds at which it was staged; None if it brought no
-#: barrier, or an earlier process staged it.
+#: A sink's acknowledgement, and the monotonic time in ms at which its micro-batch was staged; None if that
+#: carried no barrier, or an earlier process staged it.
 _Reported = tuple[SinkAck, int | None]
 
 
 class Acknowledgements:
-    """A checkpoint in flight: who acknowledged it, when, and what each did; of the coordinator's thread.
+    """The acknowledgements of a checkpoint in flight; used by the coordinator's thread.
 
-    Operators and hooks report nothing but that they have acknowledged. A job may have thousands of
-    participants and channels, so no more of them are looked at than are listed in the end.
+    Operators and hooks report only that they have acknowledged. A job may have thousands of participants
+    and channels, so only those that are listed in the end are counted one by one.
     """
 
     def __init__(self, asked: Collection[Participant] = (), requested_ms: int = 0, wall_ms: int = 0) -> None:
         self._asked, self.requested_ms, self.wall_ms = asked, requested_ms, wall_ms
-        #: Monotonic; None where it did not come there yet.
+        #: Monotonic times; None for steps that have not happened yet.
         self.offered_ms: int | None = None
         self.decided_ms: int | None = None
         self.sync_ms: int | None = None
         self._after_ms: dict[Participant, int] = {}
-        #: What carried a barrier, and when it was staged.
+        #: The micro-batches that carried a barrier, and when each was staged.
         self._staged: list[tuple[StagedBatch, int]] = []
 
     def note(self, participants: Iterable[Participant], after_ms: int) -> None:
@@ -71,7 +71,7 @@ class Acknowledgements:
         self._staged.append((staged, now_ms))
 
     def durations(self, now_ms: int) -> CheckpointDurations:
-        """Return how long what has begun took; the alignment is None for fewer than two micro-batches."""
+        """Return the durations of the steps so far; no alignment for fewer than two micro-batches."""
         first_ms, last_ms = (self._staged[at][1] if self._staged else None for at in (0, -1))
         return CheckpointDurations(
             trigger_ms=_measure(self.requested_ms, self.offered_ms),
@@ -83,7 +83,7 @@ class Acknowledgements:
         )
 
     def describe_failed(self, checkpoint: CheckpointId) -> Iterator[ParticipantStatistics]:
-        """Yield who had not acknowledged, then who had, with the barriers that came."""
+        """Yield the participants, those without acknowledgement first, with their barriers."""
         reported = _group_by_sink(self._staged)
         for one in sorted(self._asked, key=lambda p: (p in self._after_ms, p.kind.value, p.uid)):
             seen = reported.get(one.uid, []) if one.kind is ParticipantKind.SINK else None
@@ -100,11 +100,11 @@ class Acknowledgements:
     def describe_completed(
         self, decision: Decision, commit_ms: Mapping[str, int], at_most: int
     ) -> tuple[tuple[ParticipantStatistics, ...], int]:
-        """Return what each participant did, and how many more channels there are; all have acknowledged."""
+        """Return the statistics of all participants, and how many channels are not listed in them."""
         checkpoint, unlisted = decision.checkpoint, 0
         staged_ms = {int(staged.batch): now_ms for staged, now_ms in self._staged}
         reported = _group_by_sink((batch, staged_ms.get(int(batch.batch))) for batch in decision.batches)
-        # Of another process only the hooks are known.
+        # If another process took the checkpoint, only its hooks are known.
         hooks = [Participant(ParticipantKind.HOOK, name) for name in sorted(decision.hook_states)]
         known = self._after_ms or dict.fromkeys(hooks)
         of_sinks = {p.uid: after_ms for p, after_ms in known.items() if p.kind is ParticipantKind.SINK}
@@ -122,7 +122,7 @@ class Acknowledgements:
                     ParticipantKind.SINK,
                     ack_ms=of_sinks.get(uid),
                     rows=sum(ack.rows for ack, _ in seen),
-                    # The sum of some is not what all of them staged.
+                    # Unknown if one of them is.
                     bytes=None if None in sizes else sum(size or 0 for size in sizes),
                     sync_ms=seen[-1][0].sync_ms,
                     commit_ms=commit_ms.get(uid),
@@ -148,8 +148,8 @@ class Acknowledgements:
                 (task.rows, [one.channel for one in task.barriers if one.checkpoint.value == number])
                 for task in ack.tasks
             ]
-            # A task that showed one channel's barrier read that channel and no other. Rows of a task that
-            # showed none, or several, cannot be told apart.
+            # A task with the barrier of one channel read only that channel. The channels of a task with none
+            # or several barriers share one row count.
             is_told_apart = all(len(channels) == 1 or not count for count, channels in shown)
             for count, channels in shown:
                 for channel in channels:
@@ -182,14 +182,14 @@ def _find_shown_channels(checkpoint: CheckpointId, seen: Sequence[_Reported]) ->
 
 
 class UserMetricKeeper:
-    """Keeps what functions have measured since the job began; any thread may ask."""
+    """Keeps the metrics of user functions since the job's first start; any thread may read them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.now: UserMetrics = {}
 
     def begin(self, stored: UserMetrics) -> None:
-        """Go on from what was stored; called when the process has become the job's owner."""
+        """Go on from the stored metrics; called when the process has become the job's owner."""
         with self._lock:
             self.now = stored
 
@@ -209,7 +209,7 @@ _ANSWERS = {
 
 
 class _CheckpointCounts:
-    """Counts what went through with one checkpoint, by uid and Flink's name of the metric."""
+    """Counts of one checkpoint, by uid and Flink's name of the metric."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, int]] = {}
@@ -230,7 +230,7 @@ class _CheckpointCounts:
             self.add(uid, "numLateRecordsDropped", count)
 
     def add_read(self, extents: Mapping[str, Extent], begins: Mapping[str, int]) -> None:
-        """Count what was read up to somewhere, and what of a bounded input is left behind that."""
+        """Count the records read since `begins`, and of bounded inputs those that are left."""
         for uid, end in extents.items():
             self.add(uid, POSITION, end.records)
             if uid in begins:
@@ -240,7 +240,7 @@ class _CheckpointCounts:
 
 
 class CheckpointTracker:
-    """Notes what the coordinator's threads tell it; a store that refuses statistics is only logged."""
+    """Collects statistics from the coordinator's threads; a failure to store them is only logged."""
 
     def __init__(
         self,
@@ -251,14 +251,14 @@ class CheckpointTracker:
     ) -> None:
         self._job_dir, self._clock, self._sources = job_dir, clock, tuple(sources)
         self._user_metrics = UserMetricKeeper() if user_metrics is None else user_metrics
-        #: Returns how many records wait in front of sources, where Spark has looked.
+        #: Returns how many records sources have not read yet, as far as Spark knows.
         self.pending: Callable[[], Mapping[str, int]] = dict
-        #: A job that begins with a savepoint has not read what lies before that.
+        #: Whether the job began with a savepoint, so that it has not read the earlier records.
         self._begins_at_savepoint = False
-        #: Answers of committers to the checkpoint that is being confirmed.
+        #: Answers of committers for the checkpoint that is being confirmed.
         self._answers = _CheckpointCounts()
         self._times: dict[CheckpointId, Acknowledgements] = {}
-        #: How long each sink took to commit, of one checkpoint at a time.
+        #: How long each sink took to commit the present checkpoint.
         self._commit_ms: dict[str, int] = {}
         self._step_began_ms = 0
         self._observer: Observer = SilentObserver()
@@ -275,8 +275,8 @@ class CheckpointTracker:
             return StatisticsHistory()
 
     def settle(self) -> None:
-        """End what an earlier start left in progress; called after each recovery."""
-        # What was decided is confirmed by now, the other ids are sealed.
+        """End the checkpoints that an earlier start left in progress; called after each recovery."""
+        # The recovery has confirmed the decided ones and sealed the others.
         for left in self._history.in_progress:
             decision = self._job_dir.decision(left.checkpoint)
             known = self._times.pop(left.checkpoint, Acknowledgements())
@@ -305,7 +305,7 @@ class CheckpointTracker:
     def on_triggered(
         self, checkpoint: CheckpointId, request: CheckpointRequest, asked: Collection[Participant] = ()
     ) -> None:
-        """Note that a request got an id, and who has to acknowledge."""
+        """Note that a request got an id, and its participants."""
         wall = self._clock.wall_ms()
         self._times[checkpoint] = Acknowledgements(asked, request.asked_at_ms, wall)
         begun = CheckpointStatistics.triggered(checkpoint, request.purpose, wall)
@@ -335,7 +335,7 @@ class CheckpointTracker:
             self._answers.add(uid, _ANSWERS[answer.outcome], 1)
 
     def timing(self, observer: Observer) -> Observer:
-        """Return an observer that tells another one, and this tracker how long sinks take to commit."""
+        """Return an observer that times the commits of sinks and forwards to another observer."""
         self._observer = observer
         return self
 
@@ -364,14 +364,14 @@ class CheckpointTracker:
             self._end(self._find_begun(checkpoint).failed(reason, text, durations, tuple(participants)))
 
     def on_refused(self) -> None:
-        """Note a request that never got an id; of many in a row, some are stored with what is stored next."""
+        """Count a request that got no id; stored at most once a second, else with the next change."""
         with self._lock:
             self._history = self._history.refused()
         if self._clock.monotonic_ms() - self._stored_ms >= _PAUSE_MS:
             self.store()
 
     def on_start_after(self, decision: Decision) -> None:
-        """Note behind which checkpoint a start goes on: behind a rewind, records are read once more."""
+        """Set the positions of sources to the checkpoint that a start goes on from."""
         try:
             counted = _CheckpointCounts()
             counted.add_read(self._extents(decision.offsets_text), {})
@@ -382,7 +382,7 @@ class CheckpointTracker:
             self._history = self._history.counted(counted.by_uid)
 
     def on_restored(self, checkpoint: CheckpointId, path: str = "") -> None:
-        """Note that a start goes on from a checkpoint, or from a savepoint at `path`."""
+        """Note the checkpoint, or the savepoint at `path`, that a start goes on from."""
         self._begins_at_savepoint = bool(path)
         with self._lock:
             restored = RestoredCheckpoint(checkpoint, self._clock.wall_ms(), path)
@@ -398,11 +398,11 @@ class CheckpointTracker:
             LOG.warning("the statistics are not stored: %s", error)
 
     def _count(self, decision: Decision) -> None:
-        """Add what went through with a checkpoint that is confirmed to the job's totals."""
+        """Add the counts of a confirmed checkpoint to the job's totals."""
         counted, self._answers = self._answers, _CheckpointCounts()
         counted.add_decided(decision)
         try:
-            # Both may ask what is not ours: a source of the user's, and Spark.
+            # Both call foreign code: a source of the user's, and Spark.
             totals = self._history.totals
             upto = {uid: own[POSITION] for uid, own in totals.items() if POSITION in own}
             if not self._begins_at_savepoint:
@@ -435,7 +435,7 @@ class CheckpointTracker:
     ) -> CheckpointStatistics:
         cut = slowest_cut(decision.offsets_text)
         if cut is not None:
-            # The checkpoint is one with an upstream's.
+            # The checkpoint is aligned with one of an upstream job.
             durations = replace(durations, start_delay_ms=cut.start_delay_ms, alignment_ms=cut.alignment_ms)
         participants, unlisted = known.describe_completed(decision, commit_ms, self._history.details)
         sinks = [one for one in participants if one.kind is ParticipantKind.SINK]
@@ -443,7 +443,7 @@ class CheckpointTracker:
         return begun.completed(
             durations,
             rows=sum(one.rows or 0 for one in sinks),
-            # The sum of some is not what all of them staged.
+            # Unknown if one of them is.
             bytes_staged=sum(sizes) if sinks and len(sizes) == len(sinks) else None,
             participants=participants,
             unlisted=unlisted,
@@ -464,13 +464,13 @@ _Key = tuple[Lineage, BatchId]
 
 @dataclass(frozen=True, slots=True)
 class StagedAge:
-    """Data that a sink has staged and not committed."""
+    """The age of data that a sink has staged and not committed."""
 
     sink: str
     #: The oldest micro-batch of which the sink holds something.
     batch: BatchId
     age_ms: int
-    #: From then on it can be committed for so long, such as a transaction's timeout.
+    #: How long after its staging it can be committed, such as a transaction's timeout.
     lifetime_ms: int
 
     def __str__(self) -> str:
@@ -482,9 +482,9 @@ class StagedAge:
 
 
 class StagedAges:
-    """Says once per sink and epoch that staged data grows old; of one coordinator, in its thread.
+    """Warns once per sink and epoch that staged data grows old; used by the coordinator's thread.
 
-    An age counts from when the staging began, by the wall clock, so that what a restart found counts too.
+    An age counts from the wall-clock begin of the staging, so that it goes on over a restart.
     """
 
     def __init__(
@@ -495,11 +495,11 @@ class StagedAges:
         self._clock, self._tell = clock, tell
         #: When the staging of each began, in monotonic milliseconds.
         self._began_ms: dict[_Key, int] = {}
-        #: By sink, the oldest micro-batch of the epoch for which it was said.
+        #: By sink, the oldest micro-batch for which the warning was given.
         self._said: dict[str, _Key] = {}
 
     def look(self, waiting: Sequence[StagedBatch]) -> None:
-        """Look at what is staged and not confirmed, in order; called often."""
+        """Check the micro-batches that are staged and not confirmed, in order; called often."""
         if not waiting or not self._lifetimes:
             self._began_ms.clear()
             return

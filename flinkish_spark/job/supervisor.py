@@ -620,7 +620,7 @@ class Supervisor:
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))
-        # AccumulatorTotals to stop, it is started once more at once, to take its last checkpoint.
+        # Told to stop, it is started once more at once, to take its last checkpoint.
         clock.wait(control.end_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
 
@@ -707,8 +707,8 @@ class Supervisor:
             recovered.start.next_batch,
         )
         time.begin()
-        told = AccumulatorTotals.from_decision(newest, self._job_dir.history().log_began_in)
-        accumulators = AccumulatorKeeper(told, recovered.kept)
+        totals = AccumulatorTotals.from_decision(newest, self._job_dir.history().log_began_in)
+        accumulators = AccumulatorKeeper(totals, recovered.kept)
         if newest is not None:
             self.progress.stood_at(newest)
         gate = AdmissionGate(job.clock)

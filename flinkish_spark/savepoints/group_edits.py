@@ -1,4 +1,4 @@
-"""The tasks that write key groups of a new savepoint: out of rows, or with other entries."""
+"""The tasks that write the key groups of a new savepoint, from rows or by editing stored entries."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ from flinkish_spark.types.rows import RowReader, arrow_schema
 #     rows of a state ------ + -> shuffled and sorted by key group -> one value per key group -> state files
 #     values of a savepoint -+
 #
-# What goes through the shuffle has one form: a key group, which *part* it is, and bytes. Part 0 is the
-# value that the key group had; every other part is rows of one DataFrame, as blocks.
+# All rows of the shuffle have one form: key group, *part*, and bytes. Part 0 is the stored value of the key
+# group; each other part has the rows of one DataFrame, as blocks.
 
 KEY_GROUP, PART, BLOCK = "key_group", "part", "block"
-#: What goes through the shuffle.
+#: Columns of the shuffle.
 PACKED = T.StructType(
     [
         T.StructField(KEY_GROUP, T.IntegerType()),
@@ -69,21 +69,21 @@ PACKED = T.StructType(
         T.StructField(BLOCK, T.BinaryType()),
     ]
 )
-#: The part that is the value which the key group had.
+#: The part with the stored value of the key group.
 VALUE = 0
 _PACKED = arrow_schema(PACKED)
 
 
 class WriterError(ValueError):
-    """What is to be written does not fit together; crosses the process boundary as text."""
+    """The rows for a savepoint do not fit together; raised in tasks, reaches the driver as text."""
 
 
 @dataclass(frozen=True)
 class PackRows:
-    """Runs in tasks in front of the shuffle: a key group and columns in, blocks out."""
+    """Packs rows of a key group into blocks; runs in tasks before the shuffle."""
 
     part: int
-    #: Of the columns behind the key group.
+    #: Schema of the columns after the key group.
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -102,11 +102,11 @@ class PackRows:
 
 @dataclass(frozen=True)
 class PackValues:
-    """Runs in tasks in front of the shuffle: files as JSON in, the values of their key groups out."""
+    """Reads the values in state files, which are given as JSON; runs in tasks before the shuffle."""
 
-    #: Of the savepoint that has the files.
+    #: Place of the savepoint with the files.
     place: StoreSpec
-    #: Kinds of what partitions keep that are copies of each other, and come to one place.
+    #: Kinds of partition state whose values are copies of each other and go to one key group.
     together: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -132,11 +132,11 @@ def _pack(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryview]
 
 @dataclass(frozen=True)
 class WriteGroups:
-    """Writes the packed rows of one key group into one state file; runs in tasks after the shuffle."""
+    """Makes the values of key groups and writes them to a state file; runs in tasks after the shuffle."""
 
-    #: Of the savepoint that is written.
+    #: Place of the new savepoint.
     place: StoreSpec
-    #: Opens the names of the files; an attempt of a task has a name of its own.
+    #: Prefix of the file names; each task attempt has its own name.
     name: str
     change: EditGroup
 
@@ -170,7 +170,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, 
 
 
 def next_timers(value: bytes) -> tuple[int | None, ...]:
-    """Return when the next timers and windows of a whole value are due, by event and by processing time."""
+    """Return the times of the next timers in a whole value, by event and by processing time."""
     tables = read_tables(value)
     found = []
     for clock in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME):
@@ -186,7 +186,7 @@ ROW_TIME = "time"
 
 
 class FillGroup:
-    """Makes state and timers of a key group by a function of the user's.
+    """Makes state and timers of a key group by the user's bootstrap function.
 
     A block's columns are the key's hash, the time if there is one, `c0`.. for the fields, `k0`.. for the key.
     """
@@ -224,7 +224,7 @@ class FillGroup:
         except ElementFailed as failure:
             raise self._blame(f"{failure} (at a row of the key {keys[failure.at]!r:.200})") from failure.error
         if emitted.rows or emitted.side:
-            raise self._blame("it emits, and a bootstrap has no output")
+            raise self._blame("it emits rows, and a bootstrap has no output")
         try:
             return state.dump_whole() if state.store(run.states, run.timers) else None
         except StateValueError as error:
@@ -246,12 +246,12 @@ class FillGroup:
 
 
 class _BootstrapOperator(KeyedProcessOperator):
-    """Runs a bootstrap function where a job runs its own; its timers fire in the job."""
+    """Runs a bootstrap function like the function of a job; its timers fire in the job."""
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         own = states.view_for_function()
         own.why_no_accumulators = (
-            "a bootstrap function has none: no job has run yet whose result they could be part of; count the "
+            "a bootstrap function has none, since they are part of a job's result and no job runs; count the "
             "rows of the DataFrame"
         )
         self._function.open(own)
@@ -259,7 +259,7 @@ class _BootstrapOperator(KeyedProcessOperator):
 
 @dataclass(frozen=True)
 class EditedState:
-    """The rows of one state, as a user gives them, and the columns that they are stored in."""
+    """The user's rows for one state, and the columns in which they are stored."""
 
     section: str
     #: Schema of the blocks: the key's hash, then columns in the order of `stored`.
@@ -268,7 +268,7 @@ class EditedState:
     kind: ClassVar[str | None] = None
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the entries; a key occurs once, and has all of its times."""
+        """Return the entries; refuse repeated keys and missing times."""
         given, what = _concat_blocks(blocks, self.rows), f"the state '{self.section.partition('/')[2]}'"
         arrays, columns, name = [], iter(given.columns), ""
         try:
@@ -291,7 +291,7 @@ class EditedState:
 
 @dataclass(frozen=True)
 class EditedTimers:
-    """The timers of both clocks, as a user gives them."""
+    """The user's timers of both clocks."""
 
     #: Schema of the blocks: the key's hash, the key, clock, time, beginning and end of the window.
     rows: pa.Schema
@@ -301,7 +301,7 @@ class EditedTimers:
     kind: ClassVar[str | None] = None
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the timers; those of one time fire in the order of their hashes."""
+        """Return the timers; timers of the same time fire in the order of their hashes."""
         given = _concat_blocks(blocks, self.rows)
         *keys, clock, time_ms, begins, ends = given.columns
         known = pa.array([domain.value for domain in TimeDomain])
@@ -345,12 +345,12 @@ def _sort_by_hash(table: pa.RecordBatch) -> pa.RecordBatch:
 
 def _ms(column: pa.Array) -> pa.Array:
     if column.null_count:
-        raise ValueError("it is null; every entry has one")
+        raise ValueError("it is null; every entry must have one")
     return to_ms(column)
 
 
 def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> None:
-    """Refuse two entries of one place: keys, and what else tells entries apart."""
+    """Refuse two entries with the same key, and the same window or time."""
     slots = [name for name in table.schema.names if name.startswith("key_") or name in others]
     counts = pa.Table.from_batches([table]).group_by(slots).aggregate([([], "count_all")])
     if counts.num_rows != table.num_rows:
@@ -360,9 +360,9 @@ def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> No
 
 @dataclass(frozen=True)
 class EditedPartition:
-    """The entries of a broadcast state, or the items of an operator list state, as a user gives them.
+    """The user's entries of a broadcast state, or items of an operator list state.
 
-    All items are the first partition's.
+    All items are put into the first partition.
     """
 
     section: str
@@ -388,11 +388,11 @@ Edit = EditedState | EditedTimers | EditedPartition
 
 @dataclass(frozen=True)
 class EditGroup:
-    """From what there is of a key group, or of what a partition keeps, to its value under some uid."""
+    """Makes the new value of a key group, or of a partition without keys, from its parts."""
 
-    #: Uid that the value is to have.
+    #: Uid of the operator that will own the value.
     owner: str
-    #: By part. A state that is edited and of which a key group has no rows is empty there.
+    #: By part. An edited state becomes empty in key groups without rows.
     edits: Mapping[int, Edit]
     #: For a new operator, whose rows are the first part.
     fill: FillGroup | None = None
@@ -401,7 +401,7 @@ class EditGroup:
         is_keyed = group > FIRST_PARTITION_GROUP
         if is_keyed and self.fill is not None:
             return self.fill(parts[VALUE + 1])
-        # Copies of broadcast state that came together are equal, and one is enough.
+        # Copies of broadcast state are equal, so the first is enough.
         before = parts.get(VALUE, [])
         if is_keyed and len(before) > 1:
             raise WriterError(f"key group {group} of '{self.owner}' is there twice")

@@ -1,4 +1,4 @@
-"""Preparing a new job directory with a savepoint, and another number of shuffle partitions."""
+"""Restoring a savepoint into a new job directory, and rescaling to another number of shuffle partitions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
 def find_begun_chains(
     graph: StreamGraph, job_dir: JobDir, root: StoreSpec, restore: RestoreSettings | None
 ) -> frozenset[str] | None:
-    """Return the names of the chains that a job has begun with, or has to; None: as the program says."""
+    """Return the names of the chains that a job has begun, or has to begin, with; None if it is free."""
     beginning = beginning_of(job_dir, root)
     layout = layout_so_far(job_dir)
     if layout is not None:
@@ -109,7 +109,7 @@ def find_begun_chains(
 
 
 def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> frozenset[str] | None:
-    """Return the names of a savepoint's chains, if those that a program would have cannot begin with it."""
+    """Return the names of a savepoint's chains if a program's own chains do not fit it; else None."""
     sinks: dict[Chain, list[str]] = {}
     for sink in graph.sinks:
         for end in chains_to(graph, sink.parent):
@@ -120,11 +120,11 @@ def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> froz
 
 @dataclass(frozen=True)
 class Restore:
-    """One job's restore, at whatever start.
+    """The restore of a job, at its first start and later ones.
 
-    First everything is checked and nothing is written. Then, holding the job's lock, the savepoint is claimed
+    First everything is checked and nothing is written. Then, under the job's lock, the savepoint is claimed
     if the user wants that, its state files are copied below ``seeds/0/``, and ``seed.json`` is written. That
-    exists before job.json does, so a job that was meant to be restored never starts empty.
+    is done before job.json exists, so a job with a restore never starts empty.
     """
 
     #: None for a start without a savepoint.
@@ -136,7 +136,7 @@ class Restore:
     hooks: Collection[str] = ()
 
     def check(self) -> str:
-        """Refuse what cannot be restored; write nothing. Called before the lock is taken and after."""
+        """Refuse a restore that cannot work; write nothing. Called before and after taking the lock."""
         begun, seed = self.job_dir.known_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
         if self.settings is None:
             if seed is not None and not begun:
@@ -165,7 +165,7 @@ class Restore:
         return metadata.savepoint
 
     def prepare(self, shuffle_partitions: int) -> str:
-        """Make the job directory begin with the savepoint; return its name as :meth:`check` does."""
+        """Write the seed of the savepoint into the job directory; return its name as :meth:`check` does."""
         name = self.check()
         if self.settings is None:
             return name
@@ -179,7 +179,7 @@ class Restore:
         report = self._fit(metadata, self.settings)
         if self.settings.claim is ClaimMode.CLAIM:
             place.claim(become_claimant(self.job_dir), self.root.url)
-        # What is there is of a restore that was cut off.
+        # Left by a restore that was cut off.
         remove_below(folder)
         files = self._files(metadata)
         _take(place, files, folder)
@@ -221,7 +221,7 @@ class Restore:
         return tuple(file for file in metadata.files if file.operator in self.planned.operators)
 
     def _chains(self, metadata: SavepointMetadata) -> tuple[SeededChain, ...]:
-        """Return how the chains of the job begin; operators without state have nothing to read."""
+        """Return the beginnings of the job's chains, without operators that have no state file."""
         shape = job_shape(self.graph, self.planned, self.hooks)
         begun = [
             begin_chain(chain, sinks, metadata.chains, shape.positionable)
@@ -234,7 +234,7 @@ class Restore:
         try:
             same = savepoint_at(settings.place).metadata().savepoint == seed.savepoint
         except SavepointNotFoundError:
-            # A claimed one is deleted in time, and a user may delete what the job does not need.
+            # The job has deleted a claimed savepoint, or the user one that is not needed any more.
             same = settings.place.to_text() == seed.path
         if not same:
             raise self._to_refusal(
@@ -243,7 +243,7 @@ class Restore:
         return seed.savepoint
 
     def _find_needed_seed(self) -> Seed | None:
-        """Return the seed whose files have to be taken from the savepoint once more; None if none."""
+        """Return the seed whose files have to be copied from the savepoint again; None if it is complete."""
         lost = find_lost_seed(self.job_dir, self.root)
         if lost is None:
             return None
@@ -256,7 +256,7 @@ class Restore:
                 place.check_files(lost.files)
                 return lost
         raise JobDirError(
-            f"the job directory {self.root.url} has no checkpoint to go on from, nor what it began with",
+            f"the job directory {self.root.url} has neither a checkpoint nor the state it began with",
             why="state that a job begins with is kept until its first checkpoint, and the checkpoints are "
             "gone: they are deleted when a job with DELETE_ON_CANCELLATION is cancelled",
             what_to_do=to_do,
@@ -271,7 +271,7 @@ class Restore:
 
 
 def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
-    """Bring state files durably below `folder`."""
+    """Copy state files durably to a folder."""
     place.bring(files, folder)
     make_durable(folder, files)
 
@@ -279,7 +279,7 @@ def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) 
 def keep_stateful_operators(
     chains: Collection[SeededChain], files: Collection[StateFile]
 ) -> tuple[SeededChain, ...]:
-    """Return the chains without the operators of which there is no state file."""
+    """Return the chains without operators that have no state file."""
     there = {(file.operator, file.chain) for file in files}
     return tuple(
         replace(chain, states={uid: name for uid, name in chain.states.items() if (uid, name) in there})
@@ -288,15 +288,15 @@ def keep_stateful_operators(
 
 
 def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode], wanted: int) -> None:
-    """Refuse another number of shuffle partitions for a job that cannot be carried over to it."""
+    """Refuse another number of shuffle partitions for a job that cannot be rescaled."""
     now = _old_number(job_dir, root, wanted)
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if now is None or not fixed:
         return
     raise RescaleError(
         f"this job runs with {now} shuffle partitions and cannot change to {wanted}",
-        why=f"its source '{fixed[0]}' is a DataFrame, or a Delta table that Spark's own source reads: it "
-        "cannot be told where to go on",
+        why=f"its source '{fixed[0]}' is a DataFrame, or a Delta table that Spark's own source reads, and "
+        "cannot be positioned",
         what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
         "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
         uid=fixed[0],
@@ -304,23 +304,23 @@ def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode
 
 
 def _old_number(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
-    """Return with how many partitions the log runs if the job is to have another number; else None."""
+    """Return the number of shuffle partitions of the log if the job wants another number; else None."""
     now = shuffle_partitions_of(job_dir, beginning_of(job_dir, root))
     return None if now == wanted else now
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """Carries a job over to another number of shuffle partitions; a :class:`.Reseeding`.
+    """Rescales a job to another number of shuffle partitions; a :class:`.Reseeding`.
 
-    Spark fixes the number for the life of a checkpoint. Its own repartition of one (SPARK-54590) moves a key
-    by the hash of what Spark groups by, which is a route, chosen for one number of partitions; and it adds a
-    micro-batch to Spark's logs, which no staged file covers. So the state is exported as for a savepoint, and
+    Spark fixes the number for the life of a checkpoint. Its own repartitioning (SPARK-54590) moves keys by
+    the hash of the grouping column, which is a route that depends on the number of partitions; and it adds a
+    micro-batch to Spark's logs that no staged file covers. So the state is exported as for a savepoint, and
     the next lineage begins with it.
     """
 
     spark: SparkSession
-    #: The plan of the graph, under any number of partitions and any beginning.
+    #: The plan of the graph; independent of the number of partitions and the beginning.
     planned: PlannedJob
     sources: Sequence[SourceNode]
     job_dir: JobDir
@@ -332,9 +332,9 @@ class Rescaling:
         return _old_number(self.job_dir, self.root, self.shuffle_partitions) is not None
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Write the seed that `lineage` begins with: the state and the positions of `decision`."""
+        """Write the seed of `lineage`: state and positions of `decision`, or else the present beginning."""
         check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
-        # What is there is of a start that was cut off before the lineage began.
+        # Left by a start that was cut off before the lineage began.
         remove_below(self.root.below(seed_folder(lineage)))
         seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
         self.job_dir.write_seed(seed)
@@ -360,7 +360,7 @@ class Rescaling:
         return Seed(lineage, SeedOrigin.RESCALE, "", decision.checkpoint, number, chains, files=files)
 
     def _as_before(self, lineage: Lineage) -> Seed:
-        """Return the present log's beginning: nothing was decided in it."""
+        """Return a seed with the present log's beginning, since no checkpoint was decided in it."""
         known = beginning_of(self.job_dir, self.root)
         if known.seed is None:
             chains = keep_stateful_operators(self._chains(self._first_positions()), ())
@@ -369,7 +369,7 @@ class Rescaling:
         before, after = known.folder.open(), self.root.below(seed_folder(lineage)).open()
         for file in known.seed.files:
             after.put(file.path, before.read(file.path))
-        # Also who owns the savepoint stays as it was: nothing was checkpointed since.
+        # The claim on the savepoint stays, too: there was no checkpoint since.
         return replace(
             known.seed,
             lineage=lineage,
@@ -378,7 +378,7 @@ class Rescaling:
         )
 
     def _first_positions(self) -> dict[str, dict[str, Position]]:
-        """Return where Spark's own Kafka source began; other sources keep that themselves."""
+        """Return where Spark's own Kafka source began; other sources record that themselves."""
         recorded = self.log.first_positions()
         found: dict[str, dict[str, Position]] = {}
         if not recorded:
@@ -386,7 +386,7 @@ class Rescaling:
             return found
         layout, numbers = read_layout(self.job_dir), dict[tuple[ScanRole, str], int]()
         for at, scan in enumerate(layout.scans):
-            # Spark numbers sources, and chains that begin with nothing read the same one.
+            # Spark numbers sources, and chains without a beginning share one.
             number = numbers.setdefault((scan.role, scan.uid), len(numbers))
             if scan.role is ScanRole.RECORDS and number in recorded:
                 for chain, name in layout.inputs_of(at):

@@ -1,7 +1,7 @@
-"""Writing savepoints without a job: state from DataFrames, and the state of other savepoints, edited.
+"""Writing savepoints without a job: state from DataFrames, and edited state of other savepoints.
 
-In the spirit of Flink's State Processor API. A writer is a value: each method returns another one, and
-nothing is written before :meth:`SavepointWriter.write`. What it writes is a savepoint like any other.
+Follows Flink's State Processor API. A writer is immutable: each method returns another writer, and nothing is
+written before :meth:`SavepointWriter.write`, which writes an ordinary savepoint.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 
 class SavepointWriter:
-    """A savepoint that is to be written; from :meth:`new` or :meth:`from_existing`.
+    """A writer of a new savepoint; made by :meth:`new` or :meth:`from_existing`.
 
-    A value: each method returns another writer and leaves this one as it is.
+    Immutable: each method returns another writer and leaves this one unchanged.
 
     Examples
     --------
@@ -78,21 +78,22 @@ class SavepointWriter:
     def new(
         cls, spark: SparkSession, *, max_parallelism: int = 128, job: str = "bootstrap"
     ) -> SavepointWriter:
-        """Return a writer of a savepoint from nothing.
+        """Return a writer of an empty savepoint.
 
-        It has no sources, so those of a job that is restored from it begin where they say themselves.
+        It has no sources, so the sources of a job that is restored from it begin at their own start
+        positions.
 
         Parameters
         ----------
         max_parallelism
-            Number of key groups of its operators: that of the job, which can never change.
+            Number of key groups of its operators; must be that of the job, which can never change.
         job
-            A name, for people.
+            A job name, for display only.
 
         Raises
         ------
         ConfigError
-            The number or the name is not usable.
+            The number or the name is invalid.
         """
         check_max_parallelism(max_parallelism)
         with refused_as_config_errors("choose another name"):
@@ -111,23 +112,23 @@ class SavepointWriter:
     ) -> SavepointWriter:
         """Return a writer of a savepoint that begins as a copy of another.
 
-        The other one is only read. The new one has its positions of sources, states of hooks and times.
+        The other savepoint is only read. The new one gets its source positions, hook states and event times.
 
         Parameters
         ----------
         path
-            Of the other savepoint, which must stay until the new one is written.
+            Path or URL of the other savepoint, which must exist until the new one is written.
         max_parallelism
-            Number of key groups of operators that are added.
+            Number of key groups of added operators.
         store_options
-            Of the bucket that it is in; see `StreamExecutionEnvironment`.
+            Options of its bucket; see `StreamExecutionEnvironment`.
 
         Raises
         ------
         SavepointNotFoundError, SavepointDamagedError
-            It is not there, or not whole.
+            The other savepoint does not exist, or is damaged.
         ConfigError
-            The number is not usable.
+            The number is invalid.
         """
         check_max_parallelism(max_parallelism)
         place = savepoint_at(place_of(path, store_options))
@@ -135,7 +136,7 @@ class SavepointWriter:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Return the uids of the operators that it will have."""
+        """Return the uids of the new savepoint's operators."""
         return tuple(self._plan.operators)
 
     def with_operator(
@@ -151,22 +152,23 @@ class SavepointWriter:
         Parameters
         ----------
         uid
-            Of the operator in the job.
+            Uid of the operator in the job.
         rows
-            What its state is made of; keys must have the types that the job's `key_by` has.
+            The rows that fill its state; keys must have the types of the job's `key_by`.
         states
-            A function; or pairs of a descriptor and the column or columns that go into that state. A value
-            state takes one row per key; a list state one element per row, or one ARRAY per key; a map state
-            one entry per row (key and value), or one MAP per key. A null leaves a state as it is.
+            A function; or pairs of a descriptor and the column or columns that fill that state. A value state
+            takes one row per key; a list state one element per row, or one ARRAY per key; a map state one
+            entry per row (key and value), or one MAP per key. A null leaves a state unchanged.
         beside
-            In a savepoint whose chains stood at different places: the chain whose place the operator shares.
+            Required if the chains of the savepoint have different source positions: the chain whose position
+            the operator shares.
 
         Raises
         ------
         BootstrapError
-            The operator is there already, or `beside` is missing or unknown.
+            The operator exists already, or `beside` is missing or unknown.
         ConfigError, SchemaError, UserFunctionError
-            An argument is wrong, columns do not fit the states, or the function cannot be sent.
+            An argument is wrong, columns do not fit the states, or the function cannot be serialised.
         """
         plan = self._plan
         plan.check_new(uid)
@@ -182,28 +184,27 @@ class SavepointWriter:
     def replace_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
-        """Return a writer in which one state of an operator has other entries; all others stay.
+        """Return a writer with new entries for one state of an operator; other states stay.
 
-        The state is what `frame` says: keys that it lacks have none. Its types may differ from those that are
-        stored, as long as the job declares them so. A state that the operator has not stored yet is added.
-        Timers are not touched.
+        Keys that are not in `frame` lose the state. Its types may differ from the stored ones, if the job
+        declares them so. A state that the operator has not stored yet is added. Timers do not change.
 
         Parameters
         ----------
         uid, name
-            Of the operator, and of its state.
+            Uid of the operator, and name of its state.
         frame
-            The columns that :func:`~flinkish_spark.read_state` gives: `key` (or `key_0`, ...),
-            `window_start` and `window_end`, `touched_at`, then `value` or the fields of the value. One row
-            per key (and window); a row with a null `value` is left out. Without `each_touched_at` all
-            elements of a list or a map were touched at `touched_at`.
+            The columns of :func:`~flinkish_spark.read_state`: `key` (or `key_0`, ...), `window_start` and
+            `window_end`, `touched_at`, then `value` or the fields of the value. One row per key (and window);
+            a row with a null `value` is left out. Without `each_touched_at`, all elements of a list or a map
+            have the time `touched_at`.
         chain
             Which chain's, where several chains have the operator.
 
         Raises
         ------
         BootstrapError
-            There is no such operator or chain, or the operator is new in this writer.
+            The operator or chain does not exist, or the operator is new in this writer.
         ConfigError, SchemaError
             The DataFrame is a streaming one, or its columns do not fit.
         """
@@ -213,13 +214,13 @@ class SavepointWriter:
         return self._edit(uid, own, state_rows(frame, uid, name, planned.state.key_types, stored))
 
     def replace_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
-        """Return a writer in which an operator has other timers, of both clocks; its states stay.
+        """Return a writer with new timers of both clocks for an operator; its states stay.
 
         Parameters
         ----------
         frame
-            The columns that :func:`~flinkish_spark.state_processor.read_timers` gives; timers of functions
-            need no window. Those of one time fire in no promised order.
+            The columns of :func:`~flinkish_spark.state_processor.read_timers`; timers of functions need no
+            window. The order of timers with the same time is undefined.
         chain
             Which chain's, where several chains have the operator.
 
@@ -234,12 +235,12 @@ class SavepointWriter:
     def replace_broadcast_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
-        """Return a writer in which a broadcast state of an operator has other entries; all others stay.
+        """Return a writer with new entries for a broadcast state of an operator; other states stay.
 
         Parameters
         ----------
         uid, name
-            Of the operator, which may be new in this writer, and of its broadcast state.
+            Uid of the operator, which may be new in this writer, and name of its broadcast state.
         frame
             Columns `key` and `value` of the map, each key once, of the declared types; no nulls.
         chain
@@ -255,17 +256,17 @@ class SavepointWriter:
     def replace_list_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
-        """Return a writer in which an operator list state of an operator has other items; all others stay.
+        """Return a writer with new items for an operator list state of an operator; other states stay.
 
-        All items are those of one partition, so a job with several deals them out. Parameters are those of
-        :meth:`replace_broadcast_state`, but for a single column `item`, and so are errors.
+        All items are written to one partition; a job with several distributes them. Parameters and errors are
+        those of :meth:`replace_broadcast_state`, with a single column `item`.
         """
         return self._edit(uid, chain, partition_rows(frame, uid, name, LIST_KIND))
 
     def add_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
-        """Return a writer with one more operator that has no keys, and no state yet.
+        """Return a writer with one more operator, which has no keys and no state yet.
 
-        Its broadcast or operator list states are added with :meth:`replace_broadcast_state` and
+        Add its broadcast or operator list states with :meth:`replace_broadcast_state` and
         :meth:`replace_list_state`. Parameters and errors are those of :meth:`with_operator`.
         """
         plan = self._plan
@@ -291,14 +292,14 @@ class SavepointWriter:
         )
 
     def change_uid(self, old: str, new: str) -> SavepointWriter:
-        """Return a writer in which an operator has another uid; its state and timers stay.
+        """Return a writer with another uid for an operator; its state and timers stay.
 
         Raises
         ------
         BootstrapError
             There is no operator `old`, or `new` is taken.
         ConfigError
-            `new` cannot be a uid.
+            `new` is no valid uid.
         """
         planned, plan = self._plan.find_operator(old), self._plan
         with refused_as_config_errors("choose another uid"):
@@ -317,18 +318,19 @@ class SavepointWriter:
         )
 
     def write(self, path: str | Path, *, store_options: Mapping[str, str] | None = None) -> SavepointMetadata:
-        """Write the savepoint, by Spark jobs; return what it says about itself.
+        """Write the savepoint with Spark jobs; return its metadata.
 
-        It exists when this returns, and not before: the description is created last. A directory with what a
-        crash left of an earlier call can be given again. Nothing that exists is overwritten.
+        The savepoint exists when this returns and not before: its metadata is created last. A directory with
+        files of an earlier call that crashed can be used again. No existing savepoint is overwritten.
 
         Parameters
         ----------
         path
-            Absolute, new or empty, on a file system that driver and executors share, not in or around the
-            savepoint that this one comes from; or the URL of such a folder in a bucket.
+            An absolute path of a new or empty directory, on a file system that driver and executors share,
+            not inside or around the savepoint of :meth:`from_existing`; or the URL of such a folder in a
+            bucket.
         store_options
-            Of the bucket; see `StreamExecutionEnvironment`.
+            Options of the bucket; see `StreamExecutionEnvironment`.
 
         Raises
         ------
@@ -337,12 +339,12 @@ class SavepointWriter:
         BootstrapError, UserFunctionError
             The rows do not fit together, or the function failed.
         SavepointDamagedError
-            The savepoint that it comes from is damaged.
+            The savepoint of :meth:`from_existing` is damaged.
         StoreError
-            The disk refuses.
+            The disk or bucket cannot be written.
         """
         plan, text = self._plan, str(path).removeprefix("file://")
-        # A relative path is refused, and not made absolute: it is looked at in `check_target`.
+        # `check_target` refuses a relative path, which is not made absolute here.
         place = place_of(text, store_options) if "://" in text or store_options else StoreSpec(text)
         check_target(place, self._check_place)
         target = WriteTarget(self._spark, place, plan.origin, uuid.uuid4().hex[:8], wall_ms())
@@ -366,7 +368,7 @@ class SavepointWriter:
         found = savepoint_at(place).finish(metadata)
         if found.savepoint != metadata.savepoint:
             raise SavepointError(
-                f"somebody else has written a savepoint to {place.url} meanwhile",
+                f"another savepoint was written to {place.url} meanwhile",
                 what_to_do="give another directory",
             )
         return found

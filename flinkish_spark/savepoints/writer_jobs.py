@@ -1,6 +1,6 @@
-"""The Spark jobs that write the state files of a savepoint, as it was planned.
+"""The Spark jobs that write the state files of a planned savepoint.
 
-The savepoint that a plan comes from is only read.
+The savepoint that a plan starts from is only read.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ if TYPE_CHECKING:
 
 #: About how many bytes of state files one task rewrites.
 _TASK_BYTES = 64 << 20
-#: Types whose values cannot be compared reliably; a job refuses them as keys, too.
+#: Types whose values cannot be compared reliably; jobs refuse them as keys, too.
 _UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, T.VariantType)
 
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """Where a savepoint is written, and from what."""
+    """The target of a new savepoint, and the savepoint that it starts from."""
 
     spark: SparkSession
     place: StoreSpec
-    #: The old one; None for a savepoint from nothing.
+    #: The old savepoint; None for a new one.
     origin: SavepointDir | None
-    #: Opens the names of all files that this writer makes.
+    #: Prefix of the names of all files that this writer makes.
     token: str
     #: Processing time for bootstrap functions.
     now_ms: int
 
 
 def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
-    """Write the state files of one operator; Spark jobs, unless nothing changes."""
+    """Write the state files of one operator; runs Spark jobs, unless nothing changes."""
     if planned.filling is not None:
         chain = planned.filling.chain
         found = _fill(target, uid, planned.state, planned.filling, planned.edits.get(chain, ()))
@@ -87,7 +87,7 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
     written: list[StateFile] = []
     timers: dict[str, tuple[DueTimers, ...]] = {}
     chains = sorted(planned.origin.keys() | planned.edits.keys())
-    # What is stored in several chains has to be known as long as one of them has it.
+    # With several chains the states of the other chains stay known.
     state = planned.state if len(chains) > 1 else replace(planned.state, states={})
     for chain in chains:
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
@@ -164,7 +164,7 @@ def _rewrite(
         target.origin.check_files(old)
         described = [(json.dumps(file.to_json()),) for file in old]
         listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
-        # Where values are shuffled, copies of broadcast state become one.
+        # In a shuffle, the copies of broadcast state become one.
         together = frozenset({BROADCAST_KIND} if edits else ())
         frames.insert(0, listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
     groups = reduce(lambda one, other: one.unionByName(other), frames)
@@ -176,7 +176,7 @@ def _rewrite(
 def _edit_blocks(
     edits: Sequence[EditRows], groups: int, first_part: int
 ) -> tuple[list[DataFrame], dict[int, Edit]]:
-    """Return the rows of edits as blocks, and the edits by their parts."""
+    """Return the rows of edits as blocks, and the edits by part."""
     by_part = dict(enumerate(edits, start=first_part))
     partition = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
     frames = []
@@ -188,7 +188,7 @@ def _edit_blocks(
 
 
 def _add_key_group(frame: DataFrame, groups: int) -> DataFrame:
-    # As a job's `key_by` does it: that looks for the key in this key group.
+    # As in a job's `key_by`, which looks for the key in this key group.
     group = F.pmod(F.col(HASH), F.lit(groups)).cast("int").alias(KEY_GROUP)
     return frame.select(group, "*")
 
@@ -229,7 +229,7 @@ def _failure(uid: str, error: Exception) -> FlinkishError:
             return kind(
                 f"the state of '{uid}' cannot be written",
                 why=says[:1_500],
-                what_to_do="correct that and write again; no savepoint was written",
+                what_to_do="correct the input and write again; no savepoint was written",
             )
     return SavepointError(
         f"the state of '{uid}' cannot be written",

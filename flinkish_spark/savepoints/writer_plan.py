@@ -1,4 +1,4 @@
-"""The plan of a savepoint that is to be written: chains, timers, and what is done to each operator."""
+"""The plan of a new savepoint: its chains, its timers, and the changes to each operator."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 
 
 # A savepoint is restored by uid, but the state of an operator belongs to a chain, and operators in one chain
-# of a job must have stood at the same place.
+# of a job must have had the same source positions.
 Chains = tuple[SavedChain, ...]
 
 
 def add_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
-    """Return the chains with one more operator, and the name of the chain in which it is.
+    """Return the chains with one more operator, and the name of its chain.
 
-    It stands where that chain stood, so it goes with every operator of it, and of chains at the same place.
-    In a savepoint without chains it stands nowhere: whatever source a job puts in front of it begins where
-    it says itself.
+    The operator gets the source positions of that chain, so it can be restored into a chain with any operator
+    at the same positions. In a savepoint without chains it has no positions, and the sources of a job begin
+    where they say themselves.
     """
     if not chains:
         return (SavedChain(Chain((), (uid,), (uid,)), {}),), uid
@@ -63,9 +63,9 @@ def add_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, 
     if beside is None:
         if any(_places(one) != _places(chains[0]) for one in chains):
             raise BootstrapError(
-                f"it is not clear where the new operator '{uid}' stands",
-                why="the chains of the savepoint stood at different places",
-                what_to_do=f"say in front of which it will run: beside={' or '.join(map(repr, names))}",
+                f"it is not clear which source positions the new operator '{uid}' has",
+                why="the chains of the savepoint have different positions",
+                what_to_do=f"name the chain whose positions it has: beside={' or '.join(map(repr, names))}",
             )
         beside = names[0]
     if beside not in names:
@@ -80,7 +80,7 @@ def add_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, 
 
 
 def drop_operator(chains: Chains, uid: str) -> Chains:
-    """Return the chains without an operator; a chain with sources stays, since it says where they stood."""
+    """Return the chains without an operator; a chain with sources stays, since it has their positions."""
     changed = [
         _replace_operators(one, tuple(other for other in one.chain.operators if other != uid))
         for one in chains
@@ -89,7 +89,7 @@ def drop_operator(chains: Chains, uid: str) -> Chains:
 
 
 def rename_operator(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
-    """Return the chains with an operator under another uid, and the chains' new names by the old ones."""
+    """Return the chains with another uid for an operator, and the chains' new names by their old ones."""
 
     def rename(uids: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(new if uid == old else uid for uid in uids)
@@ -103,14 +103,14 @@ def rename_operator(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping
 
 
 def _places(one: SavedChain) -> dict[str, Position]:
-    """Return where all inputs of a chain stood; None for one that Spark had not asked yet."""
+    """Return the positions of all inputs of a chain; None for one that Spark had not read yet."""
     return {name: one.positions.get(name) for name in one.chain.inputs}
 
 
 def _replace_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
-    """Return a chain with other operators; sinks that were known to read it still are."""
+    """Return a chain with other operators and the same sinks."""
     sinks = tuple(sorted(one.readers))
-    # The name stays as long as there are operators, because their state files go by it.
+    # The name stays as long as there are operators, because their state files refer to it.
     consumers = one.chain.consumers if operators else sinks or one.chain.consumers
     return replace(one, chain=replace(one.chain, operators=operators, consumers=consumers), sinks=sinks)
 
@@ -164,7 +164,7 @@ def rename_times(
 def replace_due_timers(
     times: EventTime | None, uid: str, chain: str, chains: Collection[str], due: Iterable[DueTimers]
 ) -> EventTime | None:
-    """Return where time stood, with these timers of an operator in a chain in the place of those it had."""
+    """Return the event time with the timers of an operator in a chain replaced by `due`."""
     own = f"{uid}.{chain}"
     known = {own} if len(chains) > 1 else {uid, own}
     reports = [
@@ -180,7 +180,7 @@ def replace_due_timers(
 
 
 def operator_of(name: str, operators: Collection[str]) -> str:
-    """Return the uid of an operator from a name under which its timers are known."""
+    """Return the uid of the operator whose timers are stored under a name."""
     fitting = [uid for uid in operators if name == uid or name.startswith(f"{uid}.")]
     return max(fitting, key=len, default=name)
 
@@ -197,26 +197,26 @@ def _rename(assigner: str, names: Mapping[str, str]) -> str:
 _WINDOW = (TIMES["from"], TIMES["to"])
 _TOUCHED = TIMES[TOUCHED]
 _NO_FIELDS: Mapping[str, str] = {}
-_ADVICE = "give the columns that reading gives, cast to the types that they have there"
+_ADVICE = "give the columns that the reader returns, with their types there"
 
 
 @dataclass(frozen=True)
 class EditRows:
-    """All entries that a state is to have, or all timers of an operator."""
+    """The new entries of a state, or the new timers of an operator."""
 
-    #: Columns in the order that `edit` says; the key's hash is in front of those of keyed state.
+    #: Columns in the order of `edit`; for keyed state, after the key's hash.
     frame: DataFrame
     edit: Edit
 
 
 def partition_rows(frame: DataFrame, uid: str, name: str, kind: str) -> EditRows:
-    """Return the rows of a state without keys, checked as far as that is possible without reading them."""
+    """Return the rows for a state without keys, after the checks that need no read of the rows."""
     _refuse_streaming(frame)
     names = ("key", "value") if kind == BROADCAST_KIND else ("item",)
     if set(frame.columns) != set(names):
         raise SchemaError(
-            f"the {kind} '{name}' of '{uid}' is given as {', '.join(frame.columns)}",
-            what_to_do=f"give the columns that reading it gives: {' and '.join(names)}",
+            f"the {kind} '{name}' of '{uid}' cannot have the columns {', '.join(frame.columns)}",
+            what_to_do=f"give the columns that the reader returns: {' and '.join(names)}",
         )
     ordered = frame.select(*names)
     return EditRows(ordered, EditedPartition(PREFIXES[kind] + name, arrow_schema(ordered.schema), kind))
@@ -225,27 +225,27 @@ def partition_rows(frame: DataFrame, uid: str, name: str, kind: str) -> EditRows
 def _refuse_streaming(frame: DataFrame) -> None:
     if frame.isStreaming:
         raise ConfigError(
-            "state and timers cannot be made of a streaming DataFrame", what_to_do="use spark.read"
+            "state and timers cannot come from a streaming DataFrame", what_to_do="use spark.read"
         )
 
 
 def state_rows(
     frame: DataFrame, uid: str, name: str, key_types: Sequence[str], stored: pa.Schema | None
 ) -> EditRows:
-    """Return the rows of a state, checked as far as that is possible without reading them."""
+    """Return the rows for a state, after the checks that need no read of the rows."""
     _refuse_streaming(frame)
     fields = {} if stored is None else fields_by_column(stored)
     layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
     _check_same_slots(layout.schema, stored, uid, name)
     if len(layout.values) == 1:
-        # A null is what a state has that has nothing.
+        # A null means that the key has no value.
         frame = frame.where(F.col(quoted(columns[-1].name)).isNotNull())
     selected, schema = _add_hash(frame, columns, len(key_types))
     return EditRows(selected, EditedState(STATE_SECTION + name, schema, layout.schema))
 
 
 def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows:
-    """Return the timers of an operator, checked as far as that is possible without reading them."""
+    """Return the timers for an operator, after the checks that need no read of the rows."""
     _refuse_streaming(frame)
     for window in _WINDOW:
         if window not in frame.columns:
@@ -258,7 +258,7 @@ def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows
 
 
 def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
-    """Return the columns of timers in the order in which they travel."""
+    """Return the columns of timers in the order of blocks."""
     what, windows = f"the timers of '{uid}'", dict.fromkeys(_WINDOW, "timestamp")
     wanted = {**_name_key_columns(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
     _check_types(schema, wanted, what)
@@ -269,7 +269,7 @@ def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> li
 
 
 def _add_hash(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
-    """Return columns, the first of which are keys, behind their hash, and what they are in a block."""
+    """Return the columns after a hash of the first `keys` ones, and their schema in a block."""
     named = [F.col(quoted(one.name)) for one in columns]
     selected = frame.select(
         F.xxhash64(*named[:keys]).alias(HASH), *(one.alias(f"c{number}") for number, one in enumerate(named))
@@ -279,7 +279,7 @@ def _add_hash(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> 
 
 
 def _name_key_columns(key_types: Sequence[str]) -> dict[str, str]:
-    """Return the types of the key's columns by their names."""
+    """Return the types of the key columns by name."""
     if len(key_types) == 1:
         return {"key": key_types[0]}
     return {f"key_{number}": kind for number, kind in enumerate(key_types)}
@@ -300,7 +300,7 @@ def state_columns(
     key_types: Sequence[str],
     fields: Mapping[str, str] = _NO_FIELDS,
 ) -> tuple[TableLayout, list[T.StructField]]:
-    """Return how a state with these columns is stored, and the columns in stored order."""
+    """Return the stored layout of a state with these columns, and the columns in stored order."""
     what = f"the state '{name}' of '{uid}'"
     keys, given = _name_key_columns(key_types), {field.name: field for field in schema}
     ours = given.keys() - set(fields)
@@ -317,7 +317,7 @@ def state_columns(
         if _TOUCHED not in given or not isinstance(values[0].dataType, T.ArrayType | T.MapType):
             raise SchemaError(
                 f"{what} has the column {EACH_TOUCHED_AT}",
-                why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
+                why=f"only lists and maps with a time to live have it, together with {_TOUCHED}",
                 what_to_do=_ADVICE,
             )
         times.append(EACH_TOUCHED_AT)
@@ -345,7 +345,7 @@ def fields_by_column(stored: pa.Schema) -> dict[str, str]:
 
 
 def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:
-    """Refuse other windows and times than the state has: its operator could not read them."""
+    """Refuse other windows and times than the state has, since its operator could not read them."""
     own, before = (
         [] if one is None else sorted(TIMES[field.name] for field in one if field.name in TIMES)
         for one in (schema, stored)
@@ -361,7 +361,7 @@ def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, nam
 def find_stored_columns(
     place: SavepointDir | None, files: Sequence[StateFile], name: str
 ) -> pa.Schema | None:
-    """Return the stored columns of a state, of the first key group that has it; None if none has."""
+    """Return the stored columns of a state in the first key group that has it; None if none has."""
     for file in files:
         assert place is not None
         for _, value in file_values(place.place, file):
@@ -383,13 +383,13 @@ class Filling:
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    #: Of which `states` are known for what is stored already.
+    #: Its `states` are those that are stored already.
     state: OperatorState
-    #: State files of the old savepoint, as they are named there, by the present name of the chain.
+    #: State files of the old savepoint, by the present name of their chain.
     origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
-    #: By chain, states that are replaced.
+    #: Replaced states, by chain.
     edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
-    #: For an operator that is new; it has no origin, and only edits of states without keys.
+    #: For a new operator, which has no origin and only edits of states without keys.
     filling: Filling | None = None
 
     def add_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
@@ -397,7 +397,7 @@ class PlannedOperator:
         return replace(self, edits={**self.edits, chain: (*others, rows)})
 
     def rename_chains(self, names: Mapping[str, str]) -> PlannedOperator:
-        """Return the plan with other names of chains, by the old ones."""
+        """Return the plan with new names of chains, given by the old ones."""
         filling = self.filling
         if filling is not None:
             filling = replace(filling, chain=names.get(filling.chain, filling.chain))
@@ -413,28 +413,28 @@ class WrittenOperator:
     #: With all of its states.
     state: OperatorState
     files: tuple[StateFile, ...]
-    #: By chain in which the timers are new: key group, next event-time timer, next processing-time timer.
+    #: Key groups with their next timers by both clocks, by chain, for chains with new timers.
     due: Mapping[str, tuple[DueTimers, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WriterPlan:
-    """A value; writers make others of it. It refers to files of the savepoint that it comes from."""
+    """An immutable plan, which refers to the files of the savepoint that it starts from."""
 
-    #: What is taken over as it is.
+    #: The metadata that are taken over unchanged.
     metadata: SavepointMetadata
-    #: The savepoint that the new one begins as a copy of; None for none.
+    #: The savepoint that the new one starts as a copy of; None for an empty one.
     origin: SavepointDir | None
     operators: Mapping[str, PlannedOperator]
-    #: As they will be, without the timers that are new.
+    #: Chains and event time of the new savepoint, without the new timers.
     chains: Chains
     times: EventTime | None
-    #: Of operators that are added.
+    #: Number of key groups of added operators.
     max_parallelism: int
 
     @classmethod
     def create_empty(cls, job: str, shuffle_partitions: int, max_parallelism: int) -> WriterPlan:
-        """Return the plan of an empty savepoint; its checkpoint is 0, which no job has."""
+        """Return the plan of an empty savepoint, of checkpoint 0, which no job has."""
         metadata = SavepointMetadata(
             savepoint=uuid.uuid4().hex,
             job=job,
@@ -480,7 +480,7 @@ class WriterPlan:
         return found
 
     def find_keyed_operator(self, uid: str) -> PlannedOperator:
-        """Return an operator whose keyed state is stored."""
+        """Return an operator with stored keyed state; refuse other operators."""
         planned = self.find_operator(uid)
         if not planned.state.key_types:
             raise BootstrapError(
@@ -491,12 +491,12 @@ class WriterPlan:
             raise BootstrapError(
                 f"the operator '{uid}' is new in this writer",
                 why="its keyed state is made by one function",
-                what_to_do="let that fill the state; or write the savepoint, and edit that one",
+                what_to_do="let that function fill the state; or write the savepoint, and edit that one",
             )
         return planned
 
     def chain_of(self, uid: str, chain: str | None) -> str:
-        """Return the name of the chain in which an operator has the state that is meant."""
+        """Return the name of the chain with an operator's state; refuse a missing or ambiguous one."""
         having = [one.chain.name for one in self.chains if uid in one.chain.operators]
         known = sorted(self.find_operator(uid).origin) or having
         if chain is None and len(known) == 1:

@@ -295,7 +295,7 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
         read(bucket.url, scratch=bucket.below("scratch").url)
     doubled = read_state(spark, saved, "counts", "count", **options).selectExpr("key", "value * 2 AS value")
     writer = SavepointWriter.from_existing(spark, saved, **options).replace_state("counts", "count", doubled)
-    with pytest.raises(SavepointError, match="are in each other"):
+    with pytest.raises(SavepointError, match="inside or around the savepoint"):
         writer.write(saved, **options)
     writer.write(edited, **options)
     with pytest.raises(SavepointError, match="Another savepoint is there"):

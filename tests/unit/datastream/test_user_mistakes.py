@@ -84,7 +84,7 @@ def asked(function: Any) -> ProgramHarness:
 )
 def test_a_state_that_open_has_not_asked_for_is_refused_by_name(function: Any) -> None:
     with pytest.raises(
-        UndeclaredStateError, match=r"'asks' uses the state 'other', for .* states are asked for in open\(\)"
+        UndeclaredStateError, match=r"'asks' uses the state 'other', which its open\(\) has not declared"
     ):
         asked(function)
 

@@ -64,8 +64,8 @@ def test_each_uid_has_a_fate() -> None:
     assert str(found).splitlines() == [
         "in       restored  source    kafka",
         "totals   restored  operator  state by string, 128 key groups",
-        "average  new       operator  it begins with nothing",
-        "catalog  restored  hook      it gets what it gave",
+        "average  new       operator  it begins without state",
+        "catalog  restored  hook      it gets its state back",
         "alarms   dropped   operator  refused unless non_restored=NonRestoredState.ALLOW",
     ]
 
@@ -74,7 +74,7 @@ def test_what_may_be_left_behind_is_no_reason_to_refuse() -> None:
     allowed = RestoreRules(non_restored=NonRestoredState.ALLOW)
     found = compare_saved(saved(), program(totals=STRINGS), allowed)
     assert not found.is_refused and found.uids(Fate.DROPPED) == ("alarms",)
-    assert found.parts[-1].says == "what it keeps is left behind"
+    assert found.parts[-1].says == "its state is dropped"
 
 
 def test_what_has_changed_is_refused_with_all_its_reasons() -> None:
@@ -108,4 +108,4 @@ def test_chains_that_stood_at_different_places_are_refused_by_name() -> None:
 
 def test_without_anything_there_is_nothing_to_say() -> None:
     empty = saved(operators={}, sources={}, hooks={})
-    assert str(compared(empty, JobShape({}, {}), RestoreRules())) == ""
+    assert str(compare_saved(empty, JobShape({}, {}), RestoreRules())) == ""

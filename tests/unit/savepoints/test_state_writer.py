@@ -211,7 +211,7 @@ class Never(Fills):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (Emits(), "it emits, and a bootstrap has no output"),
+        (Emits(), "it emits rows, and a bootstrap has no output"),
         (Breaks(), "KeyError: 3 .*key 'ann'"),
         (WrongType(), "cannot hold 'seven'"),
     ],
@@ -466,7 +466,7 @@ class Bootstraps(KeyedStateBootstrapFunction):
     [
         (5, [5], "as many times as elements"),
         (5, [5, None], "one is null"),
-        (5, [2, 4], "the latest of an entry is its touched_at; leave each_touched_at out"),
+        (5, [2, 4], "the latest one must be the entry's touched_at; leave each_touched_at out"),
         (5, [5, 0.0005], "whole milliseconds"),
     ],
 )
@@ -663,7 +663,7 @@ def test_a_new_operator_stands_where_the_chain_beside_it_stood() -> None:
     other = SavedChain(
         Chain(("clicks",), ("clicked",), ("clicked",)), {"clicks": {"clicks": {"0": 1}}}, ("other",)
     )
-    with pytest.raises(BootstrapError, match=r"not clear where.*beside='totals' or 'clicked'"):
+    with pytest.raises(BootstrapError, match=r"not clear which.*beside='totals' or 'clicked'"):
         add_operator((*known, other), "counts", None)
     with pytest.raises(BootstrapError, match="no chain 'x'"):
         add_operator((*known, other), "counts", "x")

@@ -103,7 +103,7 @@ def test_an_owner_that_is_none_is_damage_for_every_reader(stored: bytes, owner: 
         lambda given: whole_group(given, NoBases()),
         lambda given: unpack_tables("operator", "broadcast state", {}, given),
     ):
-        with pytest.raises(FrameError, match="whose the state is"):
+        with pytest.raises(FrameError, match="with the owner of the state"):
             read(value)
 
 

@@ -219,7 +219,7 @@ class SourceOptions:
     upstream: UpstreamJob | None
     upstream_start: str
     held_source: str = ""
-    to_held_path: str = ""
+    held_path: str = ""
     pace: RateLimit = field(default_factory=RateLimit)
 
 
@@ -277,7 +277,7 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
         upstream=_upstream(given),
         upstream_start=given.text(UPSTREAM_START) or "",
         held_source=given.text(HELD_SOURCE) or "",
-        to_held_path=given.text(HELD_PATH) or "",
+        held_path=given.text(HELD_PATH) or "",
         pace=_pace(given),
     )
 

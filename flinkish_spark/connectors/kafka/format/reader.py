@@ -301,7 +301,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _held_back(self, begin: Mapping[Place, int], end: dict[Place, int]) -> dict[Place, int]:
         """Return the ends, at the beginning where a partition is too far ahead of others in event time."""
-        held = read_held(self._options.to_held_path, self._options.held_source)
+        held = read_held(self._options.held_path, self._options.held_source)
         if held == NONE_HELD:
             return end
         wanted = self._options.subscription
