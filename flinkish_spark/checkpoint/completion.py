@@ -16,7 +16,7 @@ from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, decide
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
 from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
-from flinkish_spark.checkpoint.failures import Patience, classify
+from flinkish_spark.checkpoint.failures import RetryPolicy, classify
 from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.core.clock import backoff_ms
 from flinkish_spark.core.errors import (
@@ -119,13 +119,13 @@ class Completion:
     def _why_dead(
         self, checkpoint: CheckpointId, uid: str, committables: Sequence[Committable]
     ) -> Mapping[int, str]:
-        committer, patience = self._job.committers[uid], Patience()
+        committer, retries = self._job.committers[uid], RetryPolicy()
         pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         while True:
             try:
                 return committer.why_dead(committables)
             except Exception as error:
-                fault = patience.takes(error)
+                fault = retries.check(error)
                 if self._is_stopping():
                     raise JobInterruptedError(f"checkpoint {checkpoint}") from error
                 LOG.warning("checkpoint %s waits for sink '%s': %s", checkpoint, uid, fault)
@@ -170,7 +170,7 @@ class Completion:
         return is_all_swept
 
 
-def decision_of(
+def make_decision(
     pending: PendingCheckpoint, batches: tuple[StagedBatch, ...], parts: CoordinatorParts
 ) -> Decision:
     """Return the COMMIT of a checkpoint whose turn has come."""

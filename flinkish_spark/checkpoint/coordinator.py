@@ -11,7 +11,7 @@ from functools import partial
 from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
 from flinkish_spark.checkpoint.barriers import BarrierCounter, BarrierMismatch, SourceWaits
 from flinkish_spark.checkpoint.commit import JobInterruptedError
-from flinkish_spark.checkpoint.completion import Completion, CoordinatorParts, decision_of
+from flinkish_spark.checkpoint.completion import Completion, CoordinatorParts, make_decision
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
 from flinkish_spark.checkpoint.hooks import HookError
 from flinkish_spark.checkpoint.statistics import StagedAges
@@ -274,7 +274,7 @@ class CheckpointCoordinator:
             if pending.batch is not None and self._job.log.read(COMMITS, pending.batch) is not None:
                 self._job.observer.after(Step.SPARK_COMMIT, str(pending.batch))
                 self._carry_out(self._state.on_commit_log(pending.checkpoint))
-        self._ages.look(self._undecided)
+        self._ages.check(self._undecided)
         self._parts.time.wake()
         self._carry_out(self._state.on_time(self._job.clock.monotonic_ms()))
         if self._final_again_ms is not None and self._job.clock.monotonic_ms() >= self._final_again_ms:
@@ -359,7 +359,7 @@ class CheckpointCoordinator:
                 case P.Decide(checkpoint, batch):
                     pending = next(one for one in self._state.open if one.checkpoint == checkpoint)
                     batches = tuple(s for s in self._undecided if s.batch <= batch)
-                    decision = decision_of(pending, batches, self._parts)
+                    decision = make_decision(pending, batches, self._parts)
                     self._workers.begin(f"complete-{checkpoint}", partial(self._complete, decision))
                 case P.Abort():
                     self._abort(effect)

@@ -340,13 +340,13 @@ def kind_of(error: FlinkishError) -> str:
     return str(error.facts.get("kind") or type(error).__name__)
 
 
-class Patience:
+class RetryPolicy:
     """Decides which errors a loop retries: outages without end, other restartable ones a few times."""
 
     def __init__(self) -> None:
         self._repeated = RepeatedFailures()
 
-    def takes(self, error: Exception) -> FlinkishError:
+    def check(self, error: Exception) -> FlinkishError:
         """Return the classified error if another try makes sense; raise it otherwise."""
         known = classify(error)
         if known.restartable and is_outage(known):

@@ -87,7 +87,7 @@ class JobLock:
             raise self._to_store_error(error) from error
         self._file = file
 
-    def look(self) -> None:
+    def check_free(self) -> None:
         """Raise OwnedElsewhereError if a process holds the lock; takes and writes nothing."""
         try:
             file = OwnFile(self._path, os.O_RDWR)
@@ -101,7 +101,7 @@ class JobLock:
         finally:
             file.close()
 
-    def took_over(self, epoch: OwnerEpoch) -> None:
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
         """Do nothing: the lock is held."""
 
     def release(self) -> None:
@@ -220,11 +220,11 @@ class BeatLease:
             raise self._refusal(holder, is_known=False)
         LOG.warning("nothing was heard for %s ms of the owner %s, %s", self._lease_ms, epoch, holder)
 
-    def took_over(self, epoch: OwnerEpoch) -> None:
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
         """Start to beat as this owner, in a thread of its own."""
         self._stop()
         self._mine, self._stopping = epoch, threading.Event()
-        self._thread = self._threads.start("flinkish-beat", partial(self._beats, epoch, self._stopping))
+        self._thread = self._threads.start("flinkish-beat", partial(self._beat, epoch, self._stopping))
 
     def release(self) -> None:
         """Stop to beat and write that this owner has ended; a second call does nothing."""
@@ -242,7 +242,7 @@ class BeatLease:
             self._thread.join()
             self._thread = None
 
-    def _beats(self, epoch: OwnerEpoch, stopping: threading.Event) -> None:
+    def _beat(self, epoch: OwnerEpoch, stopping: threading.Event) -> None:
         for count in itertools.count(1):
             try:
                 self._job_dir.note_owner(epoch, _BEAT, str(count))

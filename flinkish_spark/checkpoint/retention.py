@@ -543,16 +543,16 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
     newest = job_dir.newest_commit()
     if newest is not None and newest.lineage < job_dir.history().log_began_in:
         newest = None
-    before = BucketLog.newest_begun(log.store, OwnerEpoch(log.epoch))
+    before = BucketLog.find_newest_complete(log.store, OwnerEpoch(log.epoch))
     if before is not None:
         older = log.open_sibling(f"spark/{before}")
-        log.take_query_from(older)
+        log.copy_query_files(older)
         intent = job_dir.open_rewind()
         # A new log has its seed already, and the older state may be deleted.
         if newest is not None and (intent is None or intent.kind is not RewindKind.RESEED):
             if job_dir.receipt(newest.checkpoint) is None:
                 # Its data may be lost; then its micro-batches have to be staged again, one by one.
-                log.take_entries_from(older, OFFSETS, [staged.batch for staged in newest.batches])
+                log.copy_entries(older, OFFSETS, [staged.batch for staged in newest.batches])
             try:
                 pins(older).pin(newest)
                 pins(log).restore(newest.checkpoint)
@@ -561,7 +561,7 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
                 LOG.error("checkpoint %s cannot be gone on from: %s", newest.checkpoint, error)
     # This order matters: the folder is complete by now. The next owner goes on from the newest complete
     # folder, so a crash before this line does no harm.
-    log.note_begun()
+    log.mark_complete()
 
 
 #: Confirmed checkpoints between two searches for deletable ones, in a bucket: a search takes five requests.

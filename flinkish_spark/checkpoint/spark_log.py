@@ -174,7 +174,7 @@ class SparkLog:
         epoch, mine = _epoch_in(name), _epoch_in(self._own_name)
         return epoch is not None and mine is not None and epoch <= mine
 
-    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
+    def find_first_offsets(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
         """Return where the sources stood before the first micro-batch, as far as they have recorded it."""
         found = list(self.first_positions().values())
         begins = self.store.list(f"{SEEDS}/{lineage}/begin")
@@ -253,13 +253,13 @@ class BucketLog(SparkLog):
         return BucketLog(self.store, folder, self._locate(folder))
 
     @staticmethod
-    def newest_begun(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
+    def find_newest_complete(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
         """Return the newest owner epoch under `below` whose folder is complete; None if there is none."""
         epochs = SealedObjects(store, "the job directory").numbers("spark")
         newest = max((epoch for epoch in epochs if epoch < below.value), default=None)
         return None if newest is None else OwnerEpoch(newest)
 
-    def take_query_from(self, older: BucketLog) -> None:
+    def copy_query_files(self, older: BucketLog) -> None:
         for known in _OF_THE_QUERY:
             with contextlib.suppress(ObjectMissing):
                 self.files.copy(f"{older.folder}/{known}", f"{self.folder}/{known}")
@@ -268,13 +268,13 @@ class BucketLog(SparkLog):
                 if not _name(below).startswith("."):
                     self.files.copy(f"{older.folder}/{known}/{below}", f"{self.folder}/{known}/{below}")
 
-    def take_entries_from(self, older: BucketLog, log: str, batches: Iterable[BatchId]) -> None:
+    def copy_entries(self, older: BucketLog, log: str, batches: Iterable[BatchId]) -> None:
         """Copy the entries of micro-batches, as far as they exist."""
         for batch in batches:
             with contextlib.suppress(ObjectMissing):
                 self.files.copy(f"{older.folder}/{log}/{batch}", f"{self.folder}/{log}/{batch}")
 
-    def note_begun(self) -> None:
+    def mark_complete(self) -> None:
         self.store.put(f"{self.folder}.json", seal("spark-log", {}))
 
     def retire(self, lineage: Lineage) -> None:
@@ -287,7 +287,7 @@ class BucketLog(SparkLog):
     def begin_replay(self, checkpoint: CheckpointId) -> BucketLog:
         self.end_replay()
         begun = self.open_sibling(f"{REPLAY}/{self._own_name}-{checkpoint}")
-        begun.take_query_from(self)
+        begun.copy_query_files(self)
         return begun
 
     def end_replay(self) -> None:

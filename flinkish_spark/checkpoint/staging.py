@@ -26,7 +26,7 @@ class OwnerLock(Protocol):
     def acquire(self) -> None:
         """Take the lock, or raise OwnedElsewhereError at once; after LivenessUnknown, try again."""
 
-    def took_over(self, epoch: OwnerEpoch) -> None:
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
         """Note the owner epoch that the holder has taken."""
 
     def release(self) -> None:
@@ -36,10 +36,10 @@ class OwnerLock(Protocol):
 def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
     """Return a micro-batch that Spark has logged, in the form that tasks get."""
     earlier = None if batch == BatchId(0) else _read_offsets(log, BatchId(batch.value - 1))
-    return MicroBatch.logged(batch.value, _position(log, batch), earlier)
+    return MicroBatch.logged(batch.value, _read_position(log, batch), earlier)
 
 
-def _position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
+def _read_position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
     logged = _read_offsets(log, batch)
     if logged is None:
         raise CorruptObjectError(
@@ -78,7 +78,7 @@ class StagingContext:
 
     def find_position_after(self, batch: BatchId) -> LoggedOffsets:
         """Return the end offsets of the sources in a running micro-batch."""
-        return _position(self.log, batch)
+        return _read_position(self.log, batch)
 
     def _find_drawn(self, batch: BatchId) -> CheckpointId:
         logged = _read_offsets(self.log, batch)

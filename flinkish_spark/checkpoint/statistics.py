@@ -498,7 +498,7 @@ class StagedAges:
         #: By sink, the oldest micro-batch for which the warning was given.
         self._said: dict[str, _Key] = {}
 
-    def look(self, waiting: Sequence[StagedBatch]) -> None:
+    def check(self, waiting: Sequence[StagedBatch]) -> None:
         """Check the micro-batches that are staged and not confirmed, in order; called often."""
         if not waiting or not self._lifetimes:
             self._began_ms.clear()

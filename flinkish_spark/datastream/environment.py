@@ -89,13 +89,13 @@ from flinkish_spark.reporters.reporter import ReportedJob, Reporter, Reporting
 from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.comparison import (
     Comparison,
-    as_if_saved,
     compare_saved,
     compare_with_savepoint,
+    make_initial_metadata,
 )
 from flinkish_spark.savepoints.files import RestoreSettings
 from flinkish_spark.savepoints.restore import job_shape
-from flinkish_spark.savepoints.seeds import beginning_of, shuffle_partitions_of
+from flinkish_spark.savepoints.seeds import find_beginning, shuffle_partitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -544,7 +544,7 @@ class StreamExecutionEnvironment:
         """
         hooks = self._hook_names()
         if isinstance(other, StreamExecutionEnvironment):
-            saved = as_if_saved(other.graph, other._planned(other.graph), other._hook_names())
+            saved = make_initial_metadata(other.graph, other._planned(other.graph), other._hook_names())
             return compare_saved(
                 saved, job_shape(self.graph, self._planned(self.graph), hooks), RestoreRules()
             )
@@ -565,7 +565,7 @@ class StreamExecutionEnvironment:
             # What cannot be read now is told by the start, with what to do.
             with contextlib.suppress(FlinkishError):
                 job_dir = open_job_dir(self._place)
-                chosen = shuffle_partitions_of(job_dir, beginning_of(job_dir, self._place))
+                chosen = shuffle_partitions_of(job_dir, find_beginning(job_dir, self._place))
         return fitting_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
 
     def _hook_names(self) -> list[str]:
@@ -888,7 +888,7 @@ def _manifest(given: Manifest) -> Manifest:
 def _refuse_second(place: StoreSpec, standby: Standby) -> None:
     """Refuse at once to start a job that runs; in a bucket only the start itself can tell."""
     if place.is_local and standby is Standby.REFUSE:
-        JobLock.from_folder(place.folder).look()
+        JobLock.from_folder(place.folder).check_free()
 
 
 def _say(text: str) -> None:

@@ -35,7 +35,7 @@ from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.savepoints import changed_meaning
 from flinkish_spark.protocol.versions import SparkMinor, VersionStep, step_to
 from flinkish_spark.savepoints.restore import Restore, check_rescale, find_begun_chains
-from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
+from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, find_claimant
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,7 +202,7 @@ def record_job(
         RESTORED_FROM: savepoint,
         _MEANING: {uid: dict(shape.meaning) for uid, shape in planned.operators.items()},
     }
-    claimed_as = claimant(job_dir)
+    claimed_as = find_claimant(job_dir)
     if claimed_as is not None:
         # Who looks at a claimed savepoint finds the job by it.
         at_first["uuid"] = str(claimed_as)

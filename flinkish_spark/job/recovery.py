@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from flinkish_spark.checkpoint.commit import Confirmation, JobInterruptedError, refuse_another_timeline
 from flinkish_spark.checkpoint.context import JobContext
-from flinkish_spark.checkpoint.failures import Patience, classify
+from flinkish_spark.checkpoint.failures import RetryPolicy, classify
 from flinkish_spark.checkpoint.spark_log import missing_entry
 from flinkish_spark.contracts.sink import ShownOrder
 from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
@@ -322,14 +322,14 @@ class Recovery:
         self._log.end_replay()
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        patience = Patience()
+        retries = RetryPolicy()
         while True:
             try:
                 return ask()
             except JobInterruptedError:
                 raise
             except Exception as error:
-                self._wait("recovery", str(patience.takes(error)))
+                self._wait("recovery", str(retries.check(error)))
 
     def _wait(self, what: str, detail: str) -> None:
         if self._must_give_up():

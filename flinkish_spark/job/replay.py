@@ -142,7 +142,7 @@ class _Replay:
 
     def _began_at(self) -> LoggedOffsets:
         parts = self.parts
-        return parts.job.log.began_at(parts.job.job_dir.history().log_began_in)
+        return parts.job.log.find_first_offsets(parts.job.job_dir.history().log_began_in)
 
     def _why_no_state(self, before: Decision) -> str:
         pins = self.parts.job.pins

@@ -494,7 +494,7 @@ class SparkEngine:
             marks_latency=settings.latencies is not None,
             calls=AsyncPlace(settings.job_dir, self._job, workers, partial(_add_cost, self._costs)),
             bundles_per_partition=self._savepoints.bundles_per_partition(beginning),
-            recorded=self._savepoints.layout_so_far(),
+            recorded=self._savepoints.find_layout(),
         )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)

@@ -542,7 +542,7 @@ class Supervisor:
         with waiting("the job directory to be taken over"):
             ownership = take_over(self._job_dir, settings.clock, settings.token)
             if self._lock is not None:
-                self._lock.took_over(ownership.epoch)
+                self._lock.on_taken_over(ownership.epoch)
         self.states.on_taken_over(ownership.epoch)
         with waiting("Spark's log to be fenced"):
             log = engine.fenced_log(ownership)

@@ -13,7 +13,7 @@ from functools import partial
 
 from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.context import JobContext
-from flinkish_spark.checkpoint.failures import Patience
+from flinkish_spark.checkpoint.failures import RetryPolicy
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.clock import GivenUp, outcome_of
 from flinkish_spark.core.watchdog import note_failure
@@ -53,7 +53,7 @@ def settle_timeline(job: JobContext) -> bool:
 
 
 def _all_marks(job: JobContext) -> list[_Found]:
-    patience = Patience()
+    retries = RetryPolicy()
     while True:
         try:
             # Only asking: a question that hangs, and is left alone, changes nothing. A stop waits for it: it
@@ -63,7 +63,7 @@ def _all_marks(job: JobContext) -> list[_Found]:
         except GivenUp:
             raise JobInterruptedError(_ASKING) from None
         except Exception as error:
-            fault = patience.takes(error)
+            fault = retries.check(error)
             LOG.warning("the start waits for what sinks and sources hold: %s", fault)
             note_failure(str(fault))
             if job.must_give_up():

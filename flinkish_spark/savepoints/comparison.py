@@ -105,7 +105,9 @@ def compare_with_savepoint(
     return compare_saved(saved, job_shape(graph, plan(graph), hooks), settings.rules)
 
 
-def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> SavepointMetadata:
+def make_initial_metadata(
+    graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]
+) -> SavepointMetadata:
     """Return the metadata of a savepoint that a program would write before reading any record."""
     chains = tuple(SavedChain(chain, {}, sinks) for chain, sinks in planned.read_by.items())
     return SavepointMetadata(

@@ -30,8 +30,8 @@ from flinkish_spark.state.key_group import (
     TIMERS,
     describe_group,
     infer_layout,
+    inline_base,
     read_tables,
-    whole_group,
 )
 from flinkish_spark.state.savepoint_files import state_in
 from flinkish_spark.types.arrow_types import spark_type
@@ -152,7 +152,7 @@ class StoreValues:
         bases = BaseFiles(MappedBases(self.bases), 0, None)
         for batch in batches:
             for stored in batch.column(0).to_pylist():
-                value = whole_group(stored, bases)
+                value = inline_base(stored, bases)
                 describe_group(value, self.operator)
                 yield value
 

@@ -27,7 +27,7 @@ from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, Stat
 from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
-from flinkish_spark.state.key_group import describe_group, unbundle_groups, whole_group
+from flinkish_spark.state.key_group import describe_group, inline_base, unbundle_groups
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing
@@ -67,7 +67,7 @@ class _WriteStateFile:
                 rows = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
                 for route, stored in rows:
                     # Merges the base here, where its file is: a savepoint holds all of its state itself.
-                    value, bundle = whole_group(stored, self._bases), self._bundle_of_route[route]
+                    value, bundle = inline_base(stored, self._bases), self._bundle_of_route[route]
                     states.update(describe_group(value, self._operator).types)
                     groups = {bundle: value}
                     if bundle >= 0 and len(self._bundling.groups_of(bundle)) > 1:

@@ -133,10 +133,10 @@ class SavepointDir:
                     file, f"it has {path.stat().st_size} bytes instead of {file.size_bytes}"
                 )
 
-    def bring(self, files: Collection[StateFile], target: StoreSpec) -> None:
-        """Copy files durably to a place and verify their checksums; raises as :meth:`take`."""
+    def copy_to_place(self, files: Collection[StateFile], target: StoreSpec) -> None:
+        """Copy files durably to a place and verify their checksums; raises as :meth:`copy_to_folder`."""
         if self.place.is_local and target.is_local:
-            self.take(files, target.folder)
+            self.copy_to_folder(files, target.folder)
             return
         store = target.open()
         for file in files:
@@ -148,7 +148,7 @@ class SavepointDir:
     def _read(self, file: StateFile) -> bytes:
         return self._path_of(file).read_bytes()
 
-    def take(self, files: Collection[StateFile], folder: Path) -> None:
+    def copy_to_folder(self, files: Collection[StateFile], folder: Path) -> None:
         """Link or copy files to `folder` and verify their checksums."""
         for file in files:
             source, target = self._path_of(file), folder / file.path
@@ -205,7 +205,7 @@ class SavepointDir:
     def prepare(self) -> None:
         """Make the directory durably, or check that it has no foreign files."""
         try:
-            strange = next(_strangers(self.path), None) if self.path.is_dir() else None
+            strange = next(_find_foreign_paths(self.path), None) if self.path.is_dir() else None
             is_claimed = os.path.lexists(self.path / CLAIM_KEY)
             if not strange and not is_claimed:
                 make_directories(self.path)
@@ -379,7 +379,7 @@ def _bucket_of(place: StoreSpec) -> str:
     return "/".join(place.url.split("/")[:3])
 
 
-def _strangers(root: Path) -> Iterator[Path]:
+def _find_foreign_paths(root: Path) -> Iterator[Path]:
     """Yield paths in a savepoint's directory that no export wrote; symbolic links are not followed."""
     for path in sorted(root.iterdir()):
         if path.name == STATE_FOLDER and path.is_dir() and not path.is_symlink():

@@ -19,10 +19,10 @@ from flinkish_spark.savepoints.files import check_outside, savepoint_at, target_
 from flinkish_spark.savepoints.restore import Rescaling
 from flinkish_spark.savepoints.seeds import (
     SeedKeeper,
-    beginning_of,
     bundles_per_partition_of,
-    claimant,
-    layout_so_far,
+    find_beginning,
+    find_claimant,
+    find_layout,
     read_layout,
     shuffle_partitions_of,
 )
@@ -59,7 +59,7 @@ class JobSavepoints:
     sources: Sequence[SourceNode]
 
     def beginning(self) -> Beginning:
-        return beginning_of(self.job_dir, self.root)
+        return find_beginning(self.job_dir, self.root)
 
     def shuffle_partitions(self) -> int:
         """Return the number of shuffle partitions of the live lineage."""
@@ -72,8 +72,8 @@ class JobSavepoints:
         """Return the number of bundles per partition in the live lineage."""
         return bundles_per_partition_of(self.job_dir, beginning)
 
-    def layout_so_far(self) -> PlanLayout | None:
-        return layout_so_far(self.job_dir)
+    def find_layout(self) -> PlanLayout | None:
+        return find_layout(self.job_dir)
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage; do nothing if the savepoint exists already.
@@ -162,4 +162,4 @@ class JobSavepoints:
         )
 
     def keeper(self) -> SeedKeeper:
-        return SeedKeeper(self.root, self.beginning(), claimant(self.job_dir))
+        return SeedKeeper(self.root, self.beginning(), find_claimant(self.job_dir))

@@ -45,11 +45,11 @@ from flinkish_spark.savepoints.files import (
 )
 from flinkish_spark.savepoints.seeds import (
     become_claimant,
-    beginning_of,
     bundles_per_partition_of,
-    claimant,
+    find_beginning,
+    find_claimant,
+    find_layout,
     find_lost_seed,
-    layout_so_far,
     read_layout,
     remove_below,
     shuffle_partitions_of,
@@ -99,8 +99,8 @@ def find_begun_chains(
     graph: StreamGraph, job_dir: JobDir, root: StoreSpec, restore: RestoreSettings | None
 ) -> frozenset[str] | None:
     """Return the names of the chains that a job has begun, or has to begin, with; None if it is free."""
-    beginning = beginning_of(job_dir, root)
-    layout = layout_so_far(job_dir)
+    beginning = find_beginning(job_dir, root)
+    layout = find_layout(job_dir)
     if layout is not None:
         return frozenset(one.chain for one in layout.operators)
     if beginning.seed is not None:
@@ -156,7 +156,7 @@ class Restore:
         place = savepoint_at(self.settings.place)
         metadata = place.metadata()
         self._fit(metadata, self.settings)
-        place.check_unclaimed(claimant(self.job_dir))
+        place.check_unclaimed(find_claimant(self.job_dir))
         place.check_files(self._files(metadata))
         sources = {node.uid: node.source for node in self.graph.sources}
         for begins in self._chains(metadata):
@@ -173,7 +173,7 @@ class Restore:
         if self.job_dir.seed(FIRST_LINEAGE) is not None:
             again = self._find_needed_seed()
             if again is not None:
-                _take(place, again.files, self.root.below(seed_folder(again.lineage)))
+                _copy_durably(place, again.files, self.root.below(seed_folder(again.lineage)))
             return name
         metadata = place.metadata()
         report = self._fit(metadata, self.settings)
@@ -182,7 +182,7 @@ class Restore:
         # Left by a restore that was cut off.
         remove_below(folder)
         files = self._files(metadata)
-        _take(place, files, folder)
+        _copy_durably(place, files, folder)
         for node in self.graph.sources:
             if node.uid in metadata.sources and node.source.is_positionable:
                 for fact, value in metadata.sources[node.uid].identity.items():
@@ -252,7 +252,7 @@ class Restore:
             to_do = "start it with the savepoint that it was restored from; or " + to_do
             place = None if self.settings is None else savepoint_at(self.settings.place)
             if place is not None and place.is_there(lost.savepoint):
-                place.check_unclaimed(claimant(self.job_dir))
+                place.check_unclaimed(find_claimant(self.job_dir))
                 place.check_files(lost.files)
                 return lost
         raise JobDirError(
@@ -270,9 +270,9 @@ class Restore:
         )
 
 
-def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
+def _copy_durably(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
     """Copy state files durably to a folder."""
-    place.bring(files, folder)
+    place.copy_to_place(files, folder)
     make_durable(folder, files)
 
 
@@ -289,7 +289,7 @@ def keep_stateful_operators(
 
 def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode], wanted: int) -> None:
     """Refuse another number of shuffle partitions for a job that cannot be rescaled."""
-    now = _old_number(job_dir, root, wanted)
+    now = _find_former_partitions(job_dir, root, wanted)
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if now is None or not fixed:
         return
@@ -303,9 +303,9 @@ def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode
     )
 
 
-def _old_number(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
+def _find_former_partitions(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
     """Return the number of shuffle partitions of the log if the job wants another number; else None."""
-    now = shuffle_partitions_of(job_dir, beginning_of(job_dir, root))
+    now = shuffle_partitions_of(job_dir, find_beginning(job_dir, root))
     return None if now == wanted else now
 
 
@@ -329,7 +329,7 @@ class Rescaling:
     shuffle_partitions: int
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        return _old_number(self.job_dir, self.root, self.shuffle_partitions) is not None
+        return _find_former_partitions(self.job_dir, self.root, self.shuffle_partitions) is not None
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
         """Write the seed of `lineage`: state and positions of `decision`, or else the present beginning."""
@@ -340,7 +340,7 @@ class Rescaling:
         self.job_dir.write_seed(seed)
 
     def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
-        beginning = beginning_of(self.job_dir, self.root)
+        beginning = find_beginning(self.job_dir, self.root)
         before = shuffle_partitions_of(self.job_dir, beginning)
         if before is None:
             raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
@@ -361,7 +361,7 @@ class Rescaling:
 
     def _as_before(self, lineage: Lineage) -> Seed:
         """Return a seed with the present log's beginning, since no checkpoint was decided in it."""
-        known = beginning_of(self.job_dir, self.root)
+        known = find_beginning(self.job_dir, self.root)
         if known.seed is None:
             chains = keep_stateful_operators(self._chains(self._first_positions()), ())
             checkpoint = CheckpointId(0)

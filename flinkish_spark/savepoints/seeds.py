@@ -32,7 +32,7 @@ BUNDLES = "bundles_per_partition"
 _CLAIMANT = "claimant"
 
 
-def beginning_of(job_dir: JobDir, root: StoreSpec) -> Beginning:
+def find_beginning(job_dir: JobDir, root: StoreSpec) -> Beginning:
     """Return the beginning of the live lineage. Called before every planning, under the job's lock."""
     # A plain rewind goes on with the same log and so with the same seed; a seed whose lineage a crash kept
     # from beginning does not count.
@@ -66,17 +66,17 @@ def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
 
 def find_lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
     """Return the seed that the live lineage still needs and whose files are gone; else None."""
-    beginning = beginning_of(job_dir, root)
+    beginning = find_beginning(job_dir, root)
     seed = beginning.seed
     # This order matters: an owner that runs meanwhile decides a checkpoint before it deletes files.
-    if seed is None or not _lacks(beginning.folder, seed.files):
+    if seed is None or not _is_incomplete(beginning.folder, seed.files):
         return None
     # A job that was cancelled with DELETE_ON_CANCELLATION has no checkpoint any more and begins anew.
     newest = job_dir.newest_commit()
     return None if newest is not None and newest.lineage >= seed.lineage else seed
 
 
-def _lacks(place: StoreSpec, files: Collection[StateFile]) -> bool:
+def _is_incomplete(place: StoreSpec, files: Collection[StateFile]) -> bool:
     """Return whether a file is missing at a place or has another size."""
     if not place.is_local:
         there = place.open_bucket().sizes_below("") if files else {}
@@ -99,7 +99,7 @@ def remove_below(place: StoreSpec) -> None:
         bucket.delete_all(tuple(bucket.sizes_below("")))
 
 
-def claimant(job_dir: JobDir) -> JobUuid | None:
+def find_claimant(job_dir: JobDir) -> JobUuid | None:
     """Return the id under which the job claims savepoints; None if it never did."""
     recorded = job_dir.recorded(_CLAIMANT)
     return None if recorded is None else JobUuid(recorded["job"])
@@ -128,7 +128,7 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
     return now
 
 
-def layout_so_far(job_dir: JobDir) -> PlanLayout | None:
+def find_layout(job_dir: JobDir) -> PlanLayout | None:
     """Return the recorded layout of the live log; None before its first start."""
     recorded = job_dir.recorded(layout_fact(job_dir.history().log_began_in))
     return None if recorded is None else PlanLayout.from_json(recorded)

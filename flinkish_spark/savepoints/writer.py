@@ -37,7 +37,7 @@ from flinkish_spark.savepoints.files import (
 from flinkish_spark.savepoints.writer_jobs import WriteTarget, check_key_types, write_operator
 from flinkish_spark.savepoints.writer_plan import (
     EditRows,
-    Filling,
+    OperatorBootstrap,
     PlannedOperator,
     WriterPlan,
     add_operator,
@@ -177,7 +177,7 @@ class SavepointWriter:
         key_types = tuple(kind.simpleString() for kind in check_key_types(rows.frame, rows.keys))
         chains, chain = add_operator(plan.chains, uid, beside)
         added = PlannedOperator(
-            OperatorState(plan.max_parallelism, key_types), filling=Filling(chain, rows, function)
+            OperatorState(plan.max_parallelism, key_types), bootstrap=OperatorBootstrap(chain, rows, function)
         )
         return self._change(operators={**plan.operators, uid: added}, chains=chains)
 

@@ -42,7 +42,7 @@ from flinkish_spark.savepoints.group_edits import (
 )
 from flinkish_spark.savepoints.writer_plan import (
     EditRows,
-    Filling,
+    OperatorBootstrap,
     PlannedOperator,
     WrittenOperator,
 )
@@ -79,9 +79,9 @@ class WriteTarget:
 
 def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
     """Write the state files of one operator; runs Spark jobs, unless nothing changes."""
-    if planned.filling is not None:
-        chain = planned.filling.chain
-        found = _fill(target, uid, planned.state, planned.filling, planned.edits.get(chain, ()))
+    if planned.bootstrap is not None:
+        chain = planned.bootstrap.chain
+        found = _fill(target, uid, planned.state, planned.bootstrap, planned.edits.get(chain, ()))
         state = replace(planned.state, states={**planned.state.states, **found.states})
         return WrittenOperator(state, found.files, {chain: found.due})
     written: list[StateFile] = []
@@ -93,7 +93,7 @@ def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> W
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
         if not edits and all(file.operator == uid for file in old):
             assert target.origin is not None
-            target.origin.bring(old, target.place)
+            target.origin.copy_to_place(old, target.place)
             written += [replace(file, chain=chain) for file in old]
             state = replace(state, states={**state.states, **planned.state.states})
             continue
@@ -123,9 +123,13 @@ def check_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.D
 
 # -- parts ------------------------------------------------------------------------------------------
 def _fill(
-    target: WriteTarget, uid: str, state: OperatorState, filling: Filling, edits: Sequence[EditRows]
+    target: WriteTarget,
+    uid: str,
+    state: OperatorState,
+    bootstrap: OperatorBootstrap,
+    edits: Sequence[EditRows],
 ) -> WrittenFiles:
-    rows, frame = filling.rows, filling.rows.frame
+    rows, frame = bootstrap.rows, bootstrap.rows.frame
     keys, key_types = key_columns(rows.keys), check_key_types(frame, rows.keys)
     columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
     fields = [T.StructField(HASH, T.LongType())]
@@ -142,12 +146,12 @@ def _fill(
     by_group = _add_key_group(frame.select(*columns), state.max_parallelism)
     packed = by_group.mapInArrow(PackRows(VALUE + 1, schema), PACKED)
     fill = FillGroup(
-        uid, state.max_parallelism, filling.function, schema, frame.schema.names, key_types, target.now_ms
+        uid, state.max_parallelism, bootstrap.function, schema, frame.schema.names, key_types, target.now_ms
     )
     frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 2)
     together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
     groups = _shuffle(target, together, state, 0)
-    return _run(target, state, filling.chain, groups, EditGroup(uid, by_part, fill))
+    return _run(target, state, bootstrap.chain, groups, EditGroup(uid, by_part, fill))
 
 
 def _rewrite(

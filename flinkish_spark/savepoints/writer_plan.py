@@ -372,7 +372,7 @@ def find_stored_columns(
 
 
 @dataclass(frozen=True)
-class Filling:
+class OperatorBootstrap:
     """New state of an operator, from rows by key."""
 
     #: Name of the chain in which the operator is.
@@ -390,7 +390,7 @@ class PlannedOperator:
     #: Replaced states, by chain.
     edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
     #: For a new operator, which has no origin and only edits of states without keys.
-    filling: Filling | None = None
+    bootstrap: OperatorBootstrap | None = None
 
     def add_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
         others = tuple(one for one in self.edits.get(chain, ()) if one.edit.section != rows.edit.section)
@@ -398,12 +398,12 @@ class PlannedOperator:
 
     def rename_chains(self, names: Mapping[str, str]) -> PlannedOperator:
         """Return the plan with new names of chains, given by the old ones."""
-        filling = self.filling
-        if filling is not None:
-            filling = replace(filling, chain=names.get(filling.chain, filling.chain))
+        bootstrap = self.bootstrap
+        if bootstrap is not None:
+            bootstrap = replace(bootstrap, chain=names.get(bootstrap.chain, bootstrap.chain))
         origin = {names.get(chain, chain): files for chain, files in self.origin.items()}
         edits = {names.get(chain, chain): rows for chain, rows in self.edits.items()}
-        return replace(self, origin=origin, edits=edits, filling=filling)
+        return replace(self, origin=origin, edits=edits, bootstrap=bootstrap)
 
 
 @dataclass(frozen=True)
@@ -487,7 +487,7 @@ class WriterPlan:
                 f"the operator '{uid}' has no keys, and so no keyed state",
                 what_to_do="use replace_broadcast_state() or replace_list_state()",
             )
-        if planned.filling is not None:
+        if planned.bootstrap is not None:
             raise BootstrapError(
                 f"the operator '{uid}' is new in this writer",
                 why="its keyed state is made by one function",

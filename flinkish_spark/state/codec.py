@@ -174,7 +174,7 @@ def check_frame(data: bytes | memoryview) -> Frame:
     return frame
 
 
-def owner_in(frame: Frame) -> dict[str, Any]:
+def read_owner(frame: Frame) -> dict[str, Any]:
     """Return the owner section of a value: `uid`, `kind`, `base`, `former`, `registered`, each optional."""
     try:
         owner = json.loads(bytes(frame.get(OWNER, b"{}")))
@@ -473,11 +473,11 @@ def value_fields(schema: pa.Schema) -> list[pa.Field]:
     return [field for field in schema if field.name.startswith("value_")]
 
 
-def kind_in(schema: pa.Schema) -> str:
+def read_kind(schema: pa.Schema) -> str:
     return str((schema.metadata or {}).get(KIND.encode(), b"").decode())
 
 
-def expiry_in(names: Collection[str]) -> Expiry:
+def find_expiry(names: Collection[str]) -> Expiry:
     return next(one for one in reversed(Expiry) if set(one.columns) <= set(names))
 
 
@@ -549,7 +549,7 @@ def decode_values(
     return list(zip(times, places, own, strict=True))
 
 
-def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def find_places(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the places of rows whose hash is in `hashes` (sorted, unique); the batch is sorted by hash."""
     stored = batch.column(0).to_numpy()
     if not len(stored) or not len(hashes):

@@ -22,7 +22,7 @@ from flinkish_spark.state.codec import (
     SlotForm,
     StateValueError,
     TableLayout,
-    places_with,
+    find_places,
     reader_name,
 )
 from flinkish_spark.state.descriptors import TtlUpdate
@@ -382,11 +382,11 @@ class DueTable:
         """Return all rows of keys with these hashes, and of keys with entries that are due up to a time."""
         base, delta = self._table.base, self._table.delta
         wanted = np.unique(np.concatenate([hashes, self.due(limit_ms)]))
-        places = places_with(delta, wanted)
+        places = find_places(delta, wanted)
         upper = delta if len(places) == delta.num_rows else delta.take(pa.array(places))
         if base is None:
             return SelectedRows(upper, 0, places)
-        lower = base.take(pa.array(places_with(base, wanted)))
+        lower = base.take(pa.array(find_places(base, wanted)))
         return SelectedRows(pa.concat_batches([lower, upper]), lower.num_rows, places)
 
     def next_due_ms(self) -> int | None:
@@ -438,7 +438,7 @@ class DueTable:
         if base is None or not len(places) or not delta.num_rows:
             return places
         lower = base.take(pa.array(places))
-        upper = delta.take(pa.array(places_with(delta, np.unique(_numbers(lower, HASH)))))
+        upper = delta.take(pa.array(find_places(delta, np.unique(_numbers(lower, HASH)))))
         if not upper.num_rows:
             return places
         both = pa.concat_batches([lower, upper])

@@ -17,7 +17,7 @@ from flinkish_spark.state.codec import (
     TOUCHED,
     TOUCHES,
     TableLayout,
-    kind_in,
+    read_kind,
     reader_name,
     value_fields,
 )
@@ -36,7 +36,7 @@ def evolve(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
-    kind = kind_in(stored.schema)
+    kind = read_kind(stored.schema)
     if kind and layout.kind and kind != layout.kind:
         raise StateMismatch(
             f"state {layout.name!r} is stored as {kind} and declared as {layout.kind}, in which its values "

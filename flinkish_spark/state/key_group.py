@@ -28,12 +28,12 @@ from flinkish_spark.state.codec import (
     SlotForm,
     TableLayout,
     base_of,
-    expiry_in,
+    find_expiry,
+    find_places,
     layout_of,
-    owner_in,
     pack_frame,
-    places_with,
     read_entries,
+    read_owner,
     read_table,
     read_trusted_table,
     reader_name,
@@ -123,7 +123,7 @@ class StoredTimers:
                 rows[timer] = Row(timer, value, hash_of[timer.key], alive=False)
             stored.replace(rows, gone)
 
-    def set_only(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
+    def set_single_timers(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
         """Replace all timers of keys by one each; called after :meth:`replace`."""
         table = self._tables[domain]
         rows = _TimerRows.of(table, index, where)
@@ -184,7 +184,7 @@ class _TimerRows:
         hashes = np.unique(index.hashes[where])
         parts = []
         for layer in table.layers:
-            places = places_with(layer, hashes)
+            places = find_places(layer, hashes)
             parts.append((layer.take(pa.array(places)), places, np.full(len(places), layer is table.base)))
         stored = pa.concat_batches([own for own, _, _ in parts])
         rows, is_base = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
@@ -268,7 +268,7 @@ class GroupState:
     def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
         self._layout, self._bases = layout, bases
         delta = {} if value is None else unpack_frame(value)
-        owner = owner_in(delta)
+        owner = read_owner(delta)
         delta.pop(OWNER, None)
         if owner.get("uid", layout.uid) != layout.uid:
             raise StateMismatch(f"the state belongs to operator {owner['uid']!r}, not to {layout.uid!r}")
@@ -367,7 +367,7 @@ class GroupState:
                 )
             if name in states.due:
                 found = self._register_entry_timers(name, found, timers.queues[states.due[name]])
-            table.take(found, now_ms)
+            table.load(found, now_ms)
 
     def _register_entry_timers(
         self, state: str, found: Mapping[Any, Row], queue: TimerQueue
@@ -441,7 +441,7 @@ class GroupState:
         """Return hash and key columns of a state's entries; keys may be repeated, or removed already."""
         table = self._tables[STATE_SECTION + state]
         columns = list(range(1 + len(table.layout.keys)))
-        own = [one.take(pa.array(places_with(one, hashes))).select(columns) for one in table.layers]
+        own = [one.take(pa.array(find_places(one, hashes))).select(columns) for one in table.layers]
         return pa.concat_batches(own)
 
     @property
@@ -501,7 +501,7 @@ class GroupState:
             return whole
         return self._frame({}, self._bases.write(group, whole))
 
-    def take_in(self, other: GroupState) -> None:
+    def add_group(self, other: GroupState) -> None:
         """Add all entries of another key group, which has none of the same keys."""
         registered = self.timers.registered
         for name, table in self._tables.items():
@@ -603,7 +603,7 @@ def bundle_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
         return values[0]
     bundle = GroupState(layout, None, NoBases())
     for group in groups:
-        bundle.take_in(group)
+        bundle.add_group(group)
     return bundle.dump_whole()
 
 
@@ -621,7 +621,7 @@ class StoredGroup:
 def describe_group(value: bytes | memoryview, operator: str | None = None) -> StoredGroup:
     """Check a whole value, and its owner if given; return the owner and the types of its states."""
     sections = unpack_frame(value)
-    owner = str(owner_in(sections).get("uid", ""))
+    owner = str(read_owner(sections).get("uid", ""))
     if operator not in (None, owner):
         raise StateMismatch(f"state of {owner!r} is where that of {operator!r} has to be")
     types = {}
@@ -636,7 +636,7 @@ def describe_group(value: bytes | memoryview, operator: str | None = None) -> St
 def read_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
     """Return the tables of a whole value by section."""
     sections = unpack_frame(value)
-    prefix = PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
+    prefix = PREFIXES.get(read_owner(sections).get("kind", ""), STATE_SECTION)
     return {
         prefix + name.removeprefix(STATE_SECTION) if name.startswith(STATE_SECTION) else name: read_table(
             name, payload
@@ -647,7 +647,7 @@ def read_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
 
 
 def kind_of(value: bytes | memoryview) -> str | None:
-    kind = owner_in(unpack_frame(value)).get("kind")
+    kind = read_owner(unpack_frame(value)).get("kind")
     return None if kind is None else str(kind)
 
 
@@ -669,7 +669,7 @@ def change_group(
 ) -> bytes | None:
     """Return a whole value with some sections replaced, and perhaps another owner."""
     frame = {} if value is None else unpack_frame(value)
-    registered = owner_in(frame).get("registered", {})
+    registered = read_owner(frame).get("registered", {})
     sections: dict[str, bytes | memoryview] = {name: part for name, part in frame.items() if name != OWNER}
     for name, table in changes.items():
         sections.pop(name, None)
@@ -692,14 +692,14 @@ def unbundle_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, b
         for group in np.unique(groups).tolist():
             found.setdefault(group, {})[name] = table_bytes(table.filter(pa.array(groups == group)))
     # Places in the order of registration stay those of the bundle.
-    owned = _encode_owner(owner, owner_in(unpack_frame(value)).get("registered", {}))
+    owned = _encode_owner(owner, read_owner(unpack_frame(value)).get("registered", {}))
     return {group: pack_frame({OWNER: owned, **own}) for group, own in sorted(found.items())}
 
 
-def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
+def inline_base(value: bytes | memoryview, bases: Bases) -> bytes:
     """Merge the base of a value into it; savepoints hold all of their state themselves."""
     upper = unpack_frame(value)
-    owner = owner_in(upper)
+    owner = read_owner(upper)
     base = base_of(owner)
     if base is None:
         return bytes(value)
@@ -736,7 +736,7 @@ def infer_layout(schema: pa.Schema) -> TableLayout:
         tuple(field.type for field in schema if field.name.startswith("key_")),
         tuple(field.type for field in values),
         form,
-        expiry_in(schema.names),
+        find_expiry(schema.names),
         None,
         tuple(map(reader_name, values)),
     )

@@ -20,7 +20,7 @@ from flinkish_spark.state.codec import (
     TableLayout,
     decode_rows,
     encode_rows,
-    places_with,
+    find_places,
 )
 from flinkish_spark.state.tables import StateTable, same
 
@@ -166,9 +166,9 @@ class LayeredTable:
             return {}
         found: dict[Any, Row] = {}
         if self.base is not None:
-            found = {row.slot: row for row in self._decode(self.base, places_with(self.base, hashes))}
+            found = {row.slot: row for row in self._decode(self.base, find_places(self.base, hashes))}
         self.in_base = dict(found)
-        places = places_with(self.delta, hashes)
+        places = find_places(self.delta, hashes)
         self._in_delta = {row.slot: row for row in self._decode(self.delta, places)}
         self._kept = _drop_rows(self.delta, places)
         found.update(self._in_delta)
@@ -181,7 +181,7 @@ class LayeredTable:
         """Decode the rows of :meth:`select` anew, without changing the selection."""
         found: dict[Any, Row] = {}
         for layer in self.layers:
-            found.update((row.slot, row) for row in self._decode(layer, places_with(layer, hashes)))
+            found.update((row.slot, row) for row in self._decode(layer, find_places(layer, hashes)))
         return {slot: row for slot, row in found.items() if row.alive}
 
     def replace(self, changes: Mapping[Any, Row], gone: Collection[Any] = ()) -> None:
@@ -252,7 +252,7 @@ class LayeredTable:
         delta = self.delta
         if self.base is None:
             return delta
-        places = places_with(self.base, np.unique(delta.column(0).to_numpy()))
+        places = find_places(self.base, np.unique(delta.column(0).to_numpy()))
         both = pa.concat_batches([self.base.take(pa.array(places)), delta])
         if not both.num_rows:
             return self.base

@@ -18,9 +18,9 @@ from flinkish_spark.state.codec import (
     KIND,
     OWNER,
     StateValueError,
-    kind_in,
-    owner_in,
     pack_frame,
+    read_kind,
+    read_owner,
     read_table,
     table_bytes,
     unpack_frame,
@@ -54,7 +54,7 @@ def unpack_tables(
 ) -> dict[str, pa.RecordBatch]:
     """Return the stored tables that have rows; empty if nothing was stored."""
     stored = {} if value is None else unpack_frame(value)
-    owner = owner_in(stored)
+    owner = read_owner(stored)
     stored.pop(OWNER, None)
     for fact, declared in (("uid", uid), ("kind", kind)):
         if owner.get(fact, declared) != declared:
@@ -96,7 +96,7 @@ def decode_declared(column: pa.Array, ddl: str) -> list[Any]:
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
     table = read_table(what, payload)
-    stored, declared = kind_in(table.schema), kind_in(schema)
+    stored, declared = read_kind(table.schema), read_kind(schema)
     if stored and stored != declared:
         raise OperatorValueMismatch(
             f"{what} is stored as {stored} and declared as {declared}, so its items would come to other "
@@ -408,7 +408,7 @@ class BroadcastTables:
         return pack_tables(self._uid, BROADCAST_KIND, tables)
 
 
-def any_copy(values: Sequence[bytes | None]) -> bytes | None:
+def choose_copy(values: Sequence[bytes | None]) -> bytes | None:
     """Return the value that all partitions begin with when their number has changed; None without one."""
     # The copies are equal, but a partition may have stored nothing yet.
     return next((value for value in values if value is not None), None)

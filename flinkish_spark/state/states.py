@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.iterators import elements_of, pairs_of, refuse_not_run
-from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, KeyScope, StateTable, quick_of
+from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, KeyScope, ReadForm, StateTable, quick_of
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
@@ -70,7 +70,7 @@ class TabledValueState(ValueState[V]):
         scope: KeyScope,
         table: StateTable,
         default: V | None = None,
-        naming: HandedOut | None = None,
+        naming: ReadForm | None = None,
         lends: bool = False,
     ) -> None:
         super().__init__(scope, table, default if naming is None else naming(default))
@@ -119,7 +119,7 @@ class _FoldedState:
         scope: KeyScope,
         table: StateTable,
         combine: Callable[[Any, Any], Any],
-        naming: HandedOut | None,
+        naming: ReadForm | None,
         lends: bool,
     ) -> None:
         self._scope, self._table, self._combine = scope, table, combine
@@ -153,7 +153,7 @@ class ReducingState(_FoldedState, Generic[V]):
         scope: KeyScope,
         table: StateTable,
         reduce: Reducer | Callable[[V, V], V],
-        naming: HandedOut | None = None,
+        naming: ReadForm | None = None,
         lends: bool = False,
     ) -> None:
         given: Any = reduce
@@ -188,7 +188,7 @@ class AggregatingState(_FoldedState):
         scope: KeyScope,
         table: StateTable,
         aggregate: Aggregate,
-        naming: HandedOut | None = None,
+        naming: ReadForm | None = None,
         lends: bool = False,
     ) -> None:
         # An aggregate whose windows never merge may have no `merge`.
@@ -295,7 +295,7 @@ class ListState(MutableSequence[V]):
     __slots__ = ("_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
-        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
+        self, scope: KeyScope, table: StateTable, naming: ReadForm | None = None, lends: bool = False
     ) -> None:
         self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         #: Returns the list for callers that may change its elements.
@@ -447,7 +447,7 @@ class MapState(MutableMapping[K, V]):
         self,
         scope: KeyScope,
         table: StateTable,
-        naming: HandedOut | None,
+        naming: ReadForm | None,
         lends: bool,
         keys: MapKeys,
     ) -> None:

@@ -113,7 +113,7 @@ class StateTable:
         #: Slots whose entries a function got and may have changed in place.
         self.lent: set[Any] = set()
 
-    def take(self, stored: StoredRows, now_ms: int) -> None:
+    def load(self, stored: StoredRows, now_ms: int) -> None:
         self.entries.update((slot, entry.value) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
@@ -164,8 +164,8 @@ class ExpiringTable(StateTable):
         self._ttl = ttl
         self.touched_ms: dict[Any, int] = {}
 
-    def take(self, stored: StoredRows, now_ms: int) -> None:
-        super().take(stored, now_ms)
+    def load(self, stored: StoredRows, now_ms: int) -> None:
+        super().load(stored, now_ms)
         self.touched_ms.update((slot, entry.touched_ms) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
@@ -217,7 +217,7 @@ class ExpiringElements(StateTable, ABC):
         self._ttl = ttl
         self.touches: dict[Any, Any] = {}
 
-    def take(self, stored: StoredRows, now_ms: int) -> None:
+    def load(self, stored: StoredRows, now_ms: int) -> None:
         """Load stored entries, by slot, without their expired elements."""
         for slot, entry in stored.items():
             times = entry.touches or [entry.touched_ms] * len(entry.value)
@@ -474,16 +474,16 @@ class Naming:
 
 
 #: Converts values that a function puts into a state to what it reads, in this micro-batch and the next.
-HandedOut = Naming | StoredForm
+ReadForm = Naming | StoredForm
 
 
-def naming_of(ddl: str) -> HandedOut | None:
+def naming_of(ddl: str) -> ReadForm | None:
     """Return the conversion from values of a declared type to what functions read; None for none."""
     return None if getattr(ddl, "hint", None) is not None else _naming(str(ddl))
 
 
 @functools.lru_cache(maxsize=256)
-def _naming(ddl: str) -> HandedOut | None:
+def _naming(ddl: str) -> ReadForm | None:
     kind = parse_ddl(ddl)
     if not isinstance(kind, T.StructType) or not is_field_list(ddl):
         return StoredForm(kind) if changes(kind) else None

@@ -27,7 +27,7 @@ from flinkish_spark.operators.process import (
 )
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.layered import Array
-from flinkish_spark.state.operator_state import any_copy
+from flinkish_spark.state.operator_state import choose_copy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, block_schema
 from flinkish_spark.transport.routing import Distribution
@@ -126,7 +126,7 @@ class PartitionSide(ABC):
 
     def restored(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         """Return what a partition begins with, of what all partitions of a savepoint had."""
-        return any_copy(values)
+        return choose_copy(values)
 
     def row_of(self, inputs: InputRows, failure: ElementFailed) -> tuple[int, int]:
         """Return the input, and which of its rows is the element at which the function failed."""

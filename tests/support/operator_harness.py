@@ -33,7 +33,7 @@ from flinkish_spark.state.base_files import Bases
 from flinkish_spark.state.codec import BaseRef, Frame, check_frame
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
-from flinkish_spark.state.operator_state import any_copy
+from flinkish_spark.state.operator_state import choose_copy
 from flinkish_spark.testing.program_harness import Output
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, in_order
@@ -458,7 +458,7 @@ class BroadcastHarness(OperatorHarness):
     ) -> None:
         self._keyed = KeyedBroadcastOperator(function, descriptors)
         super().__init__(self._keyed, key=key, key_type=key_type, restore=restore, **settings)
-        copy = None if restore is None else any_copy(restore.broadcast)
+        copy = None if restore is None else choose_copy(restore.broadcast)
         self._copies: list[bytes | None] = [copy] * parallelism
 
     def broadcast(self, value: Any, time_ms: int | None = None) -> None:

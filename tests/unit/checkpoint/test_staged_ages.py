@@ -29,7 +29,7 @@ class Ages:
     def after(self, ms: int, *waiting: StagedBatch) -> list[tuple[int, int]]:
         """Let time pass, look; return (micro-batch, age) of what was said."""
         self.clock.now_ms += ms
-        self.ages.look(waiting)
+        self.ages.check(waiting)
         said, self.said[:] = [(int(one.batch), one.age_ms) for one in self.said], []
         return said
 

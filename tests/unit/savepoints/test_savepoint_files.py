@@ -153,7 +153,7 @@ def test_a_moved_savepoint_is_the_same_savepoint(place: Path, tmp_path: Path) ->
     place.rename(moved)
     found = SavepointDir(moved).metadata()
     SavepointDir(moved).check_files(found.files)
-    SavepointDir(moved).take(found.files, tmp_path / "job")
+    SavepointDir(moved).copy_to_folder(found.files, tmp_path / "job")
     assert sha256_of(tmp_path / "job" / found.files[0].path) == found.files[0].sha256
 
 
@@ -164,7 +164,7 @@ def test_files_that_are_missing_short_or_altered_are_refused(place: Path, tmp_pa
     path.write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
     SavepointDir(place).check_files(found.files)
     with pytest.raises(SavepointDamagedError, match="checksum does not match"):
-        SavepointDir(place).take(found.files, tmp_path / "job")
+        SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
     path.write_bytes(whole[:50])
     with pytest.raises(SavepointDamagedError, match="50 bytes instead of"):
         SavepointDir(place).check_files(found.files)
@@ -180,17 +180,17 @@ def test_a_link_out_of_the_savepoint_is_refused(place: Path, tmp_path: Path) -> 
     path.rename(outside)
     path.symlink_to(outside)
     with pytest.raises(SavepointDamagedError, match="leads out of the savepoint"):
-        SavepointDir(place).take(found.files, tmp_path / "job")
+        SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
 
 
 def test_taking_files_links_them_or_copies_where_links_are_impossible(place, tmp_path, monkeypatch) -> None:
     # behaviour 22
     found = SavepointDir(place).metadata()
     target = tmp_path / "job" / found.files[0].path
-    SavepointDir(place).take(found.files, tmp_path / "job")
+    SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
     assert target.stat().st_nlink == 2
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("another device")))
-    SavepointDir(place).take(found.files, tmp_path / "job")
+    SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
     assert target.stat().st_nlink == 1
     shutil.rmtree(place)
     assert sha256_of(target) == found.files[0].sha256
@@ -385,7 +385,7 @@ def test_a_finished_savepoint_survives_a_power_cut_with_all_new_directories(tmp_
 def test_taken_files_survive_a_power_cut_with_all_new_directories(place, tmp_path, monkeypatch) -> None:
     synced, folder = Synced(monkeypatch), tmp_path / "job" / "seeds" / "0"
     files = SavepointDir(place).metadata().files
-    SavepointDir(place).take(files, folder)
+    SavepointDir(place).copy_to_folder(files, folder)
     make_durable(StoreSpec(str(folder)), files)
     assert synced.lost_below(tmp_path / "job") == []
     assert tmp_path in synced

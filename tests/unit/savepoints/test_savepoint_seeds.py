@@ -49,9 +49,9 @@ from flinkish_spark.savepoints.restore import Rescaling, Restore, check_rescale
 from flinkish_spark.savepoints.seeds import (
     RESTORED_FROM,
     SeedKeeper,
-    beginning_of,
     check_layout,
-    claimant,
+    find_beginning,
+    find_claimant,
     find_lost_seed,
     read_layout,
     shuffle_partitions_of,
@@ -242,21 +242,21 @@ def test_a_plan_says_which_sinks_read_each_chain_behind_an_operator_too() -> Non
 
 def test_a_plain_rewind_keeps_the_seed_and_a_reseed_brings_another(root, savepoint) -> None:
     job_dir = JobDir(LocalStore(root))
-    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning()
+    assert find_beginning(job_dir, StoreSpec(str(root))) == Beginning()
     assert shuffle_partitions_of(job_dir, Beginning()) is None
     restore(root, savepoint).prepare(2)
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
-    first = beginning_of(job_dir, StoreSpec(str(root)))
+    first = find_beginning(job_dir, StoreSpec(str(root)))
     assert first.folder == StoreSpec(str(root / "seeds/0"))
     job_dir.close_rewind(RewindIntent(BatchId(4), Lineage(1), "", {}, RewindKind.PLAIN))
-    assert beginning_of(job_dir, StoreSpec(str(root))) == first
+    assert find_beginning(job_dir, StoreSpec(str(root))) == first
     # Prepared, and kept by a crash from being begun with.
     seed = Seed(Lineage(2), SeedOrigin.RESCALE, "", CheckpointId(9), 5, ())
     job_dir.write_seed(seed)
-    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 2
+    assert shuffle_partitions_of(job_dir, find_beginning(job_dir, StoreSpec(str(root)))) == 2
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(2), "", {}, RewindKind.RESEED))
-    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning(seed, StoreSpec(str(root / "seeds/2")))
-    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 5
+    assert find_beginning(job_dir, StoreSpec(str(root))) == Beginning(seed, StoreSpec(str(root / "seeds/2")))
+    assert shuffle_partitions_of(job_dir, find_beginning(job_dir, StoreSpec(str(root)))) == 5
 
 
 def test_a_seed_that_is_gone_is_an_error_and_no_empty_start(root, savepoint) -> None:
@@ -265,7 +265,7 @@ def test_a_seed_that_is_gone_is_an_error_and_no_empty_start(root, savepoint) -> 
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
     (root / seed_folder(Lineage(0)) / "seed.json").unlink()
     with pytest.raises(CorruptObjectError, match="seed of lineage 0 is gone"):
-        beginning_of(job_dir, StoreSpec(str(root)))
+        find_beginning(job_dir, StoreSpec(str(root)))
 
 
 def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
@@ -288,7 +288,7 @@ def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
 
 def test_a_chain_begins_where_its_seed_says(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
-    beginning = beginning_of(JobDir(LocalStore(root)), StoreSpec(str(root)))
+    beginning = find_beginning(JobDir(LocalStore(root)), StoreSpec(str(root)))
     node = SourceNode("orders", Topic())
     moved = beginning.positioned(node, TOTALS, "orders")
     assert isinstance(moved, Topic) and moved.start is not None
@@ -315,7 +315,7 @@ def keep(root) -> None:
     """Confirm a checkpoint, as every start of the query does with the newest one."""
     job_dir = JobDir(LocalStore(root))
     SeedKeeper(
-        StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir)
+        StoreSpec(str(root)), find_beginning(job_dir, StoreSpec(str(root))), find_claimant(job_dir)
     ).on_confirmed(decision(0))
 
 
@@ -326,7 +326,9 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
     # behaviour 65
     restore(root, savepoint, claim=claim).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    keeper = SeedKeeper(StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir))
+    keeper = SeedKeeper(
+        StoreSpec(str(root)), find_beginning(job_dir, StoreSpec(str(root))), find_claimant(job_dir)
+    )
     keeper.on_confirmed(decision(0))
     keeper.on_confirmed(decision(0))
     assert job_dir.seed(Lineage(0)) is not None
@@ -337,7 +339,7 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
 def test_checkpoints_of_an_older_lineage_do_not_free_the_seed(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    beginning = beginning_of(job_dir, StoreSpec(str(root)))
+    beginning = find_beginning(job_dir, StoreSpec(str(root)))
     later = replace(beginning, seed=replace(beginning.seed, lineage=Lineage(3)))
     SeedKeeper(StoreSpec(str(root)), later, None).on_confirmed(decision(2))
     assert list((root / "seeds/0").glob("state/*/*"))
@@ -574,11 +576,11 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
     rescaling(root, 3).export(None, Lineage(1))
     before, after = job_dir.seed(Lineage(0)), job_dir.seed(Lineage(1))
     assert after == replace(before, lineage=Lineage(1), shuffle_partitions=3)
-    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).on_confirmed(decision(0))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), find_claimant(job_dir)).on_confirmed(decision(0))
     reader = SeedReader(str(root / "seeds/1"), "totals", "totals")
     parts = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 40
-    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).on_confirmed(decision(1))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), find_claimant(job_dir)).on_confirmed(decision(1))
     assert not list((root / "seeds").rglob("*.parquet"))
 
 

@@ -22,8 +22,8 @@ from flinkish_spark.state.key_group import (
     GroupState,
     bundle_groups,
     describe_group,
+    inline_base,
     unbundle_groups,
-    whole_group,
 )
 from flinkish_spark.windows import (
     CountTrigger,
@@ -82,7 +82,7 @@ def test_what_is_put_together_comes_apart_again(policy: BasePolicy | None) -> No
     for number in (*range(80), *range(0, 80, 5)):
         run.push(number)
     snapshot = run.snapshot()
-    whole = {group: whole_group(value, run.bases) for group, value in snapshot.values.items()}
+    whole = {group: inline_base(value, run.bases) for group, value in snapshot.values.items()}
     apart: dict[int, bytes] = {}
     for bundle in range(BUNDLING.bundles):
         own = [whole[group] for group in BUNDLING.groups_of(bundle) if group in whole]

@@ -18,8 +18,8 @@ from flinkish_spark.state.key_group import (
     GroupState,
     NoBases,
     describe_group,
+    inline_base,
     read_tables,
-    whole_group,
 )
 from flinkish_spark.state.operator_state import unpack_tables
 from tests.support.operator_harness import OperatorHarness, Snapshot
@@ -100,7 +100,7 @@ def test_an_owner_that_is_none_is_damage_for_every_reader(stored: bytes, owner: 
         _go_on,
         describe_group,
         read_tables,
-        lambda given: whole_group(given, NoBases()),
+        lambda given: inline_base(given, NoBases()),
         lambda given: unpack_tables("operator", "broadcast state", {}, given),
     ):
         with pytest.raises(FrameError, match="with the owner of the state"):
