@@ -21,10 +21,6 @@ from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 
 
-class BarrierMismatch(Exception):
-    """A barrier is missing, doubled or unknown, so the checkpoint is declined; the text says which."""
-
-
 class BarrierCounter:
     """Counts the barriers of the checkpoints in flight; owned by the coordinator's thread."""
 
@@ -39,16 +35,16 @@ class BarrierCounter:
     def participants(self) -> tuple[Participant, ...]:
         return (*(Participant(ParticipantKind.SINK, uid) for uid in self._channels), *self._operators)
 
-    def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[Participant, ...]:
-        """Return the participants that acknowledge `checkpoint` with this micro-batch."""
+    def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[tuple[Participant, ...], str]:
+        """Return the participants that acknowledge `checkpoint`, or none and which barrier is wrong."""
         why = why_not_aligned(checkpoint, staged.acks, self._channels)
         if why and self._mode is CheckpointingMode.EXACTLY_ONCE:
-            raise BarrierMismatch(why)
+            return (), why
         reached = sinks_reached(checkpoint, staged.acks, self._channels) if why else set(self._channels)
         seen = self._reached.setdefault(checkpoint, set())
         seen |= reached
         sinks = tuple(Participant(ParticipantKind.SINK, uid) for uid in sorted(reached))
-        return (*sinks, *self._operators) if seen == set(self._channels) else sinks
+        return ((*sinks, *self._operators) if seen == set(self._channels) else sinks), ""
 
     def forget(self, up_to: CheckpointId) -> None:
         """Forget the checkpoints up to one that has ended; late barriers are not counted."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
-from flinkish_spark.checkpoint.barriers import BarrierCounter, BarrierMismatch, SourceWaits
+from flinkish_spark.checkpoint.barriers import BarrierCounter, SourceWaits
 from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.completion import Completion, CoordinatorParts, make_decision
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
@@ -335,11 +335,10 @@ class CheckpointCoordinator:
 
     def _count(self, checkpoint: CheckpointId, staged: StagedBatch) -> None:
         now_ms = self._job.clock.monotonic_ms()
-        try:
-            participants = self._counter.count(checkpoint, staged)
-        except BarrierMismatch as error:
+        participants, wrong = self._counter.count(checkpoint, staged)
+        if wrong:
             reason = Reason.BARRIERS_DO_NOT_ADD_UP
-            self._carry_out(self._state.on_declined(checkpoint, reason, str(error), now_ms))
+            self._carry_out(self._state.on_declined(checkpoint, reason, wrong, now_ms))
         else:
             self._job.tracker.on_acknowledged(checkpoint, participants)
             self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))

@@ -76,24 +76,6 @@ class Outage(QueryError):
     ends_when_repeated = False
 
 
-class UnreadableRecordError(BadRecordError):
-    """A record of the input does not fit its format, and the policy is to fail."""
-
-    @classmethod
-    def of(cls, place: dict[str, Any]) -> UnreadableRecordError:
-        """Return the error about a record; its topic, partition and offset may be unknown."""
-        reason, what = place.pop("reason", ""), "a row"
-        if place:
-            what = "the record at topic {topic}, partition {partition}, offset {offset}".format(**place)
-        return cls(
-            f"{what} cannot be read",
-            why=reason.rstrip("."),
-            what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
-            "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
-            **place,
-        )
-
-
 class RepeatableUserError(UserFunctionError):
     """A user function raised; the job restarts once, since a system that it calls may recover."""
 
@@ -171,7 +153,7 @@ def _find_marked_error(text: str) -> FlinkishError | None:
     if UNREADABLE_MARKER in text:
         told = text[text.index(UNREADABLE_MARKER) + len(UNREADABLE_MARKER) :]
         place, _ = json.JSONDecoder().raw_decode(told.lstrip())
-        return UnreadableRecordError.of(place)
+        return _to_unreadable_record_error(place)
     if (refused := _BAD_TIME.search(text)) is not None:
         topic, partition, offset, timestamp_ms = refused.groups()
         return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
@@ -180,6 +162,20 @@ def _find_marked_error(text: str) -> FlinkishError | None:
         return AuthorizationError(said, what_to_do=advice)
     ours = _OURS.findall(text)
     return _rebuild_task_error(*ours[-1]) if ours else None
+
+
+def _to_unreadable_record_error(place: dict[str, Any]) -> BadRecordError:
+    """Return the error about a record that does not fit its format; its place may be unknown."""
+    reason, what = place.pop("reason", ""), "a row"
+    if place:
+        what = "the record at topic {topic}, partition {partition}, offset {offset}".format(**place)
+    return BadRecordError(
+        f"{what} cannot be read",
+        why=reason.rstrip("."),
+        what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
+        "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
+        **place,
+    )
 
 
 #: The error class for each sort of failure. After a QueryError or an Outage a restart may help.

@@ -58,10 +58,6 @@ class SavepointMisfit(UserError):
     """The savepoint does not fit the job; `problems` has every reason."""
 
 
-class SavepointClaimedError(UserError):
-    """Another job owns the savepoint's files and may delete them at any time."""
-
-
 class SavepointDamagedError(CorruptObjectError):
     """A file of the savepoint is missing, torn or altered."""
 
@@ -70,10 +66,6 @@ class SavepointDamagedError(CorruptObjectError):
 
 class SavepointError(EnvironmentFault):
     """The state could not be exported; the job and its checkpoints are not affected."""
-
-
-class RescaleError(UserError):
-    """The number of shuffle partitions was changed for a job that cannot be rescaled."""
 
 
 class CheckpointNotRetainedError(UserError):
@@ -257,7 +249,7 @@ class SavepointDir:
     def check_unclaimed(self, job: JobUuid | None) -> None:
         claim = self.find_claim(self.metadata().savepoint)
         if claim is not None and claim.job != job:
-            raise SavepointClaimedError(
+            raise UserError(
                 f"the savepoint {self.shown} belongs to another job",
                 why=f"the job in {claim.owner} claimed it, and deletes it when it needs it no more",
                 what_to_do="take a savepoint of that job, and restore with ClaimMode.NO_CLAIM next time; "

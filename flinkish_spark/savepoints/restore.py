@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
-from flinkish_spark.core.errors import InternalError, JobDirError
+from flinkish_spark.core.errors import InternalError, JobDirError, UserError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
@@ -36,7 +36,6 @@ from flinkish_spark.protocol.savepoints import (
 )
 from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import (
-    RescaleError,
     RestoreSettings,
     SavepointDir,
     SavepointMisfit,
@@ -293,7 +292,7 @@ def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if now is None or not fixed:
         return
-    raise RescaleError(
+    raise UserError(
         f"this job runs with {now} shuffle partitions and cannot change to {wanted}",
         why=f"its source '{fixed[0]}' is a DataFrame, or a Delta table that Spark's own source reads, and "
         "cannot be positioned",

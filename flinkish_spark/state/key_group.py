@@ -46,7 +46,7 @@ from flinkish_spark.state.codec import (
 )
 from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
 from flinkish_spark.state.evolution import StateMismatch, evolve, types_text
-from flinkish_spark.state.keyed_states import KeyedStates, UndeclaredStateError
+from flinkish_spark.state.keyed_states import KeyedStates, to_undeclared_error
 from flinkish_spark.state.layered import KeyIndex, LayeredTable, note_changes_in_place
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND, pack_tables
 from flinkish_spark.state.timers import TimerQueue, Timers
@@ -426,7 +426,7 @@ class GroupState:
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         if state not in self._layout.states:
-            raise UndeclaredStateError(self._layout.uid, state)
+            raise to_undeclared_error(self._layout.uid, state)
         return ColumnarState(self._tables[STATE_SECTION + state], index, now_ms)
 
     def due_table(self, state: str) -> DueTable:

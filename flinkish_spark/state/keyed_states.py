@@ -51,18 +51,12 @@ _GET: dict[type, str] = {
 }
 
 
-class StateRedeclarationError(ValueError):
-    """Two different states of an operator were declared under one name."""
-
-
-class UndeclaredStateError(ValueError):
-    """A state is used that was not declared in the operator's `open`."""
-
-    def __init__(self, uid: str, name: str) -> None:
-        super().__init__(
-            f"operator '{uid}' uses the state '{name}', which its open() has not declared: call "
-            "context.get_state(...) or the like in open() and keep the returned state"
-        )
+def to_undeclared_error(uid: str, name: str) -> ValueError:
+    """Return the error for the use of a state that was not declared in the operator's `open`."""
+    return ValueError(
+        f"operator '{uid}' uses the state '{name}', which its open() has not declared: call "
+        "context.get_state(...) or the like in open() and keep the returned state"
+    )
 
 
 class _Declaring:
@@ -153,10 +147,10 @@ class KeyedStates(SubtaskFacts):
             )
         name = descriptor.name
         if self._declaring.is_over and name not in self.descriptors:
-            raise UndeclaredStateError(self.uid, name)
+            raise to_undeclared_error(self.uid, name)
         known = self.descriptors.setdefault(name, descriptor)
         if known != descriptor:
-            raise StateRedeclarationError(
+            raise ValueError(
                 f"operator '{self.uid}' declares the state '{name}' as {known} and as {descriptor}"
             )
         if self._is_of_function:

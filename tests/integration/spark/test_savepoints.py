@@ -15,13 +15,12 @@ from flinkish_spark import DeltaSink
 from flinkish_spark.bridge.settings import query_conf
 from flinkish_spark.connectors.control_source import ControlSource
 from flinkish_spark.contracts.source import JobPlace
-from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.errors import CorruptObjectError, UserError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import preflight
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.savepoints import ClaimMode, NonRestoredState, UnpositionedSources
 from flinkish_spark.savepoints.files import (
-    RescaleError,
     RestoreSettings,
     SavepointDir,
     SavepointMisfit,
@@ -192,7 +191,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
     # A DataFrame cannot be told where to go on, so its job keeps its number of partitions.
     path.write_bytes(whole)
     error = failure(plain_job(spark, job_dir, folder, tmp_path / "table"), partitions=3)
-    assert isinstance(error, RescaleError) and "runs with 2 shuffle partitions" in str(error)
+    assert isinstance(error, UserError) and "runs with 2 shuffle partitions" in str(error)
     feed(folder, "1", 2)
     with started(plain_job(spark, job_dir, folder, tmp_path / "table")) as client:
         await_that(lambda: rows(client, "table") == USERS, client)

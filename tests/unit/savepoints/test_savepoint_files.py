@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError, UserError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
@@ -19,7 +19,6 @@ from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata,
 from flinkish_spark.savepoints.export import make_durable, operator_numbers
 from flinkish_spark.savepoints.files import (
     RestoreSettings,
-    SavepointClaimedError,
     SavepointDamagedError,
     SavepointDir,
     SavepointError,
@@ -272,11 +271,11 @@ def test_of_several_jobs_one_can_claim_a_savepoint(place: Path) -> None:
     SavepointDir(place).check_unclaimed(None)
     SavepointDir(place).claim(A, "/jobs/a")
     SavepointDir(place).claim(A, "/jobs/moved")
-    with pytest.raises(SavepointClaimedError, match="/jobs/a") as caught:
+    with pytest.raises(UserError, match="/jobs/a") as caught:
         SavepointDir(place).claim(B, "/jobs/b")
     assert "claimed.json" in caught.value.what_to_do
     for other in (B, None):
-        with pytest.raises(SavepointClaimedError, match="/jobs/a"):
+        with pytest.raises(UserError, match="/jobs/a"):
             SavepointDir(place).check_unclaimed(other)
     SavepointDir(place).delete(B, NAME)
     assert SavepointDir(place).metadata()
@@ -354,7 +353,7 @@ def test_a_copy_of_a_claimed_savepoint_is_nobodys(place: Path, tmp_path: Path) -
     SavepointDir(copy).check_unclaimed(B)
     assert SavepointDir(copy).find_claim(NAME) is None
     SavepointDir(copy).claim(B, "/jobs/b")
-    with pytest.raises(SavepointClaimedError, match="/jobs/b"):
+    with pytest.raises(UserError, match="/jobs/b"):
         SavepointDir(copy).check_unclaimed(A)
     SavepointDir(place).delete(A, NAME)
     assert SavepointDir(copy).metadata()
@@ -365,7 +364,7 @@ def test_a_copy_of_a_claimed_savepoint_is_nobodys(place: Path, tmp_path: Path) -
 def test_a_claim_holds_by_whatever_links_the_savepoint_is_reached(place: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(place)
     SavepointDir(tmp_path / "link").claim(A, "/jobs/a")
-    with pytest.raises(SavepointClaimedError):
+    with pytest.raises(UserError, match="belongs to another job"):
         SavepointDir(place).check_unclaimed(B)
 
 

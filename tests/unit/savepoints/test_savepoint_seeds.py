@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.contracts.source import Source, SourceNode, SourceStart
-from flinkish_spark.core.errors import CorruptObjectError, InputLostError, JobDirError, StoreError
+from flinkish_spark.core.errors import CorruptObjectError, InputLostError, JobDirError, StoreError, UserError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
@@ -36,9 +36,7 @@ from flinkish_spark.protocol.savepoints import (
     SourceFacts,
 )
 from flinkish_spark.savepoints.files import (
-    RescaleError,
     RestoreSettings,
-    SavepointClaimedError,
     SavepointDamagedError,
     SavepointDir,
     SavepointMisfit,
@@ -376,7 +374,7 @@ def test_a_claimed_savepoint_that_cannot_be_deleted_is_left_for_the_next_start(
 
 def test_a_job_directory_that_was_moved_still_owns_what_it_claimed(root, savepoint) -> None:
     restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
-    with pytest.raises(SavepointClaimedError, match="belongs to another job"):
+    with pytest.raises(UserError, match="belongs to another job"):
         restore(root.parent / "another", savepoint).check()
     moved = root.parent / "moved"
     root.rename(moved)
@@ -586,7 +584,7 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
 
 def test_a_rescale_with_a_dataframe_is_refused_and_leaves_no_seed(root) -> None:
     job_dir = begun(root)
-    with pytest.raises(RescaleError, match="runs with 2 shuffle partitions and cannot change to 3"):
+    with pytest.raises(UserError, match="runs with 2 shuffle partitions and cannot change to 3"):
         rescaling(root, 3, Frame()).export(None, Lineage(1))
     assert job_dir.seed(Lineage(1)) is None
 
@@ -602,7 +600,7 @@ def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
     before = sorted(root.rglob("*"))
     check(2, Frame())
     check(3, Topic())
-    with pytest.raises(RescaleError, match="2 shuffle partitions and cannot change to 3") as caught:
+    with pytest.raises(UserError, match="2 shuffle partitions and cannot change to 3") as caught:
         check(3, Frame())
     assert caught.value.facts["uid"] == "ticks"
     assert sorted(root.rglob("*")) == before
