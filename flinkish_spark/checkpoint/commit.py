@@ -169,7 +169,7 @@ class Confirmation:
             )
         if answer.outcome is Outcome.LOST:
             raise CommittableLostError(
-                f"what sink '{uid}' completes with checkpoint {decision.checkpoint} is lost",
+                f"sink '{uid}' cannot complete checkpoint {decision.checkpoint}, since its data is lost",
                 why=answer.detail,
                 what_to_do="nothing later is decided; see to the sink's system and start the job again",
                 sink=uid,

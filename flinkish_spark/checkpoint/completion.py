@@ -86,7 +86,7 @@ class Completion:
     def complete(self, decision: Decision, on_decided: Callable[[], None]) -> Receipt:
         """Decide a checkpoint and finish it. The order of these calls is the protocol."""
         self._check_alive(decision)
-        job, passes_on = self._job, "let the job run on: what was staged passes to the next checkpoint"
+        job, passes_on = self._job, "let the job run on: the staged data passes to the next checkpoint"
         with job.waiting(f"the job directory to take the decision of checkpoint {decision.checkpoint}"):
             decide(decision, job.ownership, job.clock, job.observer, passes_on)
         on_decided()
@@ -106,7 +106,7 @@ class Completion:
             if not committables:
                 continue
             # Around all tries, so that the watchdog sees one wait.
-            with self._job.waiting(f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"):
+            with self._job.waiting(f"sink '{uid}' to check its data of checkpoint {decision.checkpoint}"):
                 dead = self._why_dead(decision.checkpoint, uid, committables)
             if dead:
                 raise DeadCommittableError(
@@ -137,7 +137,7 @@ class Completion:
         try:
             parts.job.job_dir.delete_all(map(parts.job.job_dir.staged_key, decision.batches))
         except StoreError as error:
-            LOG.warning("what is not needed any more is deleted later: %s", error)
+            LOG.warning("staged files that are not needed any more are deleted later: %s", error)
         parts.on_receipt(decision)
         mine = [b for s in decision.batches if s.owner_epoch == parts.job.ownership.epoch for b in s.blocks]
         # This order matters. Only after the receipt may a transactional id be used again: until then

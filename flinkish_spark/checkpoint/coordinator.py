@@ -98,7 +98,7 @@ class Workers:
                 with self._waiting(f"{name} to end"):
                     work()
             except JobInterruptedError:
-                LOG.info("%s was interrupted; the next start finishes what is decided", name)
+                LOG.info("%s was interrupted; the next start finishes decided checkpoints", name)
             except BaseException as error:
                 self._on_failure(error)
 
@@ -447,7 +447,7 @@ class CheckpointCoordinator:
             raise StopWithSavepointError(
                 "the job could not be stopped with a savepoint",
                 why=f"{effect.reason.text}; {effect.text}",
-                what_to_do="see why the checkpoint failed, and stop the job again, which goes on meanwhile",
+                what_to_do="find out why the checkpoint failed, and stop the job again; it runs on",
             )
         if effect.request.purpose is CheckpointPurpose.FINAL:
             parts.gate.reopen()

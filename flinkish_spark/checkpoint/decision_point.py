@@ -56,7 +56,7 @@ def decide(
                 what_to_do=if_refused,
             )
         raise FencedError(
-            f"checkpoint {decision.checkpoint} was decided by somebody else",
+            f"checkpoint {decision.checkpoint} was decided by another owner",
             what_to_do="let this process end; the newer owner goes on",
         )
     # A newer owner that took over between the check above and the create has either found the

@@ -119,7 +119,7 @@ class EpochWriter:
             # it. Staging would commit rows twice or skip some.
             raise InternalError(
                 f"Spark runs micro-batch {batch}, expected is {self.expected}",
-                why="its checkpoint changed behind this owner's back",
+                why="Spark's checkpoint was changed by another process",
                 what_to_do="make sure that only this job uses the job directory",
             )
         came_ms = job.clock.monotonic_ms()
@@ -140,6 +140,6 @@ class EpochWriter:
         # After the staged file, in which a restart finds the times; before Spark plans the next micro-batch.
         parts.time.on_staged(staged)
         parts.gate.on_staged(staged)
-        with job.waiting(f"the sources to be asked behind micro-batch {batch}"):
+        with job.waiting(f"the sources to be asked after micro-batch {batch}"):
             parts.notify(staged, job.clock.monotonic_ms() - began_ms)
         job.observer.before(Step.SPARK_COMMIT, str(batch))

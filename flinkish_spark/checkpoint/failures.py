@@ -216,7 +216,7 @@ _SAID_NOTHING = {
 _FULL = {
     JobProcess.WORKER: "a Python worker has no memory left",
     JobProcess.EXECUTOR: "an executor has no memory left",
-    JobProcess.DRIVER: "the JVM of this driver has no memory left, and nobody knows what else in it failed",
+    JobProcess.DRIVER: "the JVM of this driver has no memory left, and other parts of it may have failed",
 }
 
 

@@ -80,7 +80,7 @@ class MasterHooks:
         try:
             name = checked_name(hook.name, "name of a master hook")
         except ValueError as error:
-            raise ConfigError(str(error), what_to_do="give the hook such a name") from None
+            raise ConfigError(str(error), what_to_do="give the hook a valid name") from None
         if name in self._hooks:
             raise ConfigError(f"there are two master hooks named '{name}'", what_to_do="rename one of them")
         self._hooks[name] = hook
@@ -106,7 +106,7 @@ class MasterHooks:
         found = {}
         with self._calling(f"checkpoint {checkpoint}"):
             for name, hook in self._hooks.items():
-                advice = "see to the system behind the hook; the next checkpoint calls it again"
+                advice = "repair the system that the hook calls; the next checkpoint calls the hook again"
                 with _translate_errors(name, f"failed in checkpoint {checkpoint}", advice):
                     given = hook.trigger(int(checkpoint))
                     # Converted as a restore will get it: tuples become lists here already.
@@ -122,7 +122,7 @@ class MasterHooks:
             # A hook that hangs blocks its thread; the thread of a restart must not wait for it.
             raise HookBusyError(
                 f"a master hook has not returned from {self._called_for}",
-                what_to_do="see to the system behind the hook",
+                what_to_do="repair the system that the hook calls",
             )
         self._called_for = what
         try:
@@ -142,7 +142,7 @@ class MasterHooks:
         with self._calling("a restore"):
             for name, hook in self._hooks.items():
                 with _translate_errors(
-                    name, "could not be restored", "see to the system behind the hook, then start again"
+                    name, "could not be restored", "repair the system that the hook calls, then start again"
                 ):
                     if checkpoint is None or name not in states:
                         hook.reset()

@@ -44,12 +44,12 @@ from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Stretch, Timeline
 
 LOG = logging.getLogger(__name__)
-#: Notes beside an owner's record, see :class:`BeatLease`.
+#: Notes of an owner in the job directory, see :class:`BeatLease`.
 _BEAT, _ENDED = "beat", "ended"
 #: Longest text of a holder, in bytes: a host name has 255 at most.
 _MOST_HOLDER = 1_000
 _WHY_ONE = "two jobs on one job directory would stage and commit against each other"
-#: How often the lock of another process is tried, and the pause behind each.
+#: How often the lock of another process is tried, and the pause after each try.
 _TRIES, _PAUSE_S = 8, 0.05
 
 
@@ -336,7 +336,7 @@ class Ownership:
             raise FencedError(
                 f"owner {self.epoch} has given this job up",
                 why="it was cancelled, and this thread did not end in time",
-                what_to_do="none: the next owner finishes what is decided",
+                what_to_do="none: the next owner finishes decided checkpoints",
                 mine=self.epoch,
             )
         if self.job_dir.owner(OwnerEpoch(self.epoch.value + 1)) is not None:

@@ -337,7 +337,7 @@ class BucketPins(CheckpointPins):
                 raise CorruptObjectError(
                     f"the state of checkpoint {decision.checkpoint} is not there",
                     why=f"{error.args[0]} is gone",
-                    what_to_do="find out who deletes files of the job directory; the job does not",
+                    what_to_do="find out what deletes files of the job directory; the job does not",
                 ) from error
         pin = PinManifest(decision.checkpoint, decision.batch, entries, files, self._state, decision.bases)
         self._write(pin)
@@ -558,7 +558,7 @@ def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog],
                 pins(log).restore(newest.checkpoint)
             except CorruptObjectError as error:
                 # The start fails only if this state is needed: a rewind order may go back further.
-                LOG.error("checkpoint %s cannot be gone on from: %s", newest.checkpoint, error)
+                LOG.error("the job cannot go on from checkpoint %s: %s", newest.checkpoint, error)
     # This order matters: the folder is complete by now. The next owner goes on from the newest complete
     # folder, so a crash before this line does no harm.
     log.mark_complete()
@@ -653,7 +653,7 @@ class CompletedCheckpoints:
         try:
             decision = self._job_dir.first_decision(checkpoint)
         except (CorruptObjectError, JobDirError) as error:
-            LOG.warning("checkpoint %s cannot be read and is kept as it is: %s", checkpoint, error)
+            LOG.warning("checkpoint %s cannot be read and is not deleted: %s", checkpoint, error)
             return CheckpointFact(checkpoint, None)
         has_receipt = self._job_dir.receipt(checkpoint) is not None
         if decision is None:

@@ -6,7 +6,7 @@ folder begins with copies, and such a JVM goes on in the old folder, which is no
 owner the path stays, so restarts inside a process need neither.
 
 Entries are written by Spark (temporary file, then rename; in a bucket with one request), so an entry is
-whole or absent. On a disk each has a hidden checksum file beside it that must go with it.
+whole or absent. On a disk each has a hidden checksum file, which must be deleted with it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SparkLog:
             if not _is_whole(text):
                 raise CorruptObjectError(
                     f"the file {self._locate(key)} of Spark's own log is cut off or was changed",
-                    why="it holds no whole entry: a full disk, a copy that was cut off, or somebody's editor",
+                    why="it has no complete entry, because of a full disk, an incomplete copy, or an editor",
                     what_to_do="restore the file from a backup, or go back to an older checkpoint "
                     "(flinkish rewind)",
                     file=self._locate(key),
@@ -352,7 +352,7 @@ def translate_disk_errors(what: str) -> Iterator[None]:
 def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:
     return CorruptObjectError(
         f"Spark's log entry {log}/{batch} is gone",
-        why=f"checkpoint {checkpoint} cannot be gone on from without it, and there is no copy",
+        why=f"the job cannot go on from checkpoint {checkpoint} without it, and there is no copy",
         what_to_do="restore the file from a backup, or go back to an older checkpoint",
         checkpoint=checkpoint,
     )

@@ -254,7 +254,7 @@ def _to_corrupt_error(store: StoreVersion, why: str) -> CorruptObjectError:
     return CorruptObjectError(
         f"version {store.version} of state {store.folder} cannot be loaded any more",
         why=why,
-        what_to_do="go back to a checkpoint that is kept; `flinkish checkpoints list` shows them",
+        what_to_do="go back to a retained checkpoint; `flinkish checkpoints list` shows them",
         folder=store.folder,
         version=store.version,
     )

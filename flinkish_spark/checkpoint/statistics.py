@@ -376,7 +376,7 @@ class CheckpointTracker:
             counted = _CheckpointCounts()
             counted.add_read(self._extents(decision.offsets_text), {})
         except Exception as error:
-            LOG.warning("what sources read once more is not counted: %s", error)
+            LOG.warning("records that sources read again are not counted: %s", error)
             return
         with self._lock:
             self._history = self._history.counted(counted.by_uid)
@@ -411,7 +411,7 @@ class CheckpointTracker:
             for uid, count in self.pending().items():
                 counted.add(uid, "pendingRecords", count)
         except Exception as error:
-            LOG.warning("what sources have read is not counted for %s: %s", decision.checkpoint, error)
+            LOG.warning("records of checkpoint %s are not counted: %s", decision.checkpoint, error)
         with self._lock:
             self._history = self._history.counted(counted.by_uid)
 
@@ -475,9 +475,9 @@ class StagedAge:
 
     def __str__(self) -> str:
         return (
-            f"what sink '{self.sink}' staged in micro-batch {self.batch} is {self.age_ms} ms old and not "
-            f"committed; {self.lifetime_ms} ms after its staging the system drops it, and the job has to go "
-            "back to its last checkpoint"
+            f"data that sink '{self.sink}' staged in micro-batch {self.batch} is {self.age_ms} ms old and "
+            f"not committed; the system drops it {self.lifetime_ms} ms after the staging, and then the job has "
+            "to go back to its last checkpoint"
         )
 
 

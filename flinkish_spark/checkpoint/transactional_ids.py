@@ -1,4 +1,4 @@
-"""The pool of slot blocks behind transactional ids."""
+"""The pool of numbers for transactional ids."""
 
 from __future__ import annotations
 

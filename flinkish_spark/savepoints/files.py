@@ -224,7 +224,7 @@ class SavepointDir:
         )
 
     def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
-        """Create savepoint.json and remove files that it does not name; return what is there."""
+        """Create savepoint.json and remove files that it does not name; return the metadata in it."""
         data = seal("savepoint", metadata.to_json())
         found: SavepointMetadata | None = metadata
         if self._store.create_if_absent(METADATA_KEY, data) is not CreateResult.CREATED:

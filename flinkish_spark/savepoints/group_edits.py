@@ -366,7 +366,7 @@ class EditedPartition:
     """
 
     section: str
-    #: Schema of the blocks, and of what is stored: key and value, or item.
+    #: Schema of the blocks and of the stored table: key and value, or item.
     rows: pa.Schema
     kind: str
 

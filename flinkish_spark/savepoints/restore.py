@@ -264,7 +264,7 @@ class Restore:
     def _to_refusal(self, what: str, to_do: str) -> JobDirError:
         return JobDirError(
             f"the job directory {self.root.url} {what}",
-            why="a job has one beginning, and goes on from its own checkpoints afterwards",
+            why="only the first start of a job directory can restore; later starts use its own checkpoints",
             what_to_do=to_do,
         )
 

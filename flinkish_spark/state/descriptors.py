@@ -132,7 +132,7 @@ class ValueStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return parse_ddl(self.value_type)
 
 
@@ -157,7 +157,7 @@ class ListStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return T.ArrayType(parse_ddl(self.element_type))
 
 
@@ -194,7 +194,7 @@ class MapStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return T.MapType(parse_ddl(self.key_type), parse_ddl(self.value_type))
 
 
@@ -232,7 +232,7 @@ class ReducingStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return parse_ddl(self.value_type)
 
 
@@ -274,7 +274,7 @@ class AggregatingStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return parse_ddl(self.accumulator_type)
 
 

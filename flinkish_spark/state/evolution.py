@@ -68,7 +68,7 @@ def _check_clock(layout: TableLayout, stored: Collection[str]) -> None:
     if now is not None and was is not None and was is not now:
         raise StateMismatch(
             f"state {layout.name!r} is stored with entries that are due by {_clock_text(was)} and declared "
-            f"with ones that are due by {_clock_text(now)}, and nobody knows when they would be; give the "
+            f"with ones that are due by {_clock_text(now)}, and their due times are unknown; give the "
             "operator another uid"
         )
 
@@ -203,7 +203,7 @@ def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Arr
         # A time to live was added, and stored entries have no time of their last access.
         raise StateMismatch(
             f"state {layout.name!r} is stored without a time to live and declared with one, "
-            "and nobody knows when its entries were touched; give it another name"
+            "and the times of its entries are unknown; give it another name"
         )
     if field.name not in stored.schema.names or not stored.schema.field(field.name).type.equals(field.type):
         raise StateMismatch(

@@ -201,7 +201,7 @@ class _TimerRows:
         covered = above.filter(pa.array(~is_base)).drop_null().to_numpy()
         alive = stored.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
         is_living = np.where(is_base, ~np.isin(registered, covered), alive)
-        # A timer of a window is nobody's here; keys of one hash are told apart.
+        # Leave out timers of windows, and of other keys with the same hash.
         own = (found != _NO_PLACE) & where[np.maximum(found, 0)]
         return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 

@@ -99,7 +99,7 @@ def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
     stored, declared = read_kind(table.schema), read_kind(schema)
     if stored and stored != declared:
         raise OperatorValueMismatch(
-            f"{what} is stored as {stored} and declared as {declared}, so its items would come to other "
+            f"{what} is stored as {stored} and declared as {declared}, so its items would go to other "
             "copies; give it another name"
         )
     if table.schema.equals(schema):
@@ -415,7 +415,7 @@ def choose_copy(values: Sequence[bytes | None]) -> bytes | None:
 
 
 def _check_known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
-    what_to_do = "give one of those that broadcast() was given"
+    what_to_do = "give a descriptor that was given to broadcast()"
     instance_of("descriptor", descriptor, MapStateDescriptor, what_to_do=what_to_do)
     if descriptor.name not in states:
         raise OperatorValueMismatch(

@@ -618,10 +618,10 @@ class ExpiringListState(ListState[V]):
     def merge(self, slot: Any, into: Any) -> None:
         """Append one slot's list to another's; elements keep their times."""
         touches = self._table.touches
-        behind, before = touches.get(slot), touches.get(into, [])
+        later, before = touches.get(slot), touches.get(into, [])
         super().merge(slot, into)
-        if behind is not None:
-            touches[into] = [*before, *behind]
+        if later is not None:
+            touches[into] = [*before, *later]
 
     def _copies(self) -> tuple[list[V], list[int]]:
         return [*self._look()], [*self._table.touches.get(self._scope.slot, ())]

@@ -257,7 +257,7 @@ class Driver:
         if isinstance(error, AnotherTimelineError):
             expected = self._see_to_timeline()
         if isinstance(error, InternalError):
-            expected = self._invariants.log_changed_late and "behind this owner's back" in str(error)
+            expected = self._invariants.log_changed_late and "was changed by another process" in str(error)
         if isinstance(error, FencedError):
             expected = self._invariants.has_newer_owner(self.process)
         if self._world.scenario.tearing is Tearing.VISIBLE:

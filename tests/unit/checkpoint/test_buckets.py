@@ -437,7 +437,7 @@ def test_state_that_is_gone_keeps_nobody_from_going_back_further(bucket: Bucket,
     bucket.decide(folder.decision(1, 5))
     bucket.store.delete("spark/1/state/0/0/6_a6p0.changelog")
     bucket.fence(2)
-    assert "cannot be gone on from" in caplog.text
+    assert "the job cannot go on from checkpoint" in caplog.text
     assert set(bucket.below("spark/2")) == {"metadata", "sources/0/0"}
 
 

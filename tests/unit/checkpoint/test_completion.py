@@ -193,7 +193,7 @@ def test_a_decision_of_somebody_else_stands(bench) -> None:
     bench.b.on_call = lambda call: bench.rig.job_dir.create_decision(
         Decision(CheckpointId(1), Verdict.ABORT, OwnerEpoch(2), 0)
     )
-    with pytest.raises(FencedError, match="was decided by somebody else"):
+    with pytest.raises(FencedError, match="was decided by another owner"):
         bench.complete()
     assert (bench.decided, bench.a.called("commit")) == ([], [])
 
@@ -205,7 +205,7 @@ def test_a_store_that_refuses_the_decision_ends_the_checkpoint_for_good(bench) -
         bench.complete()
     assert caught.value.restartable
     assert caught.value.what_to_do.endswith(
-        "let the job run on: what was staged passes to the next checkpoint"
+        "let the job run on: the staged data passes to the next checkpoint"
     )
     assert bench.rig.verdict(1) is Verdict.ABORT
     assert (bench.decided, bench.a.called("commit"), bench.receipts) == ([], [], [])
@@ -226,7 +226,7 @@ def test_an_unknown_outcome_may_turn_out_to_be_somebody_elses_decision(bench, ve
     other = Decision(CheckpointId(1), verdict, OwnerEpoch(2), 0, batches=batches)
     bench.rig.job_dir.create_decision(other)
     bench.rig.store.faults = [REFUSED]
-    with pytest.raises(FencedError, match="was decided by somebody else"):
+    with pytest.raises(FencedError, match="was decided by another owner"):
         bench.complete()
     assert bench.a.called("commit") == []
 
@@ -347,7 +347,7 @@ def test_blocks_of_another_owner_are_not_given_out_again() -> None:
 def test_what_cannot_be_deleted_is_deleted_later(bench, caplog) -> None:
     bench.rig.store.faults = [("staged/0/0-1.0.json", Fault.REFUSED)]
     bench.complete()
-    assert "what is not needed any more is deleted later" in caplog.text
+    assert "staged files that are not needed any more are deleted later" in caplog.text
     assert bench.rig.objects(1) == ["decision.json", "receipt.json"]
     assert len(bench.rig.store.list("staged/0")) == 2
 

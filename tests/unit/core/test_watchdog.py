@@ -154,7 +154,7 @@ def test_a_commit_that_takes_two_minutes_is_named_with_sink_and_checkpoint_and_f
     said: dict[str, list[tuple[str, int]]] = {}
     rig.committers["a"].on_call = lambda call: said.setdefault(call, watched.after(120))
     rig.take()
-    assert said["why_dead"] == [("sink 'a' to say what of checkpoint 1 is left", 120)]
+    assert said["why_dead"] == [("sink 'a' to check its data of checkpoint 1", 120)]
     assert said["commit"] == [("committing checkpoint 1 to sink 'a' to end", 120)]
     assert (rig.confirmed, rig.answers, watched.after(120)) == ([1], ["user=COMPLETED"], [])
 
@@ -249,7 +249,7 @@ def test_a_sink_that_cannot_say_what_is_left_is_one_wait_over_all_tries() -> Non
         seen.extend((wait.what, wait.error) for wait in told[-1]),
     )
     rig.take()
-    assert seen[-1] == ("sink 'a' to say what of checkpoint 1 is left", "no broker.")
+    assert seen[-1] == ("sink 'a' to check its data of checkpoint 1", "no broker.")
 
 
 def test_an_open_checkpoint_says_who_has_not_seen_its_barrier() -> None:
