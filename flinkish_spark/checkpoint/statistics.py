@@ -476,7 +476,7 @@ class StagedAge:
     def __str__(self) -> str:
         return (
             f"data that sink '{self.sink}' staged in micro-batch {self.batch} is {self.age_ms} ms old and "
-            f"not committed; the system drops it {self.lifetime_ms} ms after the staging, and then the job has "
+            f"not committed; the system drops it {self.lifetime_ms} ms after staging, and then the job has "
             "to go back to its last checkpoint"
         )
 
