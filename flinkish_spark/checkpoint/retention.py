@@ -141,14 +141,14 @@ class CheckpointPins(abc.ABC):
 
     def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
         """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
-        manifest = self._manifest(checkpoint)
+        manifest = self._read_manifest(checkpoint)
         return {} if manifest is None else manifest.log
 
     def _write(self, manifest: PinManifest) -> None:
         self._store.create_if_absent(_key(manifest.checkpoint), seal("pin", manifest.to_json()))
         self._manifests[manifest.checkpoint] = manifest
 
-    def _manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
+    def _read_manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
         if checkpoint not in self._manifests:
             found = self._objects.optional(_key(checkpoint), "pin", PinManifest.from_json)
             if found is None:
@@ -156,10 +156,10 @@ class CheckpointPins(abc.ABC):
             self._manifests[checkpoint] = found
         return self._manifests[checkpoint]
 
-    def _all_manifests(self) -> list[PinManifest]:
-        return [manifest for one in self.list_pinned() if (manifest := self._manifest(one)) is not None]
+    def _read_all_manifests(self) -> list[PinManifest]:
+        return [manifest for one in self.list_pinned() if (manifest := self._read_manifest(one)) is not None]
 
-    def _entries(self, decision: Decision) -> dict[str, str]:
+    def _read_entries(self, decision: Decision) -> dict[str, str]:
         at = decision.batch
         entries = {f"{OFFSETS}/{at}": decision.offsets_text, f"{COMMITS}/{at}": decision.commits_text}
         if at > BatchId(0):
@@ -177,8 +177,8 @@ class CheckpointPins(abc.ABC):
             if self._log.read(log, BatchId(int(batch))) != text:
                 self._log.restore(log, BatchId(int(batch)), text)
 
-    def _to_restore(self, checkpoint: CheckpointId, trouble: str) -> PinManifest:
-        manifest = self._manifest(checkpoint)
+    def _check_restorable(self, checkpoint: CheckpointId, trouble: str) -> PinManifest:
+        manifest = self._read_manifest(checkpoint)
         if manifest is None or trouble:
             raise CorruptObjectError(
                 f"checkpoint {checkpoint} cannot be restored",
@@ -199,7 +199,7 @@ class SparkPins(CheckpointPins):
     def pin(self, decision: Decision) -> None:
         if decision.checkpoint in self.list_pinned():
             return
-        entries = self._entries(decision)
+        entries = self._read_entries(decision)
         with translate_disk_errors(f"pin checkpoint {decision.checkpoint}"):
             files = self._link_state(decision)
         manifest = PinManifest(decision.checkpoint, decision.batch, entries, files)
@@ -230,7 +230,7 @@ class SparkPins(CheckpointPins):
         for checkpoint in self.list_pinned():
             # A damaged pin is reported when a job goes back to it.
             with contextlib.suppress(CorruptObjectError, JobDirError):
-                manifest = self._manifest(checkpoint)
+                manifest = self._read_manifest(checkpoint)
                 pinned |= {} if manifest is None else manifest.files
         for name in names:
             target = self._pool / name
@@ -244,7 +244,7 @@ class SparkPins(CheckpointPins):
         return sizes
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._manifest(checkpoint)
+        manifest = self._read_manifest(checkpoint)
         if manifest is None:
             return "the state that it needs is not kept any more"
         for name, size in manifest.files.items():
@@ -258,7 +258,7 @@ class SparkPins(CheckpointPins):
         return ""
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
         with translate_disk_errors(f"restore checkpoint {checkpoint}"):
             self._put_back(manifest)
             for name, path in _files_below(self._state):
@@ -279,7 +279,7 @@ class SparkPins(CheckpointPins):
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         super().unpin(checkpoint)
-        needed = {name for manifest in self._all_manifests() for name in manifest.files}
+        needed = {name for manifest in self._read_all_manifests() for name in manifest.files}
         with translate_disk_errors(f"unpin checkpoint {checkpoint}"):
             for name, path in _files_below(self._pool):
                 if _owner_of(name) not in needed:
@@ -322,7 +322,7 @@ class BucketPins(CheckpointPins):
         """Write which files the checkpoint needs; an earlier owner has written the same."""
         if decision.checkpoint in self._manifests:
             return
-        entries = self._entries(decision)
+        entries = self._read_entries(decision)
         stores = store_versions(decision.commits_text, int(decision.batch))
         names, files = list[str](), dict[str, int]()
         if stores:
@@ -369,7 +369,7 @@ class BucketPins(CheckpointPins):
         return by_store
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._manifest(checkpoint)
+        manifest = self._read_manifest(checkpoint)
         if manifest is None:
             return "the state that it needs is not kept any more"
         found = self._files.sizes_below(manifest.folder) if manifest.files else {}
@@ -384,7 +384,7 @@ class BucketPins(CheckpointPins):
 
     def restore(self, checkpoint: CheckpointId) -> None:
         """Copy missing files, then restore the log entries; bases stay where they are."""
-        manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
         if manifest.files and manifest.folder != self._state:
             there = self._files.sizes_below(self._state)
             # Names of versions are unique over all lineages; those of an operator's metadata are not.
@@ -414,7 +414,7 @@ class BucketPins(CheckpointPins):
     def _find_superseded_bases(self) -> frozenset[str]:
         """Return bases that were listed in the last call and that no pin needs."""
         listed, newest = self._bases, self._newest
-        pins = self._all_manifests()
+        pins = self._read_all_manifests()
         # This order matters: bases that are listed now are judged after a newer pin.
         self._bases, self._newest = frozenset(), None
         if any(pin.bases for pin in pins):
@@ -428,7 +428,7 @@ class BucketPins(CheckpointPins):
         # This order matters: a pin that is written after the listing names only files that are newer than the
         # oldest pin in it, or that another pin names.
         sizes = self._files.sizes_below("spark")
-        manifests = self._all_manifests()
+        manifests = self._read_all_manifests()
         if not manifests:
             return frozenset()
         named = {f"{one.folder}/{name}" for one in manifests for name in one.files}

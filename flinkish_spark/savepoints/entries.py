@@ -185,13 +185,13 @@ def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
         # its own.
         given = list(map(flatten_types, given))
     for schema, kinds in zip(schemas, given, strict=True):
-        if _slots(schema) != _slots(first):
+        if _find_slot_fields(schema) != _find_slot_fields(first):
             raise StateMismatch(
                 f"state {what!r} is stored as {types_text(first)} and as {types_text(schema)}: "
                 "its key groups do not have the same keys, windows or times"
             )
         for name, kind in kinds.items():
-            values[name] = _common(what, name, values.get(name, kind), kind)
+            values[name] = _find_common_type(what, name, values.get(name, kind), kind)
     at = first.names.index("value_0")
     fields = [
         pa.field(f"value_{number}", kind, metadata={NAME: name})
@@ -200,7 +200,7 @@ def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema([*slots[:at], *fields, *slots[at:]])
 
 
-def _slots(schema: pa.Schema) -> list[pa.Field]:
+def _find_slot_fields(schema: pa.Schema) -> list[pa.Field]:
     return [field.remove_metadata() for field in schema if not _is_value(field) and field.name != TOUCHES]
 
 
@@ -312,7 +312,9 @@ def common_columns(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     first = schemas[0]
     kinds = {field.name: field.type for field in first}
     for schema in schemas[1:]:
-        kinds = {name: _common(what, name, kind, schema.field(name).type) for name, kind in kinds.items()}
+        kinds = {
+            name: _find_common_type(what, name, kind, schema.field(name).type) for name, kind in kinds.items()
+        }
     return pa.schema(list(kinds.items()))
 
 
@@ -359,7 +361,7 @@ def _key_name(field: pa.Field, keys: Sequence[pa.Field]) -> str:
     return "key" if len(keys) == 1 else str(field.name)
 
 
-def _common(what: str, name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+def _find_common_type(what: str, name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
     found = common_type(one, other)
     if found is None:
         raise StateMismatch(f"state {what!r}: {name!r} is stored as {one} and as {other}")

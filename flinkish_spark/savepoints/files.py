@@ -208,7 +208,7 @@ class SavepointDir:
                 what_to_do="check that the disk is there, has room, and may be written by this user",
             ) from error
         if strange:
-            raise self._not_empty(strange.relative_to(self.path))
+            raise self._to_not_empty_error(strange.relative_to(self.path))
         if is_claimed:
             raise SavepointError(
                 f"the directory {self.shown} holds {CLAIM_KEY}",
@@ -216,7 +216,7 @@ class SavepointDir:
                 what_to_do="export to a directory of its own, or delete this one if that job is gone",
             )
 
-    def _not_empty(self, strange: object) -> SavepointError:
+    def _to_not_empty_error(self, strange: object) -> SavepointError:
         return SavepointError(
             f"the directory {self.shown} is not empty",
             why=f"it holds {strange}, which is no part of a savepoint",
@@ -243,7 +243,7 @@ class SavepointDir:
 
     def find_claim(self, savepoint: str) -> Claim | None:
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
-        is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._here())
+        is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._own_place())
         return claim if is_of_this else None
 
     def check_unclaimed(self, job: JobUuid | None) -> None:
@@ -261,7 +261,7 @@ class SavepointDir:
         """Make a job the owner of the files; of several jobs exactly one can."""
         self.check_unclaimed(job)
         name = self.metadata().savepoint
-        data = seal("claim", Claim(name, self._here(), job, owner).to_json())
+        data = seal("claim", Claim(name, self._own_place(), job, owner).to_json())
         is_new = self._store.create_if_absent(CLAIM_KEY, data) is CreateResult.CREATED
         if not is_new and self.find_claim(name) is None:
             # The claim was copied with the directory. Two jobs may replace it at once; the last one wins.
@@ -299,7 +299,7 @@ class SavepointDir:
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
-    def _here(self) -> str:
+    def _own_place(self) -> str:
         return str(self.path.resolve())
 
 
@@ -333,7 +333,7 @@ class SavepointInBucket(SavepointDir):
         there = [name for name in self._bucket.sizes_below("") if not _TEMPORARY.fullmatch(name)]
         strange = [n for n in there if n != METADATA_KEY and not n.startswith(f"{STATE_FOLDER}/")]
         if strange:
-            raise self._not_empty(strange[0])
+            raise self._to_not_empty_error(strange[0])
         probe = f".{METADATA_KEY}.{uuid.uuid4().hex}.tmp"
         self._store.put(probe, b"?")
         self._store.delete(probe)
@@ -342,7 +342,7 @@ class SavepointInBucket(SavepointDir):
         there = (f"{STATE_FOLDER}/{name}" for name in self._bucket.sizes_below(STATE_FOLDER))
         self._bucket.delete_all([key for key in there if key not in named])
 
-    def _here(self) -> str:
+    def _own_place(self) -> str:
         return self.place.url
 
 

@@ -156,7 +156,7 @@ class RetainedState:
                 _link_to(source.with_name(checksum), target.with_name(checksum))
 
     def _to_loss_error(self, why: str) -> CheckpointNotRetainedError:
-        return not_retained(self.place, self.manifest.checkpoint, why)
+        return to_not_retained_error(self.place, self.manifest.checkpoint, why)
 
 
 def _delete_view(view: StoreSpec) -> None:
@@ -165,10 +165,10 @@ def _delete_view(view: StoreSpec) -> None:
 
 
 def is_job_dir(place: StoreSpec) -> bool:
-    return _has(place, "job.json")
+    return _has_object(place, "job.json")
 
 
-def _has(place: StoreSpec, key: str) -> bool:
+def _has_object(place: StoreSpec, key: str) -> bool:
     if place.is_local:
         return (place.folder / key).is_file()
     try:
@@ -187,23 +187,23 @@ def find_retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedSta
     for one in pinned:
         # A damaged checkpoint is reported only when it is requested.
         with contextlib.suppress(CorruptObjectError):
-            found += [] if _why_not(job_dir, one, pinned, history) else [one]
+            found += [] if _why_not_readable(job_dir, one, pinned, history) else [one]
     wanted = max(found, default=None) if checkpoint is None else CheckpointId(checkpoint)
     if wanted is None:
-        raise not_retained(place, None, "it has no completed checkpoints whose state is kept")
-    why = _why_not(job_dir, wanted, pinned, history)
+        raise to_not_retained_error(place, None, "it has no completed checkpoints whose state is kept")
+    why = _why_not_readable(job_dir, wanted, pinned, history)
     manifest = objects.optional(f"{PINS}/{wanted}.json", "pin", PinManifest.from_json)
     decision = job_dir.decision(wanted)
     if why or manifest is None or decision is None:
         others = [int(one) for one in found if one != wanted]
-        raise not_retained(place, wanted, why or "the job has deleted it just now", others)
+        raise to_not_retained_error(place, wanted, why or "the job has deleted it just now", others)
     # The layout of its lineage's plan, which may not be the live one.
     begun = [one.lineage for one in history.rewinds if one.kind is RewindKind.RESEED]
     origin = max((one for one in begun if one <= decision.lineage), default=FIRST_LINEAGE)
     return RetainedState(place, manifest, layout_of(job_dir, origin))
 
 
-def not_retained(
+def to_not_retained_error(
     place: StoreSpec, checkpoint: CheckpointId | None, why: str, others: list[int] | None = None
 ) -> CheckpointNotRetainedError:
     what = f"the state of checkpoint {checkpoint} in {place.url} cannot be read"
@@ -216,7 +216,7 @@ def not_retained(
     )
 
 
-def _why_not(
+def _why_not_readable(
     job_dir: JobDir, checkpoint: CheckpointId, pinned: list[CheckpointId], history: LineageHistory
 ) -> str:
     """Return why the state of a checkpoint cannot be read; empty if it can."""
@@ -275,7 +275,7 @@ class StoredState:
     def schema(self, name: str) -> pa.Schema:
         """Return common columns of a keyed state for all key groups."""
         if self.known is not None and name not in self.known:
-            raise _missing(self.place, f"state of '{self.uid}'", name, self.known)
+            raise _to_missing_error(self.place, f"state of '{self.uid}'", name, self.known)
         sections = self.sections()
         for prefix, reader in _WITHOUT_KEYS.items():
             if prefix + name in sections and STATE_SECTION + name not in sections:
@@ -285,11 +285,11 @@ class StoredState:
                 )
         if STATE_SECTION + name not in sections:
             there = _names_of(sections, STATE_SECTION)
-            raise _missing(self.place, f"entry of the state of '{self.uid}'", name, there)
+            raise _to_missing_error(self.place, f"entry of the state of '{self.uid}'", name, there)
         try:
             return common_schema(name, sections[STATE_SECTION + name])
         except StateMismatch as error:
-            raise self._nothing_in_common(name, "keys", error) from error
+            raise self._to_no_common_error(name, "keys", error) from error
 
     def find_unkeyed_state(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
         """Return the section of a state without keys, and its columns."""
@@ -297,15 +297,15 @@ class StoredState:
         found = sections.get(prefix + name, [])
         if not found:
             there = _names_of(sections, prefix)
-            raise _missing(self.place, f"state without keys of '{self.uid}'", name, there)
+            raise _to_missing_error(self.place, f"state without keys of '{self.uid}'", name, there)
         try:
             schema = common_columns(name, found)
         except StateMismatch as error:
-            raise self._nothing_in_common(name, "partitions", error) from error
+            raise self._to_no_common_error(name, "partitions", error) from error
         columns = [T.StructField(one.name, spark_type(one.type)) for one in schema]
         return prefix + name, schema, T.StructType(columns)
 
-    def _nothing_in_common(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:
+    def _to_no_common_error(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:
         return SavepointMisfit(
             f"the state '{name}' of '{self.uid}' in {self.place} has no common columns",
             why=str(error),
@@ -327,13 +327,13 @@ def open_stored_state(
     store_options: Mapping[str, str] | None,
 ) -> StoredState:
     """Find the state of an operator; see :func:`read_state` for the parameters."""
-    place, checkpoint = _place(place_of(path, store_options), checkpoint)
-    if checkpoint is None and (_has(place, METADATA_KEY) or not is_job_dir(place)):
+    place, checkpoint = _resolve_place(place_of(path, store_options), checkpoint)
+    if checkpoint is None and (_has_object(place, METADATA_KEY) or not is_job_dir(place)):
         return _open_in_savepoint(spark, place, uid, chain)
     return _open_in_checkpoint(spark, place, checkpoint, uid, chain, scratch)
 
 
-def _place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | None]:
+def _resolve_place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | None]:
     """Return the directory of a savepoint or job, and the id of the checkpoint in it, if any."""
     *_, above, name = ("", *place.url.split("/"))
     if above == "checkpoints" and name.isdecimal() and is_job_dir(place.above(2)):
@@ -368,17 +368,17 @@ def _open_in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: s
 
 def files_of(metadata: SavepointMetadata, uid: str, chain: str | None) -> list[StateFile]:
     if uid not in metadata.operators:
-        raise _missing("the savepoint", "operator", uid, metadata.operators)
+        raise _to_missing_error("the savepoint", "operator", uid, metadata.operators)
     files = [file for file in metadata.files if file.operator == uid]
-    wanted = _chain(uid, chain, {file.chain for file in files})
+    wanted = _choose_chain(uid, chain, {file.chain for file in files})
     return [file for file in files if file.chain == wanted]
 
 
-def _chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
+def _choose_chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
     """Return the chain to read; None if the operator has no state."""
     known = sorted(there)
     if chain is not None and chain not in known:
-        raise _missing("the savepoint", f"chain of '{uid}'", chain, known)
+        raise _to_missing_error("the savepoint", f"chain of '{uid}'", chain, known)
     if chain is None and len(known) > 1:
         raise SavepointMisfit(
             f"operator '{uid}' has state in several chains",
@@ -387,7 +387,7 @@ def _chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
     return chain or next(iter(known), None)
 
 
-def _missing(place: str, what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
+def _to_missing_error(place: str, what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
     known = ", ".join(sorted(there)) or "none"
     return SavepointMisfit(f"{place} has no {what} '{name}'", what_to_do=f"choose from: {known}")
 
@@ -407,8 +407,8 @@ def _open_in_checkpoint(
     place = f"checkpoint {number} of {root.url}"
     numbers = retained.operators(uid)
     if not numbers:
-        raise _missing(place, "operator", uid, {one.uid for one in retained.layout.operators})
-    operator = numbers[str(_chain(uid, chain, numbers))]
+        raise _to_missing_error(place, "operator", uid, {one.uid for one in retained.layout.operators})
+    operator = numbers[str(_choose_chain(uid, chain, numbers))]
     view = retained.view(operator, views)
     pass_on(spark, view)
     try:

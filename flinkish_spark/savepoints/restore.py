@@ -154,7 +154,7 @@ class Restore:
             )
         place = savepoint_at(self.settings.place)
         metadata = place.metadata()
-        self._fit(metadata, self.settings)
+        self._check_fit(metadata, self.settings)
         place.check_unclaimed(find_claimant(self.job_dir))
         place.check_files(self._files(metadata))
         sources = {node.uid: node.source for node in self.graph.sources}
@@ -175,7 +175,7 @@ class Restore:
                 _copy_durably(place, again.files, self.root.below(seed_folder(again.lineage)))
             return name
         metadata = place.metadata()
-        report = self._fit(metadata, self.settings)
+        report = self._check_fit(metadata, self.settings)
         if self.settings.claim is ClaimMode.CLAIM:
             place.claim(become_claimant(self.job_dir), self.root.url)
         # Left by a restore that was cut off.
@@ -204,7 +204,7 @@ class Restore:
         )
         return name
 
-    def _fit(self, metadata: SavepointMetadata, settings: RestoreSettings) -> RestoreReport:
+    def _check_fit(self, metadata: SavepointMetadata, settings: RestoreSettings) -> RestoreReport:
         report = check_restore(metadata, job_shape(self.graph, self.planned, self.hooks), settings.rules)
         if report.problems:
             first, *_ = report.problems
@@ -335,7 +335,7 @@ class Rescaling:
         check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
         # Left by a start that was cut off before the lineage began.
         remove_below(self.root.below(seed_folder(lineage)))
-        seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
+        seed = self._make_same_seed(lineage) if decision is None else self._from_checkpoint(decision, lineage)
         self.job_dir.write_seed(seed)
 
     def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
@@ -358,7 +358,7 @@ class Rescaling:
         number = self.shuffle_partitions
         return Seed(lineage, SeedOrigin.RESCALE, "", decision.checkpoint, number, chains, files=files)
 
-    def _as_before(self, lineage: Lineage) -> Seed:
+    def _make_same_seed(self, lineage: Lineage) -> Seed:
         """Return a seed with the present log's beginning, since no checkpoint was decided in it."""
         known = find_beginning(self.job_dir, self.root)
         if known.seed is None:

@@ -61,7 +61,7 @@ def add_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, 
         return (SavedChain(Chain((), (uid,), (uid,)), {}),), uid
     names = [one.chain.name for one in chains]
     if beside is None:
-        if any(_places(one) != _places(chains[0]) for one in chains):
+        if any(_find_positions(one) != _find_positions(chains[0]) for one in chains):
             raise BootstrapError(
                 f"it is not clear which source positions the new operator '{uid}' has",
                 why="the chains of the savepoint have different positions",
@@ -102,7 +102,7 @@ def rename_operator(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping
     return tuple(changed), names
 
 
-def _places(one: SavedChain) -> dict[str, Position]:
+def _find_positions(one: SavedChain) -> dict[str, Position]:
     """Return the positions of all inputs of a chain; None for one that Spark had not read yet."""
     return {name: one.positions.get(name) for name in one.chain.inputs}
 
@@ -122,7 +122,7 @@ def drop_times(times: EventTime | None, uid: str, operators: Collection[str]) ->
     groups = {
         place: timers
         for place, timers in times.agenda.groups.items()
-        if operator_of(place[0], operators) != uid
+        if find_operator_uid(place[0], operators) != uid
     }
     others = {name: one for name, one in times.operators.items() if name != uid}
     levels = {name: one for name, one in times.levels.items() if name != uid}
@@ -136,7 +136,7 @@ def rename_times(
         return None
 
     def instance_now(name: str) -> str:
-        uid = operator_of(name, operators)
+        uid = find_operator_uid(name, operators)
         chain = name.removeprefix(f"{uid}.") if name != uid else ""
         now = new if uid == old else uid
         return f"{now}.{names.get(chain, chain)}" if chain else now
@@ -179,7 +179,7 @@ def replace_due_timers(
     return replace(before, agenda=Agenda(others).after(reports))
 
 
-def operator_of(name: str, operators: Collection[str]) -> str:
+def find_operator_uid(name: str, operators: Collection[str]) -> str:
     """Return the uid of the operator whose timers are stored under a name."""
     fitting = [uid for uid in operators if name == uid or name.startswith(f"{uid}.")]
     return max(fitting, key=len, default=name)

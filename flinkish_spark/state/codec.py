@@ -503,9 +503,12 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
     keeps = layout.form is SlotForm.TIMER
     if not keeps and not all(alive):
         values = tuple(one if there else nothing for one, there in zip(values, alive, strict=True))
-    columns += [*_values(layout, values, keys), alive]
+    columns += [*_to_value_columns(layout, values, keys), alive]
     batch = pa.RecordBatch.from_arrays(
-        [_array(layout, field, column, keys) for field, column in zip(layout.schema, columns, strict=True)],
+        [
+            _to_array(layout, field, column, keys)
+            for field, column in zip(layout.schema, columns, strict=True)
+        ],
         schema=layout.schema,
     )
     return batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))
@@ -528,8 +531,8 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
     """Return the columns of values; None is an entry without a value."""
     fields = value_fields(layout.schema)
-    columns = _values(layout, _fill_nulls(values, len(fields)), keys)
-    return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
+    columns = _to_value_columns(layout, _fill_nulls(values, len(fields)), keys)
+    return [_to_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
 
 
 def decode_values(
@@ -562,7 +565,7 @@ def find_places(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarr
     return places
 
 
-def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
+def _to_array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
     try:
         return strict_array(column, field.type)
     except ColumnTooLarge as error:
@@ -584,7 +587,7 @@ def too_large(state: str, says: str) -> StateValueError:
     )
 
 
-def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
+def _to_value_columns(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
     """Return the columns of values; values with several fields may be any kind of row."""
     width = len(layout.values)
     if width == 1:
@@ -596,7 +599,7 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
             for place, one in zip(places, own, strict=True)
         ]
         contents = layout.contents
-        return [times, stored, *_values(contents, _fill_nulls(own, len(contents.values)), keys)]
+        return [times, stored, *_to_value_columns(contents, _fill_nulls(own, len(contents.values)), keys)]
     form = RowForm(layout.value_names or ("",) * width)
     try:
         rows = form.tuples(list(values))

@@ -493,7 +493,7 @@ class GroupState:
             grown = is_expired or self._is_delta_full(policy, len(value))
         if not grown:
             return value
-        merged = {name: _whole(name, table, now_ms) for name, table in self._tables.items()}
+        merged = {name: _merge_unexpired(name, table, now_ms) for name, table in self._tables.items()}
         if self.base is not None:
             self._former.append((self.base.file, self._bases.batch))
         whole = self._frame(merged, None)
@@ -562,9 +562,9 @@ def _encode_owner(
     return json.dumps({"uid": uid, "base": named, "former": former, "registered": registered}).encode()
 
 
-def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
+def _merge_unexpired(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
     try:
-        return table.fresh(table.merge(), now_ms)
+        return table.drop_expired(table.merge(), now_ms)
     except pa.ArrowInvalid as error:
         if "offset overflow" not in str(error):
             raise

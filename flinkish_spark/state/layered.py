@@ -203,7 +203,7 @@ class LayeredTable:
     def forget_expired(self, now_ms: int) -> None:
         """Drop expired rows of the delta, unless a base would show through."""
         if self.base is None:
-            self.delta = self.fresh(self.delta, now_ms)
+            self.delta = self.drop_expired(self.delta, now_ms)
 
     @property
     def expired_at_ms(self) -> int | None:
@@ -234,7 +234,7 @@ class LayeredTable:
         is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
         return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
 
-    def fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+    def drop_expired(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
         """Return the rows that have not expired."""
         is_fresh = self._is_fresh(rows, now_ms)
         return rows if is_fresh is None or is_fresh.all() else rows.filter(pa.array(is_fresh))
