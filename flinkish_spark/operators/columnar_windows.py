@@ -31,7 +31,7 @@ from flinkish_spark.operators.aggregates import element_reduce, value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.state.codec import DUE_FIELDS
-from flinkish_spark.state.columnar import DueTable, Stored
+from flinkish_spark.state.columnar import DueTable, SelectedRows
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -489,7 +489,11 @@ class StoredWindows:
     """The stored windows of some keys, in one micro-batch, and what becomes of them."""
 
     def __init__(
-        self, table: DueTable, stored: Stored, hashes: Sequence[Array], keys: Sequence[Sequence[pa.Array]]
+        self,
+        table: DueTable,
+        stored: SelectedRows,
+        hashes: Sequence[Array],
+        keys: Sequence[Sequence[pa.Array]],
     ) -> None:
         self.table, self.stored = table, stored
         columns = table.keys_together([stored.keys, *keys])
@@ -522,7 +526,7 @@ class _GroupWindows:
     """The windows of a key group while parts are added to them, and while they fire."""
 
     def __init__(
-        self, fold: WindowFold, table: DueTable, stored: Stored, came: Sequence[ArrivedParts]
+        self, fold: WindowFold, table: DueTable, stored: SelectedRows, came: Sequence[ArrivedParts]
     ) -> None:
         self._fold, self._rules = fold, fold.rules
         keys, hashes = [one.keys for one in came], [one.hashes for one in came]

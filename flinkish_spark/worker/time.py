@@ -172,7 +172,7 @@ class KeepsTimes(_AroundWorker):
                 lost = given.beyond(kept)
                 yield pa.concat_batches([made, _rows(lost, schema)]) if lost else made
                 # What has been told of is not told of again.
-                kept.add_group(given)
+                kept.take_in(given)
 
 
 def _rows(lost: dict[int, dict[str, int]], schema: pa.Schema) -> pa.RecordBatch:
