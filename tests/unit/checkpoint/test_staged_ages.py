@@ -79,7 +79,7 @@ def test_a_coordinator_says_so_of_what_is_staged_and_of_what_is_decided(
     def said() -> list[str]:
         texts = [record.getMessage() for record in caplog.records]
         caplog.clear()
-        return [text[:37] for text in texts if text.startswith("what sink")]
+        return [text[:42] for text in texts if text.startswith("data that sink")]
 
     with caplog.at_level(logging.WARNING):
         rig = Rig(sinks="a")
@@ -88,13 +88,13 @@ def test_a_coordinator_says_so_of_what_is_staged_and_of_what_is_decided(
         assert said() == []
         rig.tick(after_ms=1_000)
         rig.tick(after_ms=1_000)
-        assert said() == ["what sink 'a' staged in micro-batch 0"]
+        assert said() == ["data that sink 'a' staged in micro-batch 0"]
         assert rig.take() == 1 and rig.confirmed == [1]
         # Decided, and the sink does not come round.
         rig.threads.held = ("complete",)
         assert rig.take() == 2
         rig.tick(after_ms=30_000)
-        assert said() == ["what sink 'a' staged in micro-batch 2"] and rig.confirmed == [1]
+        assert said() == ["data that sink 'a' staged in micro-batch 2"] and rig.confirmed == [1]
         rig.threads.let("complete-2")
         rig.tick(after_ms=60_000)
         assert said() == [] and rig.confirmed == [1, 2]

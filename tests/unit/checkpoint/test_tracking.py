@@ -295,13 +295,13 @@ def test_refusals_are_stored_and_do_not_cost_a_file_each() -> None:
     store = tracker._job_dir.store
     clock.now_ms += 1_000
     tracker.on_refused()
-    assert tracker._stored().counts.refused == 1
+    assert tracker._load().counts.refused == 1
     for _ in range(50):
         tracker.on_refused()
     # As often as somebody may ask: what comes in a row is written with what is stored next.
-    assert tracker._stored().counts.refused == 1
+    assert tracker._load().counts.refused == 1
     tracker.store()
-    assert tracker._stored().counts.refused == 51
+    assert tracker._load().counts.refused == 51
     assert list(store.objects) == ["statistics.json"]
 
 
