@@ -387,7 +387,7 @@ def test_a_restore_that_was_cut_off_behind_its_claim_is_done_again(root, savepoi
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(SavepointDir, "take", crash)
+        patch.setattr(SavepointDir, "copy_to_folder", crash)
         with pytest.raises(KeyboardInterrupt):
             restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
     assert (savepoint / "claimed.json").exists()
@@ -432,7 +432,7 @@ def test_a_job_without_checkpoints_begins_anew_with_the_savepoint_that_is_given_
 def test_a_job_without_checkpoints_and_without_its_savepoint_is_refused(root, savepoint, claim) -> None:
     cancelled(root, savepoint, claim=claim)
     if savepoint.exists():
-        with pytest.raises(JobDirError, match="no checkpoint to go on from") as caught:
+        with pytest.raises(JobDirError, match="neither a checkpoint nor the state") as caught:
             restore(root, None).check()
         assert "the savepoint that it was restored from" in caught.value.what_to_do
         shutil.rmtree(savepoint)
@@ -457,7 +457,7 @@ def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
     job_dir.create_decision(decision(0))
     assert restore(root, None).check() == ""
     (root / "seeds/1" / file.path).unlink()
-    with pytest.raises(JobDirError, match="no checkpoint to go on from") as caught:
+    with pytest.raises(JobDirError, match="neither a checkpoint nor the state") as caught:
         restore(root, None).check()
     assert caught.value.what_to_do.startswith("begin with a new job_dir")
 
