@@ -67,7 +67,7 @@ def test_a_restart_is_reported_with_its_cause_and_its_vertex(job_dir: JobDir) ->
     job = states(job_dir, 1)
     job.on(JobEvent.STARTED)
     job.run_tasks()
-    job.failed(Failed("no room"))
+    job.on_failure(Failed("no room"))
     job.on(JobEvent.RESTART)
     job.on(JobEvent.STARTED)
     found = report(job_dir)
@@ -78,7 +78,7 @@ def test_a_restart_is_reported_with_its_cause_and_its_vertex(job_dir: JobDir) ->
 def test_the_next_owner_carries_failures_on_and_an_older_one_overwrites_nothing(job_dir: JobDir) -> None:
     old = states(job_dir, 1)
     old.on(JobEvent.STARTED)
-    old.failed(Failed("first"))
+    old.on_failure(Failed("first"))
     old.on(JobEvent.RESTART)
     new = states(job_dir, 2)
     new.on(JobEvent.STARTED)
@@ -92,7 +92,7 @@ def test_the_next_owner_carries_failures_on_and_an_older_one_overwrites_nothing(
 def test_nothing_is_written_before_the_directory_is_this_owner_s(job_dir: JobDir) -> None:
     clock = ManualClock()
     reporter = JobReporter(job_dir, clock, GRAPH.vertices, SETTINGS)
-    JobStates(GRAPH.vertices, [reporter], clock).failed(Failed("refused"))
+    JobStates(GRAPH.vertices, [reporter], clock).on_failure(Failed("refused"))
     assert job_dir.newest_report() is None
 
 
@@ -100,7 +100,7 @@ def test_a_report_has_a_bounded_size(job_dir: JobDir) -> None:
     job = states(job_dir, 1)
     for number in range(MOST_FAILURES + 3):
         job.on(JobEvent.STARTED)
-        job.failed(Failed(f"{number} " + "x" * 2 * MOST_TEXT))
+        job.on_failure(Failed(f"{number} " + "x" * 2 * MOST_TEXT))
         job.on(JobEvent.RESTART)
     found = report(job_dir)
     assert (len(found.failures), found.restarts) == (MOST_FAILURES, MOST_FAILURES + 3)
