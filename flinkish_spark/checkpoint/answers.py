@@ -74,6 +74,7 @@ class CheckpointAnswer:
 
     @classmethod
     def make_aborted(cls, effect: Abort) -> CheckpointAnswer:
+        """Return the answer for an aborted checkpoint."""
         return cls(AnswerKind.ABORTED, effect.checkpoint, effect.reason, effect.text)
 
     @classmethod
@@ -88,6 +89,7 @@ class CheckpointAnswer:
 
     @classmethod
     def make_savepoint_failed(cls, checkpoint: CheckpointId, text: str) -> CheckpointAnswer:
+        """Return the answer for a confirmed checkpoint whose savepoint could not be written."""
         reason = CheckpointFailureReason.SAVEPOINT_FAILED
         return cls(AnswerKind.SAVEPOINT_FAILED, checkpoint, reason, text)
 
