@@ -31,7 +31,7 @@ class Pins:
             raise self.failing.pop(0)
         self.ids.add(decision.checkpoint)
 
-    def pinned(self) -> frozenset[CheckpointId]:
+    def list_pinned(self) -> frozenset[CheckpointId]:
         return frozenset(self.ids)
 
     def clean(self, require_owner: Any) -> None:
@@ -81,11 +81,11 @@ def test_what_could_not_be_pinned_behind_the_decision_is_pinned_behind_the_recei
     decision = keeping.rig.job_dir.decision(CheckpointId(1))
     keeping.pins.ids.clear()
     keeping.pins.failing = [StoreError("cannot pin checkpoint 1", why="no room")]
-    keeping.kept.decided(decision)
+    keeping.kept.on_decided(decision)
     assert keeping.pins.ids == set() and "checkpoint 1 is pinned later" in caplog.text
     keeping.kept.on_confirmed(decision)
     assert keeping.left == [1]
-    keeping.kept.decided(decision)
+    keeping.kept.on_decided(decision)
     assert keeping.left == [1]
 
 
