@@ -3,8 +3,8 @@
 Public, and all that is public of it; `read_state` is in :mod:`flinkish_spark`, too.
 """
 
-from flinkish_spark.savepoints.bootstrap import KeyedRows, KeyedStateBootstrapFunction, keyed_by
-from flinkish_spark.savepoints.files import BootstrapRefused, CheckpointNotRetained
+from flinkish_spark.savepoints.bootstrap import KeyedRows, KeyedStateBootstrapFunction, key_by
+from flinkish_spark.savepoints.files import BootstrapError, CheckpointNotRetainedError
 from flinkish_spark.savepoints.reader import read_broadcast_state, read_list_state, read_state, read_timers
 from flinkish_spark.savepoints.writer import SavepointWriter
 
@@ -12,12 +12,12 @@ from flinkish_spark.savepoints.writer import SavepointWriter
 __path__: list[str] = []
 
 __all__ = [
-    "BootstrapRefused",
-    "CheckpointNotRetained",
+    "BootstrapError",
+    "CheckpointNotRetainedError",
     "KeyedRows",
     "KeyedStateBootstrapFunction",
     "SavepointWriter",
-    "keyed_by",
+    "key_by",
     "read_broadcast_state",
     "read_list_state",
     "read_state",

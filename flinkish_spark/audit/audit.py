@@ -178,7 +178,7 @@ def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offset
         # What is written down is where Spark's checkpoint was begun anew.
         return {}
     log = log_of(job_dir.store, place, job_dir.newest_owner())
-    return log.began_at().kafka(frozenset(topics))
+    return log.find_first_offsets().kafka(frozenset(topics))
 
 
 def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, Extent]:

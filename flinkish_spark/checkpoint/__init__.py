@@ -1,4 +1,4 @@
-"""Checkpoints of a running job: the coordinator, the decision, the commit, what is kept and for how long.
+"""Checkpoints of a running job: the coordinator, the decision, the commit, and the retention.
 
 The rules are in :mod:`flinkish_spark.protocol`; here are the threads, files and calls that follow them.
 """

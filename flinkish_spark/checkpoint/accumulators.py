@@ -1,4 +1,4 @@
-"""Tasks say things beside their rows: kept up to each micro-batch, so that a checkpoint can say them."""
+"""Accumulators and new base files that tasks report, summed up to each micro-batch for its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from flinkish_spark.protocol.records import StagedBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """All that has come together since the job began."""
+class AccumulatorTotals:
+    """Accumulators and base files since the job's first start."""
 
     accumulators: AccumulatorValues = field(default_factory=dict)
     #: Files of big key groups in a bucket that the state may name.
     bases: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, decision: Decision | None, log_began_in: Lineage) -> Told:
+    def from_decision(cls, decision: Decision | None, log_began_in: Lineage) -> AccumulatorTotals:
         if decision is None:
             return cls()
         return cls(decision.accumulators, decision.bases if decision.lineage >= log_began_in else ())
 
-    def after(self, staged: StagedBatch) -> Told:
+    def add(self, staged: StagedBatch) -> AccumulatorTotals:
         if not staged.accumulators and not staged.bases:
             return self
         accumulators = merge_accumulators([self.accumulators, staged.accumulators])
-        return Told(accumulators, merge_bases(self.bases, staged.bases))
+        return AccumulatorTotals(accumulators, merge_bases(self.bases, staged.bases))
 
 
 class AccumulatorKeeper:
-    """Keeps it for one start of the query; told by the epoch writer's thread, asked by the coordinator's."""
+    """Keeps the totals for one start of the query; one thread adds, the coordinator's reads."""
 
-    def __init__(self, stored: Told, kept: Iterable[StagedBatch] = ()) -> None:
+    def __init__(self, stored: AccumulatorTotals, kept: Iterable[StagedBatch] = ()) -> None:
         self._lock = threading.Lock()
         self._now = stored
-        self._behind: dict[BatchId, Told] = {}
+        self._after_batch: dict[BatchId, AccumulatorTotals] = {}
         for staged in kept:
             self.on_staged(staged)
 
     def on_staged(self, staged: StagedBatch) -> None:
         with self._lock:
-            self._now = self._now.after(staged)
-            self._behind[staged.batch] = self._now
+            self._now = self._now.add(staged)
+            self._after_batch[staged.batch] = self._now
 
-    def behind(self, batch: BatchId) -> Told:
+    def find_totals(self, batch: BatchId) -> AccumulatorTotals:
         with self._lock:
-            self._behind = {known: held for known, held in self._behind.items() if known >= batch}
-            return self._behind.get(batch, self._now)
+            self._after_batch = {known: one for known, one in self._after_batch.items() if known >= batch}
+            return self._after_batch.get(batch, self._now)
 
 
-#: Of a part of a job without the whole: it is told of nothing.
-NO_ACCUMULATORS = AccumulatorKeeper(Told())
+#: For tests and tools that run a part of a job: it counts nothing.
+NO_ACCUMULATORS = AccumulatorKeeper(AccumulatorTotals())

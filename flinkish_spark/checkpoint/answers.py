@@ -1,4 +1,4 @@
-"""Asking a running job for a checkpoint, and what it answers."""
+"""Requests for a checkpoint of a running job, and their answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class AnswerKind(Choice):
 
     #: The checkpoint is confirmed; a savepoint is written.
     COMPLETED = "COMPLETED"
-    #: There was no checkpoint; `reason` says why.
+    #: No checkpoint was started; `reason` says why.
     REFUSED = "REFUSED"
-    #: There was one, and it was aborted.
+    #: The checkpoint was started and aborted.
     ABORTED = "ABORTED"
-    #: It was being decided when the job ended; the next start finishes it if it is.
+    #: The job ended while the checkpoint was being decided; if it was decided, the next start finishes it.
     LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
     #: The checkpoint is confirmed, its savepoint could not be written.
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
@@ -32,18 +32,18 @@ class AnswerKind(Choice):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAnswer:
-    """What became of a request.
+    """The outcome of a request for a checkpoint.
 
     Parameters
     ----------
     kind
         How it ended.
     checkpoint
-        Its id; None if it never had one.
+        Its id; None if it got none.
     reason
-        Why there is none; None if it completed.
+        Why the request failed; None if it completed.
     text
-        The reason in words; for a savepoint, where it is.
+        The reason in words; for a completed savepoint, its path.
     """
 
     kind: AnswerKind
@@ -53,7 +53,7 @@ class CheckpointAnswer:
 
     @property
     def is_completed(self) -> bool:
-        """Whether what was asked for is there."""
+        """True if the checkpoint is confirmed, and its savepoint written if one was requested."""
         return self.kind is AnswerKind.COMPLETED
 
     def _repr_html_(self) -> str:
@@ -63,23 +63,23 @@ class CheckpointAnswer:
         return html_table([*facts, ("", self.text)] if self.text else facts)
 
     @classmethod
-    def completed(cls, checkpoint: CheckpointId, place: str = "") -> CheckpointAnswer:
-        """Return the answer about a confirmed checkpoint, and where its savepoint is."""
+    def make_completed(cls, checkpoint: CheckpointId, place: str = "") -> CheckpointAnswer:
+        """Return the answer for a confirmed checkpoint; `place` is the path of its savepoint."""
         return cls(AnswerKind.COMPLETED, checkpoint, None, place)
 
     @classmethod
-    def refused(cls, reason: CheckpointFailureReason, text: str = "") -> CheckpointAnswer:
-        """Return the answer about a request that never got an id; `text` if more is known than the reason."""
+    def make_refused(cls, reason: CheckpointFailureReason, text: str = "") -> CheckpointAnswer:
+        """Return the answer for a request that got no id; `text` if more is known than the reason."""
         return cls(AnswerKind.REFUSED, None, reason, text or reason.text)
 
     @classmethod
-    def aborted(cls, effect: Abort) -> CheckpointAnswer:
-        """Return the answer about an aborted checkpoint."""
+    def make_aborted(cls, effect: Abort) -> CheckpointAnswer:
+        """Return the answer for an aborted checkpoint."""
         return cls(AnswerKind.ABORTED, effect.checkpoint, effect.reason, effect.text)
 
     @classmethod
-    def left_to_next_start(cls, checkpoint: CheckpointId) -> CheckpointAnswer:
-        """Return the answer about a checkpoint whose end this process does not see."""
+    def make_left_to_next_start(cls, checkpoint: CheckpointId) -> CheckpointAnswer:
+        """Return the answer for a checkpoint that the next start of the job will finish or abort."""
         return cls(
             AnswerKind.LEFT_TO_NEXT_START,
             checkpoint,
@@ -88,14 +88,14 @@ class CheckpointAnswer:
         )
 
     @classmethod
-    def savepoint_failed(cls, checkpoint: CheckpointId, text: str) -> CheckpointAnswer:
-        """Return the answer about a checkpoint that could not be exported."""
+    def make_savepoint_failed(cls, checkpoint: CheckpointId, text: str) -> CheckpointAnswer:
+        """Return the answer for a confirmed checkpoint whose savepoint could not be written."""
         reason = CheckpointFailureReason.SAVEPOINT_FAILED
         return cls(AnswerKind.SAVEPOINT_FAILED, checkpoint, reason, text)
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckpointTriggerRequest:
     """A request on its way to the coordinator."""
 
     purpose: CheckpointPurpose
@@ -106,14 +106,14 @@ class Asked:
 
 @dataclass
 class PendingAnswer:
-    """A place where an answer will be; resolved exactly once.
+    """A future for the answer to a request; resolved once.
 
     Examples
     --------
     >>> pending = PendingAnswer()
     >>> pending.wait(timeout_ms=0) is None
     True
-    >>> pending.resolve(CheckpointAnswer.completed(CheckpointId(3)))
+    >>> pending.resolve(CheckpointAnswer.make_completed(CheckpointId(3)))
     >>> pending.wait(timeout_ms=0).checkpoint
     CheckpointId(value=3)
     """

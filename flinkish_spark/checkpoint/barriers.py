@@ -1,4 +1,4 @@
-"""Who has acknowledged a checkpoint's barrier, and what a source that waits for one is waiting for."""
+"""Counting the barriers of checkpoints in flight, and the checkpoints that chained sources wait for."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.records import StagedBatch
 
 
-class BarriersDoNotAddUp(Exception):
-    """A barrier is missing, doubled or strange; says which. Declines the checkpoint."""
-
-
 class BarrierCounter:
     """Counts the barriers of the checkpoints in flight; owned by the coordinator's thread."""
 
@@ -39,43 +35,43 @@ class BarrierCounter:
     def participants(self) -> tuple[Participant, ...]:
         return (*(Participant(ParticipantKind.SINK, uid) for uid in self._channels), *self._operators)
 
-    def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[Participant, ...]:
-        """Return who acknowledges `checkpoint` with this micro-batch."""
+    def count(self, checkpoint: CheckpointId, staged: StagedBatch) -> tuple[tuple[Participant, ...], str]:
+        """Return the participants that acknowledge `checkpoint`, or none and which barrier is wrong."""
         why = find_misalignment(checkpoint, staged.acks, self._channels)
         if why and self._mode is CheckpointingMode.EXACTLY_ONCE:
-            raise BarriersDoNotAddUp(why)
+            return (), why
         reached = find_reached_sinks(checkpoint, staged.acks, self._channels) if why else set(self._channels)
         seen = self._reached.setdefault(checkpoint, set())
         seen |= reached
         sinks = tuple(Participant(ParticipantKind.SINK, uid) for uid in sorted(reached))
-        return (*sinks, *self._operators) if seen == set(self._channels) else sinks
+        return ((*sinks, *self._operators) if seen == set(self._channels) else sinks), ""
 
     def forget(self, up_to: CheckpointId) -> None:
-        """Forget the checkpoints up to one that has ended; what comes late is not counted."""
+        """Forget the checkpoints up to one that has ended; late barriers are not counted."""
         self._reached = {one: seen for one, seen in self._reached.items() if one > up_to}
 
 
-#: Least time between two checkpoints that are asked for at one cut, or behind a failure.
+#: Shortest time between two checkpoints that are requested at one cut, or after a failure.
 _LEAST_PAUSE_MS = 1_000
 
 
 class SourceWaits:
-    """Asks for the checkpoints that a chained source, which stands still at a cut until then, waits for.
+    """Decides when to request a checkpoint for a chained source that stands still at a cut.
 
-    If nothing comes of one, and behind any checkpoint that was aborted, the source waits as long as the timer
-    would: what fails is left in peace.
+    After an aborted checkpoint, or a request without result, it waits for one checkpoint interval: retries do
+    not come faster than the timer.
     """
 
     def __init__(self, control: ControlFile, state: Coordination, clock: Clock, interval_ms: int) -> None:
         self._control, self._state, self._clock = control, state, clock
         self._pause_ms = max(interval_ms, _LEAST_PAUSE_MS)
-        #: When a checkpoint was last asked for, and at which upstream checkpoint the source stood.
+        #: When a checkpoint was last requested, and at which upstream checkpoint the source stood.
         self._asked_at_ms: int | None = None
         self._cut: int | None = None
         self._aborted_at_ms: int | None = None
 
     def must_ask(self) -> bool:
-        """Return whether to ask for a checkpoint now; if so, it counts as asked for."""
+        """Return whether to request a checkpoint now; True counts as a request."""
         state = self._state
         if state.barrier_on_its_way or state.queue.holds(CheckpointPurpose.FOLLOW_UP):
             return False
@@ -89,25 +85,25 @@ class SourceWaits:
         self._asked_at_ms, self._cut = now_ms, status.cut
         return True
 
-    def held(self, pending: PendingCheckpoint) -> str:
-        """Return what a checkpoint waits for; called by any thread."""
+    def describe_wait(self, pending: PendingCheckpoint) -> str:
+        """Describe what a checkpoint waits for; called by any thread."""
         status = self._control.source_status()
         if pending.state is not CheckpointState.TRIGGERED or status is None:
             return pending.awaited
         is_drawn = status.drawn >= int(pending.checkpoint)
         return pending.awaited if is_drawn else f"{pending.awaited}; the source {status.text}"
 
-    def aborted(self, effect: Abort) -> Abort:
-        """Note that a checkpoint was aborted, and withdraw it: drawn now, it would use up a cut."""
+    def on_aborted(self, effect: Abort) -> Abort:
+        """Withdraw an aborted checkpoint, which would use up a cut; return the effect with a fuller text."""
         self._aborted_at_ms = self._clock.monotonic_ms()
         was_offered, status = self._control.withdraw(effect.checkpoint), self._control.source_status()
         if effect.reason is not CheckpointFailureReason.EXPIRED or not was_offered:
             return effect
         if status is None or status.drawn >= int(effect.checkpoint):
-            # Its barrier is in a micro-batch: what is missing is said by the effect.
+            # Its barrier is in a micro-batch: the effect says already what is missing.
             return effect
         waited = status.text
         if status.wants_checkpoint:
-            # It said so before it saw the offer.
+            # The source wrote this status before it saw the offer.
             waited += ", and was not asked for input since it is on offer: a micro-batch has not ended"
         return replace(effect, text=f"{effect.text}; the source {waited}")

@@ -31,18 +31,18 @@ from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, StagedBatch
 
 LOG = logging.getLogger(__name__)
-#: Between two questions to a system that cannot answer: ever longer.
+#: Pauses between two tries, growing from the first to the longest.
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 5_000
 
 
-class Interrupted(Exception):
+class JobInterruptedError(Exception):
     """The job is being torn down; the checkpoint stays decided and is finished by the next start."""
 
 
 def refuse_another_timeline(committer: Committer, uid: str, ownership: Ownership, upto: CheckpointId) -> None:
-    """Raise AnotherTimelineError if a sink that refuses this owner holds what it does not know.
+    """Raise AnotherTimelineError if a sink holds a commit that this owner's timeline does not contain.
 
-    Asked when the owner is known to be the newest one of its directory.
+    Called only when this owner is known to be the newest of its job directory.
     """
     for mark in committer.newest_marks():
         why = ownership.why_foreign(mark, upto)
@@ -57,7 +57,7 @@ class Confirmation:
         self._job_dir, self._ownership = job.job_dir, job.ownership
         self._committers, self._sources = job.committers, job.sources
         self._clock, self._observer = job.clock, job.tracker.timing(job.observer)
-        self._answered = job.tracker.answered
+        self._on_answers = job.tracker.on_answers
         self._must_give_up, self._waiting = job.must_give_up, job.waiting
         self._manifest, self._job = job.manifest, job.job
 
@@ -69,11 +69,11 @@ class Confirmation:
         self._refuse_unknown_sinks(decision)
         staged = decision.group_by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
-        # This order matters: what a sink does about a complete checkpoint may be seen by readers, so it
-        # comes after the last sink; the manifest tells readers what all sinks show; the group offsets tell
-        # lag tools what is done, so they come after that; the receipt says that all of it is, and is last.
+        # This order matters: readers may see what a sink does for a complete checkpoint, so that comes after
+        # the last sink's commit; the manifest tells readers what all sinks show; the group offsets tell lag
+        # tools what is done, so they come next; the receipt confirms all of it and is last.
         completed = {uid: self._complete_sink(decision, uid) for uid in self._committers}
-        facts = _facts(answers, completed)
+        facts = _collect_facts(answers, completed)
         self._write_manifest(decision, facts)
         group_offsets = self._commit_group_offsets(decision)
         receipt = Receipt(
@@ -114,10 +114,10 @@ class Confirmation:
             try:
                 answers = list(self._committers[uid].commit(decision.checkpoint, committables))
             except AnotherTimelineError:
-                # What a deposed process takes for another timeline is its successor.
+                # To a deposed process the commits of its successor look like another timeline.
                 self._ownership.check()
                 raise
-            self._answered(uid, answers)
+            self._on_answers(uid, answers)
             for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
                 if answer.outcome is Outcome.LOST:
                     batch, lost = pair
@@ -136,14 +136,16 @@ class Confirmation:
             is_done = len(answers) == len(committables) and all(a.outcome.is_done for a in answers)
             return answers, is_done
 
-        answers = self._until_done(commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'")
+        answers = self._repeat_until_done(
+            commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'"
+        )
         self._observer.on_step_end(Step.SINK_COMMIT, uid)
         return answers
 
     def _complete_sink(self, decision: Decision, uid: str) -> CommitAnswer:
         completed = CompletedCheckpoint(decision.checkpoint, decision.decided_at_ms, decision.purpose)
         if type(self._committers[uid]).checkpoint_complete is not Committer.checkpoint_complete:
-            # Without a method of its own it does nothing that a newer owner could mind.
+            # The default method does nothing, so it needs no check of the ownership.
             self._ownership.check()
         self._observer.on_step_start(Step.SINK_COMPLETE, uid)
 
@@ -152,7 +154,9 @@ class Confirmation:
             self._refuse_final(decision, uid, answer)
             return [answer], answer.outcome.is_done
 
-        answers = self._until_done(complete, f"completing checkpoint {decision.checkpoint} at sink '{uid}'")
+        answers = self._repeat_until_done(
+            complete, f"completing checkpoint {decision.checkpoint} at sink '{uid}'"
+        )
         self._observer.on_step_end(Step.SINK_COMPLETE, uid)
         return answers[-1]
 
@@ -165,7 +169,7 @@ class Confirmation:
             )
         if answer.outcome is Outcome.LOST:
             raise CommittableLostError(
-                f"what sink '{uid}' completes with checkpoint {decision.checkpoint} is lost",
+                f"sink '{uid}' cannot complete checkpoint {decision.checkpoint}, since its data is lost",
                 why=answer.detail,
                 what_to_do="nothing later is decided; see to the sink's system and start the job again",
                 sink=uid,
@@ -188,7 +192,7 @@ class Confirmation:
                 raise FencedError("the manifest is written by a newer owner", why=answer.detail)
             return [answer], answer.outcome.is_done
 
-        self._until_done(write, f"writing checkpoint {decision.checkpoint} into the manifest")
+        self._repeat_until_done(write, f"writing checkpoint {decision.checkpoint} into the manifest")
         self._observer.on_step_end(Step.MANIFEST, str(decision.checkpoint))
 
     def _commit_group_offsets(self, decision: Decision) -> dict[str, Mapping[str, Mapping[str, int]]]:
@@ -209,14 +213,14 @@ class Confirmation:
                 return [CommitAnswer(Outcome.RETRY, str(fault))], False
             return [], True
 
-        self._until_done(commit, f"committing the group offsets of checkpoint {decision.checkpoint}")
+        self._repeat_until_done(commit, f"committing the group offsets of checkpoint {decision.checkpoint}")
         self._observer.on_step_end(Step.GROUP_OFFSETS, str(decision.checkpoint))
         return committed
 
-    def _until_done(
+    def _repeat_until_done(
         self, attempt: Callable[[], tuple[list[CommitAnswer], bool]], what: str
     ) -> list[CommitAnswer]:
-        """Repeat until done: after the decision there is no other way out but evidence of a loss."""
+        """Repeat until done: after the decision only proof of a loss ends the retries."""
         pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
         with self._waiting(f"{what} to end"):
             while True:
@@ -224,8 +228,8 @@ class Confirmation:
                 if is_done:
                     return answers
                 if self._must_give_up():
-                    raise Interrupted(what)
-                # The first that has to wait: behind it there are those that were not tried.
+                    raise JobInterruptedError(what)
+                # The first that has to wait: those after it were not tried.
                 detail = next((one.detail for one in answers if not one.outcome.is_done), "")
                 note_failure(detail)
                 LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
@@ -233,10 +237,10 @@ class Confirmation:
                 self._ownership.check()
 
 
-def _facts(
+def _collect_facts(
     committed: Mapping[str, Sequence[CommitAnswer]], completed: Mapping[str, CommitAnswer]
 ) -> dict[str, dict[str, Any]]:
-    """Return what each sink said about its part; what it said later counts."""
+    """Return the facts that each sink answered with; later answers override earlier ones."""
     found: dict[str, dict[str, Any]] = {}
     for uid, answers in committed.items():
         for answer in (*answers, completed[uid]):

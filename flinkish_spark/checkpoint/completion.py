@@ -1,4 +1,4 @@
-"""The asynchronous phase of a checkpoint: look, decide, commit, receipt, clean up.
+"""The asynchronous phase of a checkpoint: check, decide, commit, write the receipt, clean up.
 
 Runs in a thread of its own while Spark runs the next micro-batches, one checkpoint at a time.
 """
@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flinkish_spark.checkpoint.accumulators import NO_ACCUMULATORS, AccumulatorKeeper
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
-from flinkish_spark.checkpoint.decision_point import StagedDataDied, decide
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, decide
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
 from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
-from flinkish_spark.checkpoint.failures import Patience, classify
+from flinkish_spark.checkpoint.failures import RetryPolicy, classify
 from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.core.clock import backoff_ms
 from flinkish_spark.core.errors import (
@@ -41,7 +41,7 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 2_000
 
 @dataclass(frozen=True)
 class CoordinatorParts:
-    """The parts that the coordinator of one start of the query works with, beside the job's context."""
+    """The collaborators of the coordinator for one start of the query, besides the job's context."""
 
     job: JobContext
     #: What the next micro-batch carries.
@@ -53,7 +53,7 @@ class CoordinatorParts:
     gate: AdmissionGate
     #: How many checkpoints in a row have failed.
     failures: FailureManager
-    #: Told of what became of a checkpoint, by the coordinator's thread.
+    #: Called by the coordinator's thread when a checkpoint has ended.
     on_confirmed: Callable[[Decision, Receipt], None]
     on_aborted: Callable[[CheckpointId], None]
     #: Exports a confirmed checkpoint to a target; called in a thread of its own.
@@ -61,9 +61,9 @@ class CoordinatorParts:
     #: Called after a receipt, in the thread that wrote it.
     on_receipt: Callable[[Decision], None]
     time: Timekeeping = NO_TIME
-    #: Told of staged data that has waited for half of its lifetime.
+    #: Called for staged data that has waited for half of its lifetime.
     on_aging: Callable[[StagedAge], None] = lambda age: None
-    #: Called after a decision and before its first commit, in the thread that made it; may take a while.
+    #: Called after a decision and before its first commit, in the deciding thread; may take a while.
     #: Returns whether the checkpoint's state is pinned.
     on_decided: Callable[[Decision], bool] = lambda decision: False
     accumulators: AccumulatorKeeper = NO_ACCUMULATORS
@@ -86,13 +86,13 @@ class Completion:
     def complete(self, decision: Decision, on_decided: Callable[[], None]) -> Receipt:
         """Decide a checkpoint and finish it. The order of these calls is the protocol."""
         self._check_alive(decision)
-        job, passes_on = self._job, "let the job run on: what was staged passes to the next checkpoint"
+        job, passes_on = self._job, "let the job run on: the staged data passes to the next checkpoint"
         with job.waiting(f"the job directory to take the decision of checkpoint {decision.checkpoint}"):
             decide(decision, job.ownership, job.clock, job.observer, passes_on)
         on_decided()
         if self._parts.on_decided(decision):
-            # From now on no task needs files that only older states name: who goes back further takes
-            # them from the pins.
+            # From now on no task needs files that only older states name: a rewind further back takes them
+            # from the pins.
             self._parts.control.keep_pinned(decision.batch)
         receipt = self._parts.confirm(decision)
         self._clean_up(decision)
@@ -105,11 +105,11 @@ class Completion:
             committables = [c for _, c in staged.get(uid, ())]
             if not committables:
                 continue
-            # Around all tries: what is begun again and again is one wait.
-            with self._job.waiting(f"sink '{uid}' to say what of checkpoint {decision.checkpoint} is left"):
+            # Around all tries, so that the watchdog sees one wait.
+            with self._job.waiting(f"sink '{uid}' to check its data of checkpoint {decision.checkpoint}"):
                 dead = self._why_dead(decision.checkpoint, uid, committables)
             if dead:
-                raise StagedDataDied(
+                raise DeadCommittableError(
                     f"checkpoint {decision.checkpoint} was declined before its decision",
                     why=next(iter(dead.values())),
                     what_to_do="none: the job goes back to the last checkpoint and stages again",
@@ -119,15 +119,15 @@ class Completion:
     def _why_dead(
         self, checkpoint: CheckpointId, uid: str, committables: Sequence[Committable]
     ) -> Mapping[int, str]:
-        committer, patience = self._job.committers[uid], Patience()
+        committer, retries = self._job.committers[uid], RetryPolicy()
         pauses_ms = backoff_ms(_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS)
         while True:
             try:
                 return committer.why_dead(committables)
             except Exception as error:
-                fault = patience.takes(error)
+                fault = retries.check(error)
                 if self._is_stopping():
-                    raise Interrupted(f"checkpoint {checkpoint}") from error
+                    raise JobInterruptedError(f"checkpoint {checkpoint}") from error
                 LOG.warning("checkpoint %s waits for sink '%s': %s", checkpoint, uid, fault)
                 note_failure(str(fault))
                 self._job.clock.sleep_ms(next(pauses_ms))
@@ -137,17 +137,17 @@ class Completion:
         try:
             parts.job.job_dir.delete_all(map(parts.job.job_dir.make_staged_key, decision.batches))
         except StoreError as error:
-            LOG.warning("what is not needed any more is deleted later: %s", error)
+            LOG.warning("staged files that are not needed any more are deleted later: %s", error)
         parts.on_receipt(decision)
         mine = [b for s in decision.batches if s.owner_epoch == parts.job.ownership.epoch for b in s.blocks]
-        # This order matters. Only behind the receipt may a transactional id be used again: until then
+        # This order matters. Only after the receipt may a transactional id be used again: until then
         # its handle may be committed once more, and would commit whatever is open under that id. And
-        # only behind the sweep: what it finds under these ids is a leftover as long as nobody has them.
+        # only after the sweep: a transaction under an id that no block leases is a leftover.
         if self._sweep(decision, frozenset(mine)):
             parts.job.blocks.give_back(mine)
 
     def _sweep(self, decision: Decision, mine: frozenset[int]) -> bool:
-        """Abort what failed task attempts left open, which hides later records; return if all is swept."""
+        """Abort transactions that failed task attempts left open; return whether all sinks were swept."""
         undecided = [s for s in self._undecided() if s.batch > decision.batch]
         kept = [c for s in undecided for c in s.committables]
         # Kept micro-batches of an earlier owner may have the same numbers, under other ids.
@@ -159,7 +159,7 @@ class Completion:
                 # Blocks that no staged file names yet belong to the micro-batch that runs now.
                 committer.sweep(kept, lambda: self._job.blocks.leased - known)
             except Exception as error:
-                # Of the JVM's, most of all. It is mere cleaning: only a JVM that is gone ends anything.
+                # Mostly errors of the JVM. A failed sweep does no harm: only a JVM that is gone ends the job.
                 meant = classify(error)
                 if meant is error and not (isinstance(meant, EnvironmentFault) and meant.restartable):
                     raise
@@ -170,12 +170,12 @@ class Completion:
         return is_all_swept
 
 
-def decision_of(
+def make_decision(
     pending: PendingCheckpoint, batches: tuple[StagedBatch, ...], parts: CoordinatorParts
 ) -> Decision:
     """Return the COMMIT of a checkpoint whose turn has come."""
     batch = batches[-1].batch
-    told = parts.accumulators.behind(batch)
+    totals = parts.accumulators.find_totals(batch)
     offsets, commits = parts.job.log.read(OFFSETS, batch), parts.job.log.read(COMMITS, batch)
     if offsets is None or commits is None:
         raise InternalError(f"Spark's log entries of micro-batch {batch} are gone")
@@ -185,17 +185,17 @@ def decision_of(
         parts.job.ownership.epoch,
         parts.job.clock.wall_ms(),
         lineage=batches[-1].lineage,
-        # What they say about time is in `times`: of many key groups it is more than all the rest. The same
-        # goes for what their tasks have told.
+        # Their times are in `times` once: with many key groups they are larger than all the rest. The same
+        # goes for accumulators and bases.
         batches=tuple(replace(staged, times=None, accumulators={}, bases=()) for staged in batches),
         offsets_text=offsets,
         commits_text=commits,
         uids=parts.job.uids,
         purpose=pending.request.purpose,
-        triggered_at_ms=parts.job.tracker.triggered_at_ms(pending.checkpoint),
+        triggered_at_ms=parts.job.tracker.find_trigger_time_ms(pending.checkpoint),
         finished=pending.finished,
         hook_states=pending.hook_states,
-        times=parts.time.behind(batch),
-        accumulators=told.accumulators,
-        bases=told.bases,
+        times=parts.time.find_event_time(batch),
+        accumulators=totals.accumulators,
+        bases=totals.bases,
     )

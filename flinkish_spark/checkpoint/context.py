@@ -1,4 +1,4 @@
-"""The parts that are shared under one ownership of a job directory."""
+"""The objects that all parts of a job share under one ownership of its directory."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobContext:
-    """One ownership of a job directory, and what everything that works under it shares, over all starts."""
+    """The objects shared under one ownership of a job directory, over all starts of the query."""
 
-    #: Whose mark sources and sinks keep.
+    #: The id that sources and sinks keep in their marks.
     job: JobUuid
     #: The directory, who owns it, and Spark's log in it.
     job_dir: JobDir
     ownership: Ownership
     log: SparkLog
-    #: What retained checkpoints need of Spark's files.
+    #: Spark's files that retained checkpoints need.
     pins: CheckpointPins
     #: By sink uid, in the order in which sinks commit.
     committers: Mapping[str, Committer]
@@ -44,26 +44,26 @@ class JobContext:
     tracker: CheckpointTracker
     #: Called when checkpoints are drawn and restored.
     hooks: MasterHooks
-    #: Numbers of transactions, which no two micro-batches have at a time.
+    #: Leases the numbers in transactional ids.
     blocks: BlockPool
     config: CheckpointConfig
     clock: Clock
     threads: Threads
     observer: Observer
-    #: Whether what waits for an outside system has to give up, asked in every such wait; and whether the job
-    #: is told to end at once.
+    #: Whether a wait for an outside system has to give up, polled in each of them; and whether the job was
+    #: cancelled.
     must_give_up: Callable[[], bool]
     is_cancelled: Callable[[], bool]
-    #: Of everything that has a uid, and of the keyed operators.
+    #: Uids of all sources, operators and sinks; and of the keyed operators.
     uids: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
-    #: Told of every checkpoint that all sinks have committed; one that writes nothing if there is none.
+    #: Writes each checkpoint that all sinks have committed; NO_MANIFEST writes nothing.
     manifest: ManifestWriter = NO_MANIFEST
-    #: Notes what threads wait for.
+    #: Tells the watchdog what threads wait for.
     waiting: Waiting = skip_watch
 
     def interrupt(self) -> None:
-        """Let calls to sinks that do not return fail, where that can be done; called by another thread."""
+        """Make hanging calls to sinks fail, where a sink can do that; called by another thread."""
         for name, committer in self.committers.items():
             try:
                 committer.interrupt()
@@ -71,7 +71,7 @@ class JobContext:
                 LOG.warning("interrupting '%s' failed: %s: %s", name, type(error).__name__, error)
 
     def close(self) -> None:
-        """Release connections; what raises is logged, since everything that counts is done by now."""
+        """Release connections; errors are only logged, since all commits are done by now."""
         closing = {name: committer.close for name, committer in self.committers.items()}
         for name, close in (*closing.items(), ("manifest", self.manifest.close)):
             try:

@@ -1,4 +1,4 @@
-"""Files by which a job's driver and its sources talk beside Spark: offers, held channels, alignment."""
+"""Files through which a job's driver and its sources talk without Spark: offers, held channels, alignment."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from flinkish_spark.protocol.watermark_alignment import (
 class AlignmentStatus:
     """Where a chained source stands."""
 
-    #: Whether it can go on only with a checkpoint of this job, or could draw one now.
+    #: Whether it stands at a cut, so that it waits for a checkpoint of this job or could draw one now.
     wants_checkpoint: bool
-    #: What it waits for; for the reason of a checkpoint that expires, and for people.
+    #: What it waits for, in words; part of the reason of a checkpoint that expires.
     text: str
-    #: The upstream checkpoint at which it wants one; None where it wants none.
+    #: The upstream checkpoint at whose cut it stands; None if it wants no checkpoint.
     cut: int | None = None
     #: This job's newest checkpoint whose barrier it has put into a micro-batch; 0 before the first.
     drawn: int = 0
@@ -46,7 +46,6 @@ def _replace(path: Path, content: object) -> None:
 
 
 def _read(path: Path) -> Any:
-    """Return the content of a file; None while there is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,20 +57,20 @@ def write_status(control_path: str, status: AlignmentStatus) -> None:
 
 
 def read_status(control_path: str) -> AlignmentStatus | None:
-    """Return the status; None if the job has no chained source, or it was not planned yet."""
+    """Return the status; None if the job has no chained source, or Spark has not planned it yet."""
     value = _read(Path(control_path).with_suffix(".alignment"))
     return None if value is None else AlignmentStatus(**value)
 
 
-#: Names of the files of one start: the control file and what lies beside it.
+#: Names of the files of one start: the control file and its neighbours.
 _OF_A_START = re.compile(r"(\d+)(-\d+)?\.")
 
 
 class ControlFile:
-    """How the driver reaches the sources: a file that is replaced atomically, by two threads.
+    """The file by which the driver offers checkpoints and times to the sources; replaced atomically.
 
-    Not durable on purpose: what counts is the offset that Spark logs. After a crash the next coordinator
-    triggers anew with a higher id, and the time keeper says again where time stands.
+    Not durable on purpose: only the offset that Spark logs counts. After a crash the next coordinator
+    triggers with a higher id, and the time keeper writes the times again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,15 +82,14 @@ class ControlFile:
         self._pinned: BatchId | None = None
 
     @classmethod
-    def of_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
-        """Return the file of one start of the query, and delete what other starts left in `folder`."""
+    def create_for_start(cls, folder: Path, epoch: OwnerEpoch, start: int) -> ControlFile:
+        """Return the file of one start of the query; delete the files of earlier starts in `folder`."""
         # An id that was offered before may be sealed with ABORT. The names are new for every start: a Python
-        # process of Spark's may outlive the query that it belonged to, and then reads and writes beside the
-        # new query's files. Offers first. What a crash leaves is deleted by the next start, and until then
-        # has no reader.
+        # process of Spark's may outlive its query and goes on with the old files. Offers are deleted first.
+        # Files that a crash leaves have no reader, and the next start deletes them.
         for left in sorted(folder.glob("*"), key=lambda path: path.suffix != ".json"):
             owner = _OF_A_START.match(left.name)
-            # A newer owner's files stay: this one may have been deposed and not know it yet.
+            # Files of a newer owner stay: this owner may be deposed and not know it yet.
             if owner is not None and int(owner[1]) <= int(epoch) and left.is_file():
                 left.unlink(missing_ok=True)
         return cls(folder / f"{epoch}-{start}.json")
@@ -99,14 +97,14 @@ class ControlFile:
     def offer(
         self, checkpoint: CheckpointId, purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC
     ) -> None:
-        """Let the next micro-batch carry the barrier of `checkpoint`; a chained source, the next cut."""
+        """Let the next micro-batch, in a chained source that at the next cut, carry a barrier."""
         with self._lock:
             self._time = self._time.merge_max(self._waiting)
             self._write(checkpoint, purpose)
             self._on_offer, self._purpose = checkpoint, purpose
 
     def withdraw(self, checkpoint: CheckpointId) -> bool:
-        """Take an offer back, so that no source draws an id that is dead."""
+        """Withdraw an offer, so that no source draws an aborted checkpoint; return if it was on offer."""
         with self._lock:
             if self._on_offer != checkpoint:
                 return False
@@ -115,15 +113,15 @@ class ControlFile:
             return True
 
     def offer_time(self, time: TimeOffer) -> None:
-        """Let the next micro-batch carry a watermark and call key groups; it comes without records, too."""
+        """Offer a watermark and key groups to call; they make a micro-batch due even without records."""
         with self._lock:
-            # What was offered before it need not have been drawn: the newest offer holds all that is due.
+            # An earlier offer may not have been drawn; the newest one holds everything that is due.
             if time != self._time:
                 self._time = self._waiting = time
                 self._write(self._on_offer, self._purpose)
 
     def keep_time(self, time: TimeOffer) -> None:
-        """Let a watermark go along with the next checkpoint; alone it is not worth a micro-batch."""
+        """Offer a watermark with the next checkpoint; alone it does not make a micro-batch due."""
         with self._lock:
             self._waiting = time
 
@@ -135,7 +133,7 @@ class ControlFile:
         content: dict[str, Any] = self._time.to_json()
         if checkpoint is not None:
             content |= {"checkpoint": int(checkpoint), "purpose": purpose.value}
-            # Only so: alone it is not worth a micro-batch.
+            # Only with a checkpoint: alone it does not make a micro-batch due.
             content |= {} if self._pinned is None else {PINNED_KEY: self._pinned.value}
         if content:
             _replace(self.path, content)
@@ -143,7 +141,7 @@ class ControlFile:
             self.path.unlink(missing_ok=True)
 
     def source_status(self) -> AlignmentStatus | None:
-        """Return where the chained source stands; None if the job has none, or it has not begun."""
+        """Return where the chained source stands; None without one, or before Spark has planned it."""
         return read_status(str(self.path))
 
 
@@ -153,27 +151,27 @@ def read_control(path: str) -> dict[str, Any]:
     return content
 
 
-def offered_by(content: dict[str, Any]) -> ControlOffset:
+def to_control_offset(content: dict[str, Any]) -> ControlOffset:
     pinned, checkpoint = content.get(PINNED_KEY), int(content.get("checkpoint", 0))
     is_drained = content.get("purpose") == CheckpointPurpose.DRAINED_SAVEPOINT.value
     return ControlOffset(checkpoint, TimeOffer.from_json(content), pinned, checkpoint if is_drained else 0)
 
 
-# Sources hear from this file which of their channels are ahead of the others. The time keeper replaces it
-# behind each micro-batch, before Spark asks for the next one. It is not durable: it is made anew from the
-# stored state at each start of the query, and where it is not there, nobody is held back.
-def held_path(control_path: Path) -> Path:
+# This file tells sources which of their channels are ahead of the others. The time keeper replaces it after
+# each micro-batch, before Spark asks for the next one. It is not durable: each start of the query makes it
+# from the stored state; without the file no channel is held back.
+def to_held_path(control_path: Path) -> Path:
     return control_path.with_suffix(".held")
 
 
 def write_held(control_path: Path, held: HeldSources) -> None:
     if held:
-        _replace(held_path(control_path), encode_held(held))
+        _replace(to_held_path(control_path), encode_held(held))
     else:
-        held_path(control_path).unlink(missing_ok=True)
+        to_held_path(control_path).unlink(missing_ok=True)
 
 
 def read_held(control_path: str, source: str) -> HeldChannels:
-    """Return what of a source brings no records in the next micro-batch."""
-    held = _read(held_path(Path(control_path))) if control_path else None
+    """Return the channels of a source that bring no records in the next micro-batch."""
+    held = _read(to_held_path(Path(control_path))) if control_path else None
     return decode_held(held or {}).get(source, NONE_HELD)

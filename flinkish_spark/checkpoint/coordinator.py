@@ -1,4 +1,4 @@
-"""The checkpoint coordinator: take messages, let the protocol decide, carry its effects out."""
+"""The checkpoint coordinator: reads messages, asks the protocol what follows, carries out its effects."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
-from flinkish_spark.checkpoint.barriers import BarrierCounter, BarriersDoNotAddUp, SourceWaits
-from flinkish_spark.checkpoint.commit import Interrupted
-from flinkish_spark.checkpoint.completion import Completion, CoordinatorParts, decision_of
-from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
-from flinkish_spark.checkpoint.hooks import HookFailed
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
+from flinkish_spark.checkpoint.barriers import BarrierCounter, SourceWaits
+from flinkish_spark.checkpoint.commit import JobInterruptedError
+from flinkish_spark.checkpoint.completion import Completion, CoordinatorParts, make_decision
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
+from flinkish_spark.checkpoint.hooks import HookError
 from flinkish_spark.checkpoint.statistics import StagedAges
 from flinkish_spark.core.clock import RunningThread, Threads
 from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, FencedError, StoreError
@@ -42,7 +42,7 @@ Message = Callable[[], None]
 
 
 class Mailbox:
-    """Messages to one thread, which makes the calls later, in the order in which they came."""
+    """A queue of calls that one thread makes later, in their order."""
 
     def __init__(self) -> None:
         self.stirred = threading.Event()
@@ -51,7 +51,7 @@ class Mailbox:
         self._is_closed = False
 
     def put(self, message: Message) -> bool:
-        """Return whether the owner will read it."""
+        """Queue a call; return False if the mailbox is closed."""
         with self._lock:
             if not self._is_closed:
                 self._messages.put(message)
@@ -59,7 +59,7 @@ class Mailbox:
             return not self._is_closed
 
     def close(self) -> None:
-        """Accept nothing more; what was accepted can still be read."""
+        """Refuse new messages; queued ones can still be read."""
         with self._lock:
             self._is_closed = True
 
@@ -67,8 +67,8 @@ class Mailbox:
         return self._messages.qsize()
 
     def read(self, on_error: Callable[[BaseException], None]) -> None:
-        """Act on all messages; what one raises does not keep the others from being read."""
-        # This order matters: what comes from here on is either read below, or stirs again.
+        """Make all queued calls; an error of one goes to `on_error` and the rest are still made."""
+        # This order matters: a message that comes from here on is read below or sets the event again.
         self.stirred.clear()
         while not self._messages.empty():
             try:
@@ -91,14 +91,14 @@ class Workers:
         self._awaited[name] = self.begin_unawaited(name, work)
 
     def begin_unawaited(self, name: str, work: Callable[[], None]) -> RunningThread:
-        """Start work that nobody waits for, because a user's code in it may hang."""
+        """Start work that :meth:`join` does not wait for, because a user's code in it may hang."""
 
         def run() -> None:
             try:
                 with self._waiting(f"{name} to end"):
                     work()
-            except Interrupted:
-                LOG.info("%s was interrupted; the next start finishes what is decided", name)
+            except JobInterruptedError:
+                LOG.info("%s was interrupted; the next start finishes decided checkpoints", name)
             except BaseException as error:
                 self._on_failure(error)
 
@@ -111,36 +111,36 @@ class Workers:
 
 
 _TICK_MS = 20
-#: The same while a micro-batch is staged and Spark is about to write its commits/N, for which nobody calls.
+#: The same while Spark is about to write commits/N of a staged micro-batch: no event tells of that file.
 _LOG_TICK_MS = 5
 #: Undecided micro-batches after which a checkpoint is taken without waiting for the interval, and
-#: after which no more are admitted: Spark purges its log behind 200 micro-batches (query.py).
+#: after which no more are admitted: Spark purges log entries older than 200 micro-batches (query.py).
 BACKLOG_TRIGGER, BACKLOG_LIMIT = 40, 80
-#: How long the last checkpoint of a job waits after one that was aborted.
+#: Pause before the final checkpoint of a job is tried again after an aborted one.
 FINAL_PAUSE_MS = 500
-#: Reasons behind which somebody has to decide soon what the aborted checkpoint staged. Where the
-#: barrier never went out the timer comes anyway, and a hook that fails is left in peace till then;
-#: what subsumes a checkpoint decides its micro-batches; behind dead data comes a rewind.
+#: Reasons after which a follow-up checkpoint is taken soon, since the aborted one has staged data. After
+#: other reasons the barrier never went out, or a hook failed, and the timer is soon enough; a checkpoint
+#: that subsumes another decides its micro-batches; dead data ends in a rewind.
 LEAVES_WORK = frozenset(
     {Reason.DECLINED, Reason.BARRIERS_DO_NOT_ADD_UP, Reason.EXPIRED, Reason.DECISION_FAILED}
 )
 
 
 class TooManyCheckpointFailures(EnvironmentFault):
-    """More checkpoints in a row failed than the job tolerates; the restart strategy goes on from here."""
+    """More checkpoints in a row failed than the job tolerates; the restart strategy takes over."""
 
     restartable = True
     ends_when_repeated = True
 
 
-class StopFailed(EnvironmentFault):
-    """A stop with savepoint did not come through; the job goes back to its last checkpoint."""
+class StopWithSavepointError(EnvironmentFault):
+    """A stop with savepoint failed; the job goes back to its last checkpoint and runs on."""
 
     restartable = True
 
 
 def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
-    """Return the reason, and its text, of checkpoints that end with their coordinator."""
+    """Return the abort reason, and its text, for checkpoints that are open when the coordinator ends."""
     if failure is None:
         return Reason.JOB_STOPPED, "the job was stopped"
     if isinstance(failure, FencedError):
@@ -153,7 +153,7 @@ def why_ended(failure: BaseException | None) -> tuple[Reason, str]:
 class CheckpointCoordinator:
     """One thread with a mailbox; runs until :meth:`stop`, or until :attr:`failure` is set.
 
-    Made anew for every start of the query, from what the recovery found.
+    Made anew for every start of the query, with the micro-batches that the recovery kept.
     """
 
     def __init__(self, parts: CoordinatorParts, kept: Sequence[StagedBatch]) -> None:
@@ -162,7 +162,7 @@ class CheckpointCoordinator:
         self._answers: dict[int, Callable[[CheckpointAnswer], None]] = {}
         self._counter = BarrierCounter(parts.channels, parts.job.operators, parts.job.config.mode)
         self._has_backlog_request = False
-        #: What the checkpoint failed with that is being declined.
+        #: The error of the checkpoint that is being declined.
         self._declined_by: EnvironmentFault | None = None
         self._final_again_ms: int | None = None
         self._stopping = threading.Event()
@@ -186,14 +186,14 @@ class CheckpointCoordinator:
         self._completion = Completion(parts, lambda: self._undecided, self._stopping.is_set)
 
     def _first_id(self) -> CheckpointId:
-        # The history knows ids that the store refused to take a record of.
+        # The history also knows ids whose record the store refused.
         return max([self._job.tracker.highest, *self._job.job_dir.list_checkpoint_ids()]).next()
 
     def _last_ms(self) -> int:
         """Return when the newest checkpoint was decided, perhaps by an earlier start; now if none was."""
         clock, decided_at_ms, config = self._job.clock, self._parts.decided_at_ms, self._job.config
         ago_ms = 0 if decided_at_ms is None else max(0, clock.wall_ms() - decided_at_ms)
-        # Further back makes no difference.
+        # A longer time makes no difference.
         return clock.monotonic_ms() - min(ago_ms, max(config.interval_ms, config.min_pause_ms))
 
     # Called by other threads:
@@ -201,20 +201,19 @@ class CheckpointCoordinator:
         self._mailbox.put(lambda: self._note(staged, sync_ms))
 
     def must_wait(self) -> bool:
-        """Return whether to hold back a micro-batch: too many are undecided, and it can carry no barrier."""
-        # While a barrier is on its way and no other checkpoint can clear the backlog, nothing is held back:
-        # that checkpoint could never complete.
+        """Return whether to hold the next micro-batch back, since too many are undecided."""
+        # Never while a barrier waits for a micro-batch to carry it: that checkpoint could not complete.
         staged = len(self._undecided) + len(self._mailbox)
         return staged >= BACKLOG_LIMIT and not self._needs_micro_batches and self.failure is None
 
-    def ask(self, asked: Asked) -> None:
-        """Ask for a checkpoint; the answer comes by `asked.on_answer`, in a thread of the job's."""
-        message = partial(self._ask, asked.purpose, asked.target, asked.on_answer)
+    def ask(self, request: CheckpointTriggerRequest) -> None:
+        """Request a checkpoint; the answer goes to `request.on_answer`, in a thread of the job's."""
+        message = partial(self._ask, request.purpose, request.target, request.on_answer)
         if not self._mailbox.put(message):
-            asked.on_answer(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+            request.on_answer(CheckpointAnswer.make_refused(Reason.SHUT_DOWN))
 
     def schedule(self, schedule: Schedule) -> None:
-        """Switch the timer on or off; requests by hand still work."""
+        """Switch periodic checkpoints on or off; explicit requests still work."""
         self._mailbox.put(lambda: self._carry_out(self._state.on_schedule(schedule)))
 
     def start(self) -> None:
@@ -233,20 +232,20 @@ class CheckpointCoordinator:
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
 
-    def held(self) -> Iterator[Wait]:
-        """Yield the checkpoints that are open, and what each waits for; called by any thread."""
+    def list_waits(self) -> Iterator[Wait]:
+        """Yield what each open checkpoint waits for; called by any thread."""
         now_ms = self._job.clock.monotonic_ms()
         for pending in self._open:
             if pending.is_open:
                 who, since_ms = f"checkpoint {pending.checkpoint}", pending.started_at_ms
-                yield Wait(who, self._waits.held(pending), now_ms - since_ms)
+                yield Wait(who, self._waits.describe_wait(pending), now_ms - since_ms)
 
     @property
     def failures(self) -> FailureManager:
         return self._failures
 
     def run(self) -> None:
-        """Tick until stopped; an error ends the loop and is left in :attr:`failure`."""
+        """Tick until stopped or failed; the error is then in :attr:`failure`."""
         try:
             if not self._stopping.is_set():
                 self.begin()
@@ -261,7 +260,7 @@ class CheckpointCoordinator:
             self._end()
 
     def begin(self) -> None:
-        """Take requests from now on; kept micro-batches are checkpointed at once."""
+        """Accept requests from now on; request a checkpoint of kept micro-batches at once."""
         running = dict.fromkeys(self._job.uids, ParticipantStatus.RUNNING)
         self._state.on_phase(JobPhase.RUNNING, running)
         if self._undecided:
@@ -275,7 +274,7 @@ class CheckpointCoordinator:
             if pending.batch is not None and self._job.log.read(COMMITS, pending.batch) is not None:
                 self._job.observer.on_step_end(Step.SPARK_COMMIT, str(pending.batch))
                 self._carry_out(self._state.on_commit_log(pending.checkpoint))
-        self._ages.look(self._undecided)
+        self._ages.check(self._undecided)
         self._parts.time.wake()
         self._carry_out(self._state.on_time(self._job.clock.monotonic_ms()))
         if self._final_again_ms is not None and self._job.clock.monotonic_ms() >= self._final_again_ms:
@@ -288,29 +287,29 @@ class CheckpointCoordinator:
             self._ask(CheckpointPurpose.FOLLOW_UP)
 
     def _end(self) -> None:
-        """Let what was begun come to its end, and leave nobody without an answer."""
+        """Finish the decided checkpoints, abort the others, and answer every request."""
         self._stopping.set()
-        # This order matters: from here on nothing starts, so what is read below only ends things.
+        # This order matters: from here on nothing starts, so the messages read below only end checkpoints.
         for effect in self._state.on_stop(*why_ended(self.failure)):
-            # Their ids are sealed by the next start, which may not be ours.
+            # The next start seals their ids; it may be another process.
             if isinstance(effect, P.Refuse):
                 self._carry_out((effect,))
             elif isinstance(effect, P.Abort):
-                self._job.tracker.failed(effect.checkpoint, effect.reason, effect.text)
+                self._job.tracker.on_failed(effect.checkpoint, effect.reason, effect.text)
                 self._parts.on_aborted(effect.checkpoint)
-                self._answer(effect.request, CheckpointAnswer.aborted(effect))
+                self._answer(effect.request, CheckpointAnswer.make_aborted(effect))
         self._workers.join()
         while self._mailbox:
-            # What was being decided is finished by now; a savepoint of it is written, too.
+            # Checkpoints that were being decided are finished by now; their savepoints are written, too.
             self._mailbox.read(self._fail)
             self._workers.join()
         self._job.tracker.store()
         self._mailbox.close()
         self._mailbox.read(self._fail)
         for pending in self._state.open:
-            self._answer(pending.request, CheckpointAnswer.left_to_next_start(pending.checkpoint))
+            self._answer(pending.request, CheckpointAnswer.make_left_to_next_start(pending.checkpoint))
         for number in tuple(self._answers):
-            self._answers.pop(number)(CheckpointAnswer.refused(Reason.SHUT_DOWN))
+            self._answers.pop(number)(CheckpointAnswer.make_refused(Reason.SHUT_DOWN))
 
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
@@ -331,27 +330,26 @@ class CheckpointCoordinator:
         self._undecided = (*self._undecided, staged)
         for checkpoint in sorted(staged.checkpoints):
             if self._state.awaits(checkpoint):
-                self._job.tracker.staged(checkpoint, staged, sync_ms)
+                self._job.tracker.on_staged(checkpoint, staged, sync_ms)
                 self._count(checkpoint, staged)
 
     def _count(self, checkpoint: CheckpointId, staged: StagedBatch) -> None:
         now_ms = self._job.clock.monotonic_ms()
-        try:
-            participants = self._counter.count(checkpoint, staged)
-        except BarriersDoNotAddUp as error:
+        participants, wrong = self._counter.count(checkpoint, staged)
+        if wrong:
             reason = Reason.BARRIERS_DO_NOT_ADD_UP
-            self._carry_out(self._state.on_declined(checkpoint, reason, str(error), now_ms))
+            self._carry_out(self._state.on_declined(checkpoint, reason, wrong, now_ms))
         else:
-            self._job.tracker.acknowledged(checkpoint, participants)
+            self._job.tracker.on_acknowledged(checkpoint, participants)
             self._carry_out(self._state.on_barriers(checkpoint, staged.batch, participants, now_ms))
 
     def _carry_out(self, effects: Sequence[P.Effect]) -> None:
         for effect in effects:
-            match effect:  # not of P.NotifyCompletion: _finished tells whoever asked
+            match effect:  # P.NotifyCompletion is handled in _finish
                 case P.Initialise(checkpoint, request):
                     asked = next(one.missing for one in self._state.open if one.checkpoint == checkpoint)
-                    self._job.tracker.triggered(checkpoint, request, asked)
-                    # Not among those that are waited for at the end: a user's hook may hang.
+                    self._job.tracker.on_triggered(checkpoint, request, asked)
+                    # The end of the job does not wait for it: a user's hook may hang.
                     self._workers.begin_unawaited(
                         f"initialise-{checkpoint}", partial(self._initialise, effect)
                     )
@@ -360,19 +358,19 @@ class CheckpointCoordinator:
                 case P.Decide(checkpoint, batch):
                     pending = next(one for one in self._state.open if one.checkpoint == checkpoint)
                     batches = tuple(s for s in self._undecided if s.batch <= batch)
-                    decision = decision_of(pending, batches, self._parts)
+                    decision = make_decision(pending, batches, self._parts)
                     self._workers.begin(f"complete-{checkpoint}", partial(self._complete, decision))
                 case P.Abort():
                     self._abort(effect)
                 case P.Refuse(request, reason):
                     LOG.info("a %s checkpoint is refused: %s", request.purpose.value, reason.text)
                     if request.number in self._answers:
-                        self._job.tracker.refused()
-                    self._answer(request, CheckpointAnswer.refused(reason))
+                        self._job.tracker.on_refused()
+                    self._answer(request, CheckpointAnswer.make_refused(reason))
         self._needs_micro_batches, self._open = self._state.needs_micro_batches, self._state.open
 
     def _initialise(self, effect: P.Initialise) -> None:
-        """In a thread of its own: give the id its record, call the hooks, report."""
+        """Create the id's record, call the hooks and report; runs in its own thread."""
         checkpoint, job = effect.checkpoint, self._job
 
         def decline(reason: Reason, text: str, cause: EnvironmentFault | None = None) -> None:
@@ -380,8 +378,8 @@ class CheckpointCoordinator:
 
         record = TriggerRecord(checkpoint, job.ownership.epoch, effect.request.purpose, job.clock.wall_ms())
         try:
-            # This order matters: a new owner seals the ids that have a record. An id whose barrier
-            # is out and which has none could be decided behind the new owner's back.
+            # This order matters: a new owner seals the ids that have a record. An id without record whose
+            # barrier is out could still be decided after that.
             created = job.job_dir.create_trigger(record)
         except StoreError as error:
             decline(Reason.INITIALISATION_FAILED, str(error), error)
@@ -392,7 +390,7 @@ class CheckpointCoordinator:
             return
         try:
             hooks = job.hooks.trigger(checkpoint)
-        except HookFailed as error:
+        except HookError as error:
             decline(Reason.HOOK_FAILED, str(error), error)
             return
         self._mailbox.put(lambda: self._carry_out(self._state.on_initialised(checkpoint, hooks)))
@@ -410,19 +408,19 @@ class CheckpointCoordinator:
         parts = self._parts
         if request.purpose.is_final:
             # This order matters: the gate must know the last barrier before a micro-batch can carry it.
-            parts.gate.close_behind(checkpoint)
+            parts.gate.close_after(checkpoint)
         parts.time.on_offer(request.purpose)
-        parts.job.tracker.offered(checkpoint)
+        parts.job.tracker.on_offered(checkpoint)
         parts.job.observer.on_step_start(Step.TRIGGER, str(checkpoint))
         parts.control.offer(checkpoint, request.purpose)
         parts.job.observer.on_step_end(Step.TRIGGER, str(checkpoint))
 
     def _abort(self, effect: P.Abort) -> None:
-        """Seal the id with ABORT; what it staged passes to the next checkpoint."""
-        parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.aborted(effect)
+        """Write the verdict ABORT; the staged data passes to the next checkpoint."""
+        parts, checkpoint, effect = self._parts, effect.checkpoint, self._waits.on_aborted(effect)
         with add_log_facts(checkpoint=int(checkpoint)):
             LOG.warning("checkpoint %s is aborted: %s, %s", checkpoint, effect.reason.value, effect.text)
-        parts.job.tracker.failed(checkpoint, effect.reason, effect.text)
+        parts.job.tracker.on_failed(checkpoint, effect.reason, effect.text)
         decision = Decision(
             checkpoint,
             Verdict.ABORT,
@@ -434,10 +432,10 @@ class CheckpointCoordinator:
         parts.job.job_dir.create_decision(decision)
         parts.job.ownership.check()
         parts.on_aborted(checkpoint)
-        self._answer(effect.request, CheckpointAnswer.aborted(effect))
+        self._answer(effect.request, CheckpointAnswer.make_aborted(effect))
         self._failures, verdict = self._failures.on_failure(checkpoint, effect.reason, effect.request.purpose)
         if verdict is FailureVerdict.JOB_FAILS:
-            # An outage behind it does not count as a failure that comes back. Who was too late may be one.
+            # An outage as cause does not count as a repeated failure. A timeout may be one.
             is_late = effect.reason is Reason.EXPIRED
             cause = TimeoutError(effect.text) if is_late else self._declined_by
             raise TooManyCheckpointFailures(
@@ -446,10 +444,10 @@ class CheckpointCoordinator:
                 what_to_do="see why checkpoints fail, or raise tolerable_failures",
             ) from cause
         if effect.request.purpose.stops_with_savepoint:
-            raise StopFailed(
+            raise StopWithSavepointError(
                 "the job could not be stopped with a savepoint",
                 why=f"{effect.reason.text}; {effect.text}",
-                what_to_do="see why the checkpoint failed, and stop the job again, which goes on meanwhile",
+                what_to_do="find out why the checkpoint failed, and stop the job again; it runs on",
             )
         if effect.request.purpose is CheckpointPurpose.FINAL:
             parts.gate.reopen()
@@ -462,73 +460,73 @@ class CheckpointCoordinator:
             self._answers.pop(request.number)(answer)
 
     def _complete(self, decision: Decision) -> None:
-        """In a thread of its own: decide, finish, report."""
+        """Decide and finish a checkpoint and report; runs in its own thread."""
         checkpoint, parts = decision.checkpoint, self._parts
 
-        def declined(reason: Reason, error: EnvironmentFault) -> None:
+        def decline(reason: Reason, error: EnvironmentFault) -> None:
             self._decline(checkpoint, reason, error.why or str(error), error)
             if reason is Reason.STAGED_DATA_DEAD:
                 raise error
 
-        def decided() -> None:
-            parts.job.tracker.decided(checkpoint)
+        def on_decided() -> None:
+            parts.job.tracker.on_decided(checkpoint)
             self._mailbox.put(lambda: self._state.on_decided(checkpoint))
 
         try:
             with add_log_facts(checkpoint=int(checkpoint)):
-                receipt = self._completion.complete(decision, decided)
-        except StagedDataDied as error:
-            self._mailbox.put(partial(declined, Reason.STAGED_DATA_DEAD, error))
-        except DecisionRefused as error:
-            self._mailbox.put(partial(declined, Reason.DECISION_FAILED, error))
+                receipt = self._completion.complete(decision, on_decided)
+        except DeadCommittableError as error:
+            self._mailbox.put(partial(decline, Reason.STAGED_DATA_DEAD, error))
+        except DecisionError as error:
+            self._mailbox.put(partial(decline, Reason.DECISION_FAILED, error))
         else:
-            self._mailbox.put(lambda: self._finished(decision, receipt))
+            self._mailbox.put(lambda: self._finish(decision, receipt))
 
-    def _finished(self, decision: Decision, receipt: Receipt) -> None:
+    def _finish(self, decision: Decision, receipt: Receipt) -> None:
         parts, checkpoint = self._parts, decision.checkpoint
         self._undecided = tuple(s for s in self._undecided if s.batch > decision.batch)
         self._has_backlog_request = False
         self._counter.forget(checkpoint)
         self._failures = self._failures.on_completion(checkpoint)
-        parts.job.tracker.confirmed(decision)
+        parts.job.tracker.on_confirmed(decision)
         parts.on_confirmed(decision, receipt)
         effects = self._state.on_confirmed(checkpoint, parts.job.clock.monotonic_ms())
         completed = next(one for one in effects if isinstance(one, P.NotifyCompletion))
-        # This order matters: the next checkpoint's receipt would let go of what a savepoint needs.
+        # This order matters: after the next checkpoint's receipt, files that the savepoint needs may go.
         if completed.request.purpose.is_savepoint:
             with self._exporting_lock:
                 self.exporting |= {checkpoint}
             self._workers.begin(f"savepoint-{checkpoint}", lambda: self._export(decision, completed.request))
         else:
-            self._done(completed.request, CheckpointAnswer.completed(checkpoint))
+            self._close_request(completed.request, CheckpointAnswer.make_completed(checkpoint))
         self._carry_out(effects)
 
     def _export(self, decision: Decision, request: CheckpointRequest) -> None:
-        """In a thread of its own: write the savepoint of a confirmed checkpoint."""
+        """Write the savepoint of a confirmed checkpoint; runs in its own thread."""
         checkpoint, failure = decision.checkpoint, ""
         try:
             self._parts.write_savepoint(decision, request.target)
         except Exception as error:
-            # Whatever goes wrong is the savepoint's: the checkpoint is complete and the job goes on.
+            # Only the savepoint fails: the checkpoint is complete and the job goes on.
             LOG.error("the savepoint of checkpoint %s failed: %s", checkpoint, error)
             failure = str(error) or type(error).__name__
         finally:
             with self._exporting_lock:
                 self.exporting -= {checkpoint}
         if failure:
-            failed = CheckpointAnswer.savepoint_failed(checkpoint, failure)
+            failed = CheckpointAnswer.make_savepoint_failed(checkpoint, failure)
             self._mailbox.put(lambda: self._answer(request, failed))
             if request.purpose.is_final:
-                raise StopFailed(
+                raise StopWithSavepointError(
                     "the job could not be stopped with a savepoint",
                     why=failure,
                     what_to_do=f"none: checkpoint {checkpoint} is complete and the job goes on from it",
                 )
             return
-        answer = CheckpointAnswer.completed(checkpoint, request.target)
-        self._mailbox.put(lambda: self._done(request, answer))
+        answer = CheckpointAnswer.make_completed(checkpoint, request.target)
+        self._mailbox.put(lambda: self._close_request(request, answer))
 
-    def _done(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
+    def _close_request(self, request: CheckpointRequest, answer: CheckpointAnswer) -> None:
         self._answer(request, answer)
         if request.purpose.is_final:
             self.ended_with = request.purpose

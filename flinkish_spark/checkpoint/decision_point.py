@@ -1,4 +1,4 @@
-"""The one create by which a checkpoint is decided: of a job, and of a micro-batch of the drop-in sink."""
+"""The create of one object that decides a checkpoint of a job, or a micro-batch of the drop-in sink."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from flinkish_spark.protocol.decisions import Decision, Verdict
 LOG = logging.getLogger(__name__)
 
 
-class StagedDataDied(EnvironmentFault):
-    """Something staged cannot be committed any more; nothing was decided, so the job rewinds."""
+class DeadCommittableError(EnvironmentFault):
+    """A committable is dead before its checkpoint was decided, so the job rewinds."""
 
     restartable = True
     ends_when_repeated = True
 
 
-class DecisionRefused(EnvironmentFault):
-    """The store did not take the decision; the checkpoint is aborted, and can never be completed."""
+class DecisionError(EnvironmentFault):
+    """The store did not accept the decision, so the checkpoint is aborted for good."""
 
     restartable = True
     ends_when_repeated = True
@@ -31,9 +31,9 @@ class DecisionRefused(EnvironmentFault):
 def decide(
     decision: Decision, ownership: Ownership, clock: Clock, observer: Observer, if_refused: str
 ) -> None:
-    """Decide a checkpoint; raise FencedError or DecisionRefused if it is not decided so.
+    """Decide a checkpoint; raise FencedError or DecisionError if another verdict stands.
 
-    Only the caller knows, and tells people, what becomes of what was staged if it is refused.
+    `if_refused` is the advice in the error: only the caller knows what becomes of the staged data.
     """
     ownership.check()
     job_dir = ownership.job_dir
@@ -49,14 +49,14 @@ def decide(
         ownership.check()
         found = job_dir.decision(decision.checkpoint)
         if found is not None and found.verdict is Verdict.ABORT and found.owner_epoch < ownership.epoch:
-            # A zombie was still sealing what it took to be its predecessor's.
-            raise DecisionRefused(
+            # A zombie sealed the id: it took it for one of its predecessor's.
+            raise DecisionError(
                 f"checkpoint {decision.checkpoint} was sealed by owner {found.owner_epoch}, who has "
                 "lost the job",
                 what_to_do=if_refused,
             )
         raise FencedError(
-            f"checkpoint {decision.checkpoint} was decided by somebody else",
+            f"checkpoint {decision.checkpoint} was decided by another owner",
             what_to_do="let this process end; the newer owner goes on",
         )
     # A newer owner that took over between the check above and the create has either found the
@@ -66,9 +66,9 @@ def decide(
 def resolve(
     decision: Decision, error: StoreError, ownership: Ownership, clock: Clock, if_refused: str
 ) -> CreateResult:
-    """Find out what a create with unknown outcome did, and make it final."""
-    # The write may have arrived although its answer did not, or may arrive later. Whichever of COMMIT and
-    # ABORT is there first stands, so an ABORT is offered: it answers the question.
+    """Find out whether a create with unknown outcome succeeded, and make its result final."""
+    # The write may have arrived although its answer did not, or may arrive later. The first of COMMIT and
+    # ABORT stands, so trying to create an ABORT tells which one is there.
     job_dir, checkpoint = ownership.job_dir, decision.checkpoint
     LOG.warning("the store did not say whether checkpoint %s is decided: %s", checkpoint, error)
     reason = "the store did not take the decision"
@@ -79,7 +79,7 @@ def resolve(
             return CreateResult.CREATED
         if found is None or found.owner_epoch != ownership.epoch:
             return CreateResult.EXISTS
-    raise DecisionRefused(
+    raise DecisionError(
         f"checkpoint {checkpoint} could not be decided",
         why=str(error),
         what_to_do=f"see to the job directory's disk; {if_refused}",

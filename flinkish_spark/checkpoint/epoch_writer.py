@@ -1,7 +1,7 @@
-"""foreachBatch: let nothing through that must wait, stage every sink, write the staged file.
+"""The function for foreachBatch: wait for admission, stage every sink, write the staged file.
 
-The synchronous phase of a checkpoint: from the micro-batch's rows to the durable staged file.
-Whatever is decided about it comes later, in other threads.
+It is the synchronous phase of a checkpoint: from the micro-batch's rows to the durable staged file.
+The decision comes later, in other threads.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _GATE_POLL_MS = 20
 
 
 class JobStopping(Exception):
-    """Ends a micro-batch that is held back, or interrupted, while the job stops; expected, never reported."""
+    """Ends a micro-batch while the job stops; expected, never reported."""
 
 
 class AdmissionGate:
-    """Holds micro-batches back behind the final checkpoint, and when too many are undecided.
+    """Holds micro-batches back after the final checkpoint, and while too many are undecided.
 
     Every field is written by one thread, or only ever set.
     """
@@ -40,14 +40,14 @@ class AdmissionGate:
         self._opened.set()
         self._stopping = threading.Event()
         self._final = CheckpointId(0)
-        #: Sinks that have shown its barrier.
+        #: Sinks whose tasks have seen its barrier.
         self._shown: set[str] = set()
 
-    def close_behind(self, checkpoint: CheckpointId) -> None:
+    def close_after(self, checkpoint: CheckpointId) -> None:
         self._shown = set()
         self._final = checkpoint
 
-    def passed(self, staged: StagedBatch) -> None:
+    def on_staged(self, staged: StagedBatch) -> None:
         self._shown |= {a.sink for a in staged.acks if self._final in {b.checkpoint for b in a.barriers}}
         if self._shown and self._shown >= {ack.sink for ack in staged.acks}:
             self._opened.clear()
@@ -57,7 +57,7 @@ class AdmissionGate:
         self._opened.set()
 
     def stop(self) -> None:
-        """Turn away whoever waits and whoever comes."""
+        """Raise JobStopping in every waiting and later call of :meth:`enter`."""
         self._stopping.set()
 
     def enter(self, must_wait: Callable[[], bool]) -> None:
@@ -66,25 +66,24 @@ class AdmissionGate:
         self.raise_if_stopped()
 
     def raise_if_stopped(self) -> None:
-        """Raise JobStopping if the job stops, with nothing of the error that is being handled."""
+        """Raise JobStopping if the job stops, without the error that is being handled as its context."""
         if self._stopping.is_set():
-            # Of a query that it stops Spark searches the error's text for an interrupt, with a pattern that
-            # takes several frames of the stack for each character: a JVM's trace in it overflows the stack,
-            # on stderr.
+            # When Spark stops a query it searches the error's text for an interrupt, with a pattern that
+            # needs several stack frames per character: a JVM's trace in the text would overflow the stack.
             raise JobStopping from None
 
 
 @dataclass(frozen=True)
 class EpochWriterParts:
     staging: Staging
-    #: Numbers no two attempts of one owner alike.
+    #: Numbers the attempts of one owner, each once.
     attempts: Iterator[int]
     gate: AdmissionGate
-    #: Told of a staged micro-batch; its staged file is durable by then.
+    #: Called with a staged micro-batch after its staged file is durable.
     notify: Callable[[StagedBatch, int], None]
-    #: Whether to hold the next micro-batch back.
+    #: Returns whether to hold the next micro-batch back.
     must_wait: Callable[[], bool]
-    #: Makes of what tasks report what the next micro-batch is told.
+    #: Computes the times of the next micro-batch from the reports of tasks.
     time: Timekeeping = NO_TIME
     #: Called before a micro-batch is staged.
     begins: Callable[[], None] = lambda: None
@@ -99,9 +98,9 @@ class EpochWriter:
         #: The first micro-batch that is not staged.
         self.expected = first_batch
         self._job, self._parts = job, parts
-        # Spark calls in threads that know nothing of the job.
+        # Spark calls in threads that do not have the job's log context.
         self._log_facts = log_facts()
-        #: What ended a micro-batch; Spark passes on only its text.
+        #: The error that ended a micro-batch; Spark passes on only its text.
         self.failure: BaseException | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
@@ -116,11 +115,11 @@ class EpochWriter:
     def _stage(self, frame: Any, batch: BatchId) -> None:
         job, parts = self._job, self._parts
         if batch != self.expected:
-            # A batch at or below the last decided one, or a gap: Spark's log is not what the
-            # recovery saw. Staging it would commit rows twice or skip some.
+            # A batch that was decided already, or a gap: Spark's log has changed since the recovery read
+            # it. Staging would commit rows twice or skip some.
             raise InternalError(
                 f"Spark runs micro-batch {batch}, expected is {self.expected}",
-                why="its checkpoint changed behind this owner's back",
+                why="Spark's checkpoint was changed by another process",
                 what_to_do="make sure that only this job uses the job directory",
             )
         came_ms = job.clock.monotonic_ms()
@@ -131,16 +130,16 @@ class EpochWriter:
         parts.begins()
         calls = f", with the calls of {', '.join(parts.async_calls)}" if parts.async_calls else ""
         with job.waiting(f"micro-batch {batch} to be staged{calls}"):
-            staged = parts.time.noted(parts.staging.stage(frame, batch, next(parts.attempts)))
+            staged = parts.time.add_times(parts.staging.stage(frame, batch, next(parts.attempts)))
         took_ms = job.clock.monotonic_ms() - began_ms
         staged = replace(staged, held_ms=began_ms - came_ms or None, staging_ms=took_ms or None)
         job.observer.on_step_start(Step.STAGED_FILE, str(batch))
         job.job_dir.write_staged(staged)
         job.observer.on_step_end(Step.STAGED_FILE, str(batch))
         self.expected = batch.next()
-        # Behind the staged file, in which a restart finds it; before Spark asks what comes next.
+        # After the staged file, in which a restart finds the times; before Spark plans the next micro-batch.
         parts.time.on_staged(staged)
-        parts.gate.passed(staged)
-        with job.waiting(f"the sources to be asked behind micro-batch {batch}"):
+        parts.gate.on_staged(staged)
+        with job.waiting(f"the sources to be asked after micro-batch {batch}"):
             parts.notify(staged, job.clock.monotonic_ms() - began_ms)
         job.observer.on_step_start(Step.SPARK_COMMIT, str(batch))

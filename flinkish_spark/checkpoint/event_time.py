@@ -1,4 +1,4 @@
-"""Event time of a running job: watermarks for the next micro-batch, and what latency markers measured."""
+"""Event time of a running job: watermarks for the next micro-batch, and latencies from markers."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, s
 
 
 class Timekeeping:
-    """Keeps no time, for parts of a job without the whole; asked by the epoch writer and the coordinator."""
+    """Keeps no time, for tests and tools that run a part of a job; the interface of :class:`TimeKeeper`."""
 
     @property
     def can_end(self) -> bool:
-        """Return whether all input is over and the last checkpoint can be asked for."""
+        """Return whether all input is over, so that the final checkpoint can be requested."""
         return False
 
     @property
     def has_ended(self) -> bool:
-        """Return whether all input is over and every operator has seen that: the job can end."""
+        """Return whether all input is over and every operator has seen that, so that the job can end."""
         return False
 
     @property
@@ -58,21 +58,21 @@ class Timekeeping:
         """Return whether a timer waits for the next micro-batch: a watermark has passed it."""
         return False
 
-    def noted(self, staged: StagedBatch) -> StagedBatch:
-        """Return a staged micro-batch with what it says about time, before it is written."""
+    def add_times(self, staged: StagedBatch) -> StagedBatch:
+        """Return a staged micro-batch with its times, which tasks have reported; before it is written."""
         return staged
 
     def on_staged(self, staged: StagedBatch) -> None:
-        """Take note of a micro-batch whose staged file is durable."""
+        """Advance time by a micro-batch whose staged file is durable."""
 
     def wake(self) -> None:
-        """Ask for a micro-batch if time makes one due; called every few milliseconds."""
+        """Offer a micro-batch if a timer or the end of input makes one due; called every few milliseconds."""
 
     def on_offer(self, purpose: CheckpointPurpose) -> None:
-        """Take note that a barrier is about to be offered; called before any micro-batch can carry it."""
+        """Prepare for the barrier of a checkpoint that is about to be offered."""
 
-    def behind(self, batch: BatchId) -> EventTime | None:
-        """Return where time stood behind a micro-batch that is about to be decided; None for nowhere."""
+    def find_event_time(self, batch: BatchId) -> EventTime | None:
+        """Return the event time after a micro-batch that is about to be decided; None if the job has none."""
         return None
 
 
@@ -82,10 +82,10 @@ NO_TIME = Timekeeping()
 class TimeKeeper(Timekeeping):
     """Keeps time by the rules of `protocol/watermarks.py`; made anew for every start.
 
-    tasks' reports -> noted() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
+    tasks' reports -> add_times() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
 
-    Used by the supervisor's thread before the query starts, the epoch writer's, and the coordinator's. For a
-    job that says nothing about time it reads no log and stores nothing.
+    Used by the supervisor's thread before the query starts, the epoch writer's, and the coordinator's. In a
+    job without event time and timers it reads no log and stores nothing.
     """
 
     def __init__(
@@ -106,23 +106,23 @@ class TimeKeeper(Timekeeping):
         self._sources = {node.uid: node.source for node in sources}
         self._is_bounded = any(source.is_bounded for source in self._sources.values())
         self._lock = threading.Lock()
-        #: Of a job that has said nothing about time; it stores nothing.
+        #: The state of a job without event time and timers; it is not stored.
         self._nothing = plan.adapt_to_plan(EventTime())
         self._state = self._nothing if stored is None else plan.adapt_to_plan(stored)
-        self._behind: dict[BatchId, EventTime] = {}
+        self._after_batch: dict[BatchId, EventTime] = {}
         self._held: dict[str, HeldChannels] = {}
         for staged in kept:
             self._step(staged)
         self._next = next_batch
-        #: The micro-batch that carries the barrier that is on offer fires all event-time timers.
+        #: The barrier on offer drains the job: its micro-batch fires all event-time timers.
         self._is_draining = False
-        #: The end of all input is on offer, with a barrier or without one.
+        #: The end of all input is on offer, with or without a barrier.
         self._is_ending = False
-        #: Whether a micro-batch without records is wanted: a bounded input may be over without any having
-        #: said so, and only the first one says where sources begin (`needs_first`).
+        #: Whether a micro-batch without records is wanted: a bounded input may have ended without a
+        #: micro-batch to report it, and only the first one says where sources begin (`needs_first`).
         is_unknown = self._is_bounded and self._state.processing_time_ms is None
         self._must_look = is_unknown or (needs_first and next_batch == BatchId(0))
-        #: The wall clock from which on a look is worth it; None for never.
+        #: Wall-clock time of the next :meth:`wake` that may offer something; None for never.
         self._look_at_ms: int | None = None
 
     def begin(self) -> None:
@@ -131,8 +131,8 @@ class TimeKeeper(Timekeeping):
 
     @property
     def can_end(self) -> bool:
-        # Before the operators know it: the micro-batch of its barrier tells them. Behind that one, nothing
-        # may be left to fire. The first micro-batch of a log has to say first whether input goes on.
+        # The micro-batch with the final barrier tells the operators that input is over, and no timer may be
+        # left after it. In a new log the first micro-batch has to show first whether input goes on.
         return self._next != BatchId(0) and (self._state.is_told_all_next or self.has_ended)
 
     @property
@@ -143,7 +143,7 @@ class TimeKeeper(Timekeeping):
     def is_due_at_once(self) -> bool:
         return self._state.is_due_at_once
 
-    def noted(self, staged: StagedBatch) -> StagedBatch:
+    def add_times(self, staged: StagedBatch) -> StagedBatch:
         is_told = has_reports(staged.acks)
         is_kept = self._plan.is_timed or self._state != self._nothing
         if not (is_told or self._is_bounded or is_kept):
@@ -187,31 +187,31 @@ class TimeKeeper(Timekeeping):
                 self._offer(now_ms)
 
     def on_offer(self, purpose: CheckpointPurpose) -> None:
-        """One that drains calls whoever has a timer; the end of all input goes along with any."""
+        """Call all key groups with timers if the checkpoint drains; any may carry the end of input."""
         with self._lock:
             self._is_ending = self._state.is_told_all_next
             if purpose is CheckpointPurpose.DRAINED_SAVEPOINT:
                 self._is_draining = True
                 self._offer(self._clock.wall_ms())
 
-    def behind(self, batch: BatchId) -> EventTime | None:
+    def find_event_time(self, batch: BatchId) -> EventTime | None:
         with self._lock:
-            self._behind = {known: state for known, state in self._behind.items() if known >= batch}
-            found = self._behind.get(batch, self._nothing)
+            self._after_batch = {known: state for known, state in self._after_batch.items() if known >= batch}
+            found = self._after_batch.get(batch, self._nothing)
             return None if found == self._nothing else found
 
     def _step(self, staged: StagedBatch) -> None:
         if staged.times is not None:
             self._state = step(self._rules, self._state, staged.times)
         self._state = update_levels(self._state, staged.counts)
-        self._behind[staged.batch] = self._state
+        self._after_batch[staged.batch] = self._state
 
     def _inputs(self, logged: LoggedOffsets) -> Iterator[AssignerInput]:
-        """Yield what has changed about the inputs with a micro-batch."""
+        """Yield the inputs whose channels, or whose end, have changed with a micro-batch."""
         for uid, assigner in self._plan.assigners.items():
             source = self._sources[assigner.source]
             channels = find_known_channels(source.channels_in(logged), assigner)
-            # Of a scan without an entry it is not known how many there are.
+            # The end of a scan that has no log entry yet is unknown.
             has_ended = source.is_bounded and None not in logged.sources and source.has_ended(logged)
             before = self._state.assigners.get(uid)
             if before is None:
@@ -223,37 +223,37 @@ class TimeKeeper(Timekeeping):
                 yield AssignerInput(uid, channels, has_ended)
 
     def _offer(self, now_ms: int) -> None:
-        """Tell the next micro-batch what it has to know, and ask for it if it is wanted without records."""
+        """Write the watermarks and calls for the next micro-batch; make it due if it needs no records."""
         state = self._state
-        # Which channels are too far ahead: before Spark asks the sources again.
+        # Channels that are too far ahead, before Spark asks the sources again.
         held = find_held_sources(self._plan, state)
         if held != self._held:
             write_held(self._control.path, held)
             self._held = held
-        # A log that begins anew has carried nothing, whatever its state has seen.
+        # A new log has carried no watermark yet, whatever its state has seen.
         is_first = self._next == BatchId(0)
         carried = Watermarks() if is_first else state.carried
         watermarks = carried.merge_max(state.watermarks)
         has_risen = watermarks != carried
         matters = has_risen and (is_first or state.is_awaited(carried))
         due_ms = next_micro_batch_ms(self._rules, state)
-        # Where the wall clock has gone back, what only time makes due waits until it is there again: the
-        # operators' clock is the same one. What the watermark makes due is due at once.
+        # If the wall clock was set back, processing-time timers wait until it is there again: the operators'
+        # clock is the same one. Timers that the watermark makes due do not wait.
         is_due = (due_ms is not None and due_ms <= now_ms) or state.is_due_at_once or self._must_look
         due = state.agenda.due(MAX_WATERMARK_MS, now_ms) if self._is_draining else state.due(now_ms)
         groups = self._plan.number_groups(due)
         wake = Wake(self._next.value, groups) if groups or not has_risen else None
-        # There is a first micro-batch in any case; it must not begin before its state's time.
+        # A first micro-batch runs in any case; its time must not be before that of its state.
         is_offered = is_first or self._is_ending or self._is_draining
         waits_for_barrier = state.is_told_all_next and not is_offered
         if waits_for_barrier or not (groups or is_due or matters):
-            # What was offered and not drawn is offered no more: its micro-batch has run without it.
+            # An offer that was not drawn is withdrawn: its micro-batch has run without it.
             self._control.offer_time(TimeOffer.of(carried))
             self._control.keep_time(TimeOffer.of(watermarks, state.has_ended, wake if groups else None))
         else:
             seen = state.carried if is_first else Watermarks()
             self._control.offer_time(TimeOffer.of(watermarks, state.has_ended, wake, seen))
-        # When more may be due than is now.
+        # The next time at which more may be due than now.
         timers = state.agenda.groups.values()
         times_ms = [due_ms, *(one.processing_time_ms for one in timers)]
         later_ms = (time_ms for time_ms in times_ms if time_ms is not None and time_ms > now_ms)
@@ -261,7 +261,7 @@ class TimeKeeper(Timekeeping):
 
 
 class LatencyTracker:
-    """Histograms of one `execute`, over all restarts; written by the epoch writer's thread, read by any."""
+    """Latency histograms of one `execute`, over all restarts; written by the epoch writer's thread only."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -278,12 +278,12 @@ class LatencyTracker:
 
     def is_due(self, marked_ms: int) -> bool:
         last_ms = self._counted_ms
-        # A wall clock that was set back must not silence the markers until it is there again.
+        # A wall clock that was set back must not stop the measuring until it is there again.
         return last_ms is None or not last_ms <= marked_ms < last_ms + self._interval_ms
 
 
 class TrackedStaging:
-    """A :class:`.Staging` that tells a tracker of markers; what it returns is as if there were none."""
+    """A :class:`.Staging` that reports latency markers to a tracker and removes them from the result."""
 
     def __init__(self, inner: Staging, tracker: LatencyTracker, uids: Sequence[str], clock: Clock) -> None:
         self._inner, self._tracker, self._uids = inner, tracker, tuple(uids)
@@ -292,7 +292,7 @@ class TrackedStaging:
     def stage(self, frame: Any, batch: BatchId, attempt: int) -> StagedBatch:
         staged = self._inner.stage(frame, batch, attempt)
         marked_ms = find_marked_ms(staged.acks)
-        # A micro-batch that a crash cut off was planned before it: it measures how long the job was down.
+        # A micro-batch that was planned before a crash would measure how long the job was down.
         if marked_ms is not None and marked_ms >= self._began_ms and self._tracker.is_due(marked_ms):
             self._tracker.note(marked_ms, find_measurements(staged.acks, self._uids))
         return replace(staged, acks=drop_latencies(staged.acks))

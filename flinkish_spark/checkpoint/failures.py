@@ -1,8 +1,8 @@
-"""From what Spark says went wrong to one typed error.
+"""Classification of Spark's failures: from an exception of the query to one typed error.
 
-Errors of user code and of executors reach the driver as text. Those of ours start with a marker;
-the rest are taken apart into their causes and sorted by `protocol.conditions`. The message begins with
-the innermost cause, then says where it happened; what wraps it is in `trace`.
+Errors of user code and of executors reach the driver as text. Ours start with a marker; the text of others
+is parsed into causes, which the rules of `protocol.errors` classify. The message begins with the innermost
+cause and says where it happened; the causes around it are in `trace`.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from flinkish_spark.protocol.restart import RepeatedFailures
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 #: An error of ours that was raised in a Python process of Spark's: its module, class and message.
 _OURS = re.compile(r"^(flinkish_spark(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
-#: What Spark's own reader says of a record's time that it cannot count in microseconds.
+#: Spark's message for a record whose timestamp does not fit into microseconds.
 _BAD_TIME = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value (-?\d+)")
-#: Longest part of a message of ours out of a task that is repeated.
+#: Longest part of a task's message that an error repeats.
 _MOST_TEXT = 1_500
 #: Begins a note on an exception that says where in the job it came up.
 _NOTE = "flinkish_spark: "
 
 
-class QueryFailed(EnvironmentFault):
+class QueryError(EnvironmentFault):
     """The query ended for a reason outside the user's code; a restart may help."""
 
     usual_advice = "see the log of this process for the whole trace"
@@ -70,32 +70,14 @@ class QueryFailed(EnvironmentFault):
     ends_when_repeated = True
 
 
-class Outage(QueryFailed):
-    """What the query needs does not answer or is full: started again for as long as the strategy says."""
+class Outage(QueryError):
+    """A system that the query needs does not answer or is full; not counted as a repeated failure."""
 
     ends_when_repeated = False
 
 
-class UnreadableRecordError(BadRecordError):
-    """A record of the input is not what its format says and the policy is to fail."""
-
-    @classmethod
-    def of(cls, place: dict[str, Any]) -> UnreadableRecordError:
-        """Return the error about a record, of which topic, partition and offset may not be known."""
-        reason, what = place.pop("reason", ""), "a row"
-        if place:
-            what = "the record at topic {topic}, partition {partition}, offset {offset}".format(**place)
-        return cls(
-            f"{what} cannot be read",
-            why=reason.rstrip("."),
-            what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
-            "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
-            **place,
-        )
-
-
 class RepeatableUserError(UserFunctionError):
-    """A user function raised; restarted once, since what it calls may recover."""
+    """A user function raised; the job restarts once, since a system that it calls may recover."""
 
     restartable = True
 
@@ -109,7 +91,7 @@ class RepeatableUserError(UserFunctionError):
         return tuple(self.facts.get(name) for name in names)
 
 
-def with_place(error: BaseException, place: str) -> None:
+def add_place(error: BaseException, place: str) -> None:
     error.add_note(_NOTE + place)
 
 
@@ -117,16 +99,16 @@ def classify(error: BaseException, place: str = "") -> FlinkishError:
     if isinstance(error, FlinkishError):
         return error
     if is_gateway_gone(error):
-        return _driver_gone(ProcessLoss.from_exit_code(exit_code_of_jvm()))
+        return _to_driver_loss(ProcessLoss.from_exit_code(exit_code_of_jvm()))
     return classify_alive(error, place)
 
 
 def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
-    """Return the typed error of what failed in a JVM that answers: a refused connection is another's."""
+    """Return the typed error of a failure in a JVM that answers, so a refused connection is not the JVM's."""
     if isinstance(error, FlinkishError):
         return error
     text = describe_failure(error)
-    marked = _marked(text)
+    marked = _find_marked_error(text)
     if marked is not None:
         return marked
     if not is_of_the_jvm(error):
@@ -136,13 +118,15 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
     loss = find_process_loss(text, chain)
     notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
     where = ", ".join(part for part in (*notes, place) if part)
-    return _sorted(chain, find_rule(chain), error, where) if loss is None else _lost(loss, chain, where)
+    return (
+        _to_error(chain, find_rule(chain), error, where) if loss is None else _to_loss_error(loss, chain, where)
+    )
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether something that does not answer, or is full, is behind an error, and may last hours."""
-    if isinstance(error, QueryFailed):
-        # The table has looked at all of its causes.
+    """Return whether a system that does not answer, or is full, caused an error; that may last for hours."""
+    if isinstance(error, QueryError):
+        # Its class was chosen by all of its causes.
         return not error.ends_when_repeated
     return any(_is_outage(one) for one in causes_of(error))
 
@@ -153,34 +137,48 @@ def _is_outage(error: BaseException) -> bool:
     return (isinstance(error, OSError) and may_pass(error)) or isinstance(classify_alive(error), Outage)
 
 
-def _marked(text: str) -> FlinkishError | None:
-    """Return the error that a marker of ours names, or one of ours out of a task; None if there is none."""
+def _find_marked_error(text: str) -> FlinkishError | None:
+    """Return the error that a marker in the text describes, or our own error of a task; None without one."""
     if USER_FUNCTION_MARKER in text:
         return _user_error(text)
     if STATE_MARKER in text:
         return CorruptObjectError(
-            _after(text, STATE_MARKER),
+            _read_after(text, STATE_MARKER),
             why="the stored state and the function's declaration do not fit, or the state is damaged",
             what_to_do="declare the state as it was, or start a new job_dir",
         )
     if BAD_RECORD_MARKER in text:
-        said, advice = _without_advice(_after(text, BAD_RECORD_MARKER))
+        said, advice = _split_advice(_read_after(text, BAD_RECORD_MARKER))
         return BadRecordError(f"a record cannot be handled: {said}", what_to_do=advice)
     if UNREADABLE_MARKER in text:
         told = text[text.index(UNREADABLE_MARKER) + len(UNREADABLE_MARKER) :]
         place, _ = json.JSONDecoder().raw_decode(told.lstrip())
-        return UnreadableRecordError.of(place)
+        return _to_unreadable_record_error(place)
     if (refused := _BAD_TIME.search(text)) is not None:
         topic, partition, offset, timestamp_ms = refused.groups()
         return bad_time(topic, int(partition), int(offset), int(timestamp_ms))
     if NOT_AUTHORIZED_MARKER in text:
-        said, advice = _without_advice(_after(text, NOT_AUTHORIZED_MARKER))
+        said, advice = _split_advice(_read_after(text, NOT_AUTHORIZED_MARKER))
         return AuthorizationError(said, what_to_do=advice)
     ours = _OURS.findall(text)
-    return _raised_in_a_task(*ours[-1]) if ours else None
+    return _rebuild_task_error(*ours[-1]) if ours else None
 
 
-#: What each sort of failure becomes. One that a restart may mend is a QueryFailed or an Outage.
+def _to_unreadable_record_error(place: dict[str, Any]) -> BadRecordError:
+    """Return the error about a record that does not fit its format; its place may be unknown."""
+    reason, what = place.pop("reason", ""), "a row"
+    if place:
+        what = "the record at topic {topic}, partition {partition}, offset {offset}".format(**place)
+    return BadRecordError(
+        f"{what} cannot be read",
+        why=reason.rstrip("."),
+        what_to_do="choose on_bad_record=OnBadRecord.DROP and start again, then the job goes on from "
+        "its last checkpoint; or DeadLetter(topic), for which it needs a new job_dir",
+        **place,
+    )
+
+
+#: The error class for each sort of failure. After a QueryError or an Outage a restart may help.
 _KINDS: dict[ErrorCategory, type[FlinkishError]] = {
     ErrorCategory.INPUT_LOST: InputLostError,
     ErrorCategory.SETTING: ConfigError,
@@ -191,12 +189,12 @@ _KINDS: dict[ErrorCategory, type[FlinkishError]] = {
     ErrorCategory.REFUSED: AuthorizationError,
     ErrorCategory.ENVIRONMENT: EnvironmentFault,
     ErrorCategory.OUTAGE: Outage,
-    ErrorCategory.TRANSIENT: QueryFailed,
+    ErrorCategory.TRANSIENT: QueryError,
 }
 
 
-def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
-    """Return the error of a failure: the innermost cause, then where, why and what to do."""
+def _to_error(chain: Chain, rule: Rule | None, error: BaseException, place: str) -> FlinkishError:
+    """Return the error of a failure, with its innermost cause, place, reason and advice."""
     root = chain.root
     what = f"{chain.headline}, {place}" if place else chain.headline
     kind = root.condition or root.name
@@ -204,30 +202,30 @@ def _sorted(chain: Chain, rule: Rule | None, error: BaseException, place: str) -
     if rule is None:
         if type(error).__name__ == "AnalysisException":
             return SchemaError(what, why="Spark refuses the plan of this job", **facts)
-        return QueryFailed(what, **facts)
+        return QueryError(what, **facts)
     return _KINDS[rule.category](what, why=rule.why, what_to_do=rule.what_to_do, **facts)
 
 
-#: Why a process is gone that said nothing about memory.
+#: Reasons why a process is gone that did not report a lack of memory.
 _SAID_NOTHING = {
     JobProcess.WORKER: "the system has killed a Python worker, most often because memory ran out, or a "
     "library has crashed in it",
     JobProcess.EXECUTOR: "an executor was killed, most often because memory ran out, or its JVM has crashed",
 }
-#: What of a process has no memory left.
+#: The same for processes that reported a lack of memory.
 _FULL = {
     JobProcess.WORKER: "a Python worker has no memory left",
     JobProcess.EXECUTOR: "an executor has no memory left",
-    JobProcess.DRIVER: "the JVM of this driver has no memory left, and nobody knows what else in it failed",
+    JobProcess.DRIVER: "the JVM of this driver has no memory left, and other parts of it may have failed",
 }
 
 
-def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
-    """Return the error of a process that is gone or has no memory left, in a JVM that answers."""
+def _to_loss_error(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
+    """Return the error for a process that is gone or out of memory, while the driver's JVM answers."""
     kind: type[FlinkishError] = MemoryExhaustedError if loss.is_of_memory else ProcessLostError
     if loss.process is JobProcess.DRIVER:
         kind = DriverOutOfMemory
-    # A heap that is full is told by the task that filled it, or by the end of its executor: one cause.
+    # A full heap shows up in the task that filled it, or as the end of its executor: one cause for both.
     cause = f"{kind.__name__} of {loss.process.value}"
     return kind(
         ", ".join(part for part in (describe_loss(chain), place) if part),
@@ -241,7 +239,7 @@ def _lost(loss: ProcessLoss, chain: Chain, place: str) -> FlinkishError:
     )
 
 
-def _driver_gone(loss: ProcessLoss) -> FlinkishError:
+def _to_driver_loss(loss: ProcessLoss) -> FlinkishError:
     code = f" (exit code {loss.exit_code})"
     why = "it was killed or ran out of memory" if loss.exit_code is None else f"it has ended by itself{code}"
     if loss.is_of_memory:
@@ -257,27 +255,27 @@ def _driver_gone(loss: ProcessLoss) -> FlinkishError:
     )
 
 
-#: What the user has to correct, or is gone, comes again after each restart: a state in `open()`, for example.
+#: Errors that come again after each restart: the user has to correct something, or data is lost.
 _FINAL = (UserError, InputLostError, AuthorizationError, CorruptObjectError)
 
 
-def _raised_in_a_task(module: str, name: str, message: str) -> FlinkishError:
-    """Return what an error of ours means that came out of a Python reader or writer as text."""
+def _rebuild_task_error(module: str, name: str, message: str) -> FlinkishError:
+    """Return the error of ours that a Python reader or writer raised in a task, from its text."""
     try:
         kind: Any = getattr(import_module(module), name, None)
     except ImportError:
         kind = None
-    said, advice = _without_advice(message[:_MOST_TEXT])
+    said, advice = _split_advice(message[:_MOST_TEXT])
     is_ours = isinstance(kind, type) and issubclass(kind, FlinkishError)
     if is_ours and issubclass(kind, _FINAL):
-        # Classes with arguments of their own are known by the one of the tree that they are of.
+        # Classes with other arguments are represented by their base class in `core.errors`.
         known = next(one for one in kind.__mro__ if one.__module__ == errors.__name__)
         return cast(type[FlinkishError], known)(said, what_to_do=advice)
-    # A broker or another system that does not answer: not the fault of the user's code.
+    # A broker or another system that does not answer is not the fault of the user's code.
     passes = is_ours and kind.restartable and not kind.ends_when_repeated
-    # Its text has its own reason, as a rule.
+    # A text with advice has its own reason, as a rule.
     why = "" if advice else "a task that reads or writes failed"
-    return (Outage if passes else QueryFailed)(f"{name}: {said}", why=why, what_to_do=advice)
+    return (Outage if passes else QueryError)(f"{name}: {said}", why=why, what_to_do=advice)
 
 
 def _user_error(text: str) -> FlinkishError:
@@ -291,7 +289,7 @@ def _user_error(text: str) -> FlinkishError:
     what = facts.pop("what", f"the function of operator '{uid}'")
     place = "at the timer with" if "timer_ms" in facts else "on the record at"
     where = f" {place} " + ", ".join(f"{name} {value}" for name, value in facts.items()) if facts else ""
-    # What the function raised, with its causes, stands behind the marker; there may be the marker only.
+    # The function's exception and its causes follow the marker, if they are there at all.
     causes = Chain.of(text).causes
     ours = [number for number, cause in enumerate(causes) if USER_FUNCTION_MARKER in cause.message]
     names = [error.split(":", 1)[0]]
@@ -321,11 +319,11 @@ def _user_error(text: str) -> FlinkishError:
     )
 
 
-def _after(text: str, marker: str) -> str:
+def _read_after(text: str, marker: str) -> str:
     return text.split(marker, 1)[1].split("\n", 1)[0][:_MOST_TEXT]
 
 
-def _without_advice(message: str) -> tuple[str, str]:
+def _split_advice(message: str) -> tuple[str, str]:
     said, _, advice = message.partition(" To do: ")
     return said.strip().rstrip("."), advice.strip().rstrip(".")
 
@@ -338,14 +336,14 @@ def kind_of(error: FlinkishError) -> str:
     return str(error.facts.get("kind") or type(error).__name__)
 
 
-class Patience:
-    """Tells a loop that asks until it is answered what to wait for: outages; all else a few times."""
+class RetryPolicy:
+    """Decides which errors a loop retries: outages without end, other restartable ones a few times."""
 
     def __init__(self) -> None:
         self._repeated = RepeatedFailures()
 
-    def takes(self, error: Exception) -> FlinkishError:
-        """Return what failed, with its type, if it is worth another try."""
+    def check(self, error: Exception) -> FlinkishError:
+        """Return the classified error if another try makes sense; raise it otherwise."""
         known = classify(error)
         if known.restartable and is_outage(known):
             return known

@@ -1,4 +1,4 @@
-"""Who is called when checkpoints are drawn and states change: master hooks and listeners."""
+"""Master hooks, which take part in checkpoints, and listeners, which are told of changes."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ LOG = logging.getLogger(__name__)
 
 
 class UnknownHookState(Choice):
-    """What becomes of the state of a hook that the job does not have."""
+    """The treatment of stored state of a hook that the job does not have."""
 
     REFUSE = "REFUSE"
     IGNORE = "IGNORE"
 
 
-class HookFailed(EnvironmentFault):
+class HookError(EnvironmentFault):
     """A master hook raised."""
 
     restartable = True
     ends_when_repeated = True
 
 
-class HookHangs(HookFailed):
-    """A master hook has not returned from an earlier call; whether it ever will nobody can tell."""
+class HookBusyError(HookError):
+    """A master hook has not returned from an earlier call, and may never."""
 
     ends_when_repeated = False
 
 
-#: The hooks that are in a job which runs in this process.
+#: The hooks of the jobs that run in this process.
 _CLAIMED: list[MasterHook] = []
 _CLAIM_LOCK = threading.Lock()
 
@@ -65,7 +65,7 @@ class MasterHooks:
         self, hooks: Sequence[MasterHook] = (), unknown: UnknownHookState = UnknownHookState.REFUSE
     ) -> None:
         self._hooks: dict[str, MasterHook] = {}
-        #: What a hook was called for and has not returned from; a hook that hangs outlives restarts.
+        #: Held while a hook is called, and for what; a call that hangs outlives restarts of the query.
         self._is_called, self._called_for = threading.Lock(), ""
         self._unknown = unknown
         for hook in hooks:
@@ -80,13 +80,13 @@ class MasterHooks:
         try:
             name = check_name(hook.name, "name of a master hook")
         except ValueError as error:
-            raise ConfigError(str(error), what_to_do="give the hook such a name") from None
+            raise ConfigError(str(error), what_to_do="give the hook a valid name") from None
         if name in self._hooks:
             raise ConfigError(f"there are two master hooks named '{name}'", what_to_do="rename one of them")
         self._hooks[name] = hook
 
     def claim(self) -> None:
-        """Take the hooks for one execution, until :meth:`close`."""
+        """Reserve the hooks for one execution, until :meth:`close`; raise ConfigError if a job has one."""
         with _CLAIM_LOCK:
             for name, hook in self._hooks.items():
                 if any(hook is one for one in _CLAIMED):
@@ -102,14 +102,14 @@ class MasterHooks:
         return tuple(Participant(ParticipantKind.HOOK, name) for name in self._hooks)
 
     def trigger(self, checkpoint: CheckpointId) -> dict[Participant, Any]:
-        """Call every hook and return what they gave, as stored."""
+        """Call every hook and return their states as they are stored."""
         found = {}
         with self._calling(f"checkpoint {checkpoint}"):
             for name, hook in self._hooks.items():
-                advice = "see to the system behind the hook; the next checkpoint calls it again"
+                advice = "repair the system that the hook calls; the next checkpoint calls the hook again"
                 with _translate_errors(name, f"failed in checkpoint {checkpoint}", advice):
                     given = hook.trigger(int(checkpoint))
-                    # What is stored is what a restore will get: tuples become lists here already.
+                    # Converted as a restore will get it: tuples become lists here already.
                     stored = None if given is None else dict(pairs_of(given))
                     state = json.loads(json.dumps(stored, allow_nan=False))
                 found[Participant(ParticipantKind.HOOK, name)] = state
@@ -117,12 +117,12 @@ class MasterHooks:
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[None]:
-        """Keep two threads from calling hooks at a time."""
+        """Let one thread at a time call hooks; raise HookBusyError in a second one."""
         if not self._is_called.acquire(blocking=False):
-            # A hook that hangs keeps its thread; the thread of a restart must not wait for it.
-            raise HookHangs(
+            # A hook that hangs blocks its thread; the thread of a restart must not wait for it.
+            raise HookBusyError(
                 f"a master hook has not returned from {self._called_for}",
-                what_to_do="see to the system behind the hook",
+                what_to_do="repair the system that the hook calls",
             )
         self._called_for = what
         try:
@@ -131,7 +131,7 @@ class MasterHooks:
             self._is_called.release()
 
     def restore(self, checkpoint: CheckpointId | None, states: Mapping[str, Any]) -> None:
-        """Set every hook to the checkpoint that the query starts from."""
+        """Restore every hook to the checkpoint that the query starts from; reset those without a state."""
         unknown = sorted(states.keys() - self._hooks.keys())
         if unknown and self._unknown is UnknownHookState.REFUSE:
             raise JobDirError(
@@ -142,7 +142,7 @@ class MasterHooks:
         with self._calling("a restore"):
             for name, hook in self._hooks.items():
                 with _translate_errors(
-                    name, "could not be restored", "see to the system behind the hook, then start again"
+                    name, "could not be restored", "repair the system that the hook calls, then start again"
                 ):
                     if checkpoint is None or name not in states:
                         hook.reset()
@@ -150,7 +150,7 @@ class MasterHooks:
                         hook.restore(int(checkpoint), states[name])
 
     def close(self) -> None:
-        """Close every hook; what one raises is logged."""
+        """Close every hook; errors are logged."""
         try:
             for name, hook in self._hooks.items():
                 try:
@@ -165,20 +165,20 @@ class MasterHooks:
 
 @contextmanager
 def _translate_errors(name: str, what: str, what_to_do: str) -> Iterator[None]:
-    """Raise HookFailed for what a hook raises."""
+    """Wrap a hook's exception in a HookError."""
     try:
         yield
     except USER_ERRORS as error:
-        raise HookFailed(
+        raise HookError(
             f"the master hook '{name}' {what}", why=describe_error(error), what_to_do=what_to_do, hook=name
         ) from error
 
 
 class JobListener(Protocol):
-    """Told of changes, in the order in which they happened, by threads of the job.
+    """Receives changes of a job, in their order, in threads of the job.
 
-    Must return soon; what it raises is logged. Derive from :class:`QuietListener` to be told of
-    some changes only; what it has beside the methods here is called only where a listener has it.
+    Its methods must return soon; their errors are logged. Derive from :class:`QuietListener` to handle some
+    changes only; methods that are defined there and not here are optional.
     """
 
     def on_change(self, change: Change) -> None:
@@ -192,7 +192,7 @@ class JobListener(Protocol):
 
 
 class QuietListener:
-    """Notes nothing."""
+    """A listener that does nothing; override the methods that you need."""
 
     def on_change(self, change: Change) -> None:
         """Do nothing."""
@@ -204,17 +204,17 @@ class QuietListener:
         """Do nothing."""
 
     def on_taken_over(self, epoch: OwnerEpoch) -> None:
-        """Do nothing; called when this process has become the job's owner, before anything is recovered."""
+        """Do nothing; called when this process has become the job's owner, before the recovery."""
 
     def on_staged_data_aging(self, age: StagedAge) -> None:
         """Do nothing; called once per sink and epoch, when half of its data's lifetime has passed."""
 
     def on_waits(self, waits: tuple[Wait, ...]) -> None:
-        """Do nothing; called several times a second with what holds the job back, mostly nothing."""
+        """Do nothing; called several times a second with the waits that hold the job back, mostly none."""
 
 
 class JobStates:
-    """The job's status and its tasks' states, kept by the supervisor and read by anybody."""
+    """The status of a job and of its tasks; the supervisor changes it, any thread reads it."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class JobStates:
         with self._lock:
             self._become(*self._state.on(event, cause, self._clock.wall_ms()))
 
-    def failed(self, error: BaseException) -> None:
+    def on_failure(self, error: BaseException) -> None:
         """Note that the job failed, and in which vertex if the error names an operator."""
         cause = str(error)
         vertex = self._state.vertex_of(getattr(error, "operator", ""), getattr(error, "uid", ""))
@@ -248,56 +248,56 @@ class JobStates:
             self._on_task(vertex, TaskEvent.FAIL, cause)
         self.on(JobEvent.FAILURE, cause)
 
-    def over(self, error: BaseException) -> None:
-        """Note that everything has ended because of `error`, for good."""
+    def end(self, error: BaseException) -> None:
+        """Note that the job has ended for good because of `error`."""
         if self.status is JobStatus.CANCELLING:
             self.on(JobEvent.ALL_ENDED, str(error))
         elif not self.status.is_terminal:
-            self.failed(error)
+            self.on_failure(error)
             self.on(JobEvent.GIVE_UP, str(error))
 
-    def tasks_initialize(self) -> None:
+    def initialize_tasks(self) -> None:
         for vertex in self._state.tasks:
             self._on_task(vertex, TaskEvent.INITIALIZE)
 
-    def tasks_run(self) -> None:
-        self.tasks_initialize()
+    def run_tasks(self) -> None:
+        self.initialize_tasks()
         for vertex in self._state.tasks:
             self._on_task(vertex, TaskEvent.RUN)
 
     def _on_task(self, vertex: str, event: TaskEvent, cause: str = "") -> None:
-        """Note something of one task, where its state allows that."""
+        """Apply an event to one task if its state allows that."""
         with self._lock, contextlib.suppress(IllegalTransitionError):
             state, at_ms = self._state, self._clock.wall_ms()
             self._become(*state.on_task(vertex, event, attempt=state.attempt, cause=cause, at_ms=at_ms))
 
     def _become(self, state: JobState, changes: Sequence[Change]) -> None:
-        # With the lock held: two threads change states, and listeners are promised the order.
+        # Called with the lock held: two threads change states, and listeners must see the changes in order.
         self._state = state
         for change in changes:
             self._tell("on_change", change)
 
-    def goes_on_from(self, newest: CheckpointId | None) -> None:
+    def on_restored(self, newest: CheckpointId | None) -> None:
         self._newest = newest
 
-    def completed(self, checkpoint: CheckpointId) -> None:
+    def on_checkpoint_complete(self, checkpoint: CheckpointId) -> None:
         self._newest = checkpoint
         self._tell("on_checkpoint_complete", checkpoint)
 
-    def aborted(self, checkpoint: CheckpointId) -> None:
+    def on_checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         self._tell("on_checkpoint_aborted", checkpoint, self._newest)
 
-    def taken_over(self, epoch: OwnerEpoch) -> None:
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
         self._tell("on_taken_over", epoch)
 
-    def aging(self, age: StagedAge) -> None:
+    def on_staged_data_aging(self, age: StagedAge) -> None:
         self._tell("on_staged_data_aging", age)
 
-    def waits(self, waits: tuple[Wait, ...]) -> None:
+    def on_waits(self, waits: tuple[Wait, ...]) -> None:
         self._tell("on_waits", waits)
 
     def _tell(self, method: str, *what: object) -> None:
-        """Call the listeners that have a method."""
+        """Call a method of all listeners that have it."""
         for listener in self._listeners:
             tell = getattr(listener, method, None)
             if tell is None:

@@ -4,16 +4,16 @@ Taking over has five steps, and this order is the fence:
 
 1. the lock: refused while the process that holds it lives, whatever it is doing; in a bucket, where there
    are no locks, while it beats;
-2. the owner epoch, by create-if-absent: of two newcomers one wins;
+2. the owner epoch, by create-if-absent: one of two newcomers wins;
 3. every checkpoint id that may be pending is sealed with ABORT: a zombie that has not decided
    it never can;
 4. the stretch of the timeline that this owner decides begins above all of these ids, and lists those that
-   were given up for earlier owners: in a copy of the directory one of them may still commit them;
+   it aborted for earlier owners: in a copy of the directory an earlier owner may still commit them;
 5. Spark's checkpoint is renamed to carry the new epoch, so that a JVM that outlived its driver
    writes into a folder that is no longer there (`spark_log.fence_spark_folder`); in a bucket a new one
    begins with copies (`retention.fence_in_bucket`).
 
-Only after that does the new owner read facts or abort anything.
+Only then does the new owner read facts or abort anything.
 """
 
 from __future__ import annotations
@@ -44,20 +44,19 @@ from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Stretch, Timeline
 
 LOG = logging.getLogger(__name__)
-#: Notes beside an owner's record, see :class:`BeatLease`.
+#: Notes of an owner in the job directory, see :class:`BeatLease`.
 _BEAT, _ENDED = "beat", "ended"
 #: Longest text of a holder, in bytes: a host name has 255 at most.
 _MOST_HOLDER = 1_000
 _WHY_ONE = "two jobs on one job directory would stage and commit against each other"
-#: How often the lock of another process is tried, and the pause behind each.
+#: How often the lock of another process is tried, and the pause after each try.
 _TRIES, _PAUSE_S = 8, 0.05
 
 
 class JobLock:
     """An advisory lock that the operating system drops when the process dies, however it dies.
 
-    Nobody inherits it: no program that is started, such as the JVM and its Python workers, and no forked
-    child.
+    Started programs, such as the JVM and its Python workers, and forked children do not inherit it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +64,7 @@ class JobLock:
         self._file: OwnFile | None = None
 
     @classmethod
-    def of_job(cls, folder: Path) -> JobLock:
+    def from_folder(cls, folder: Path) -> JobLock:
         return cls(folder / "owner.lock")
 
     def acquire(self) -> None:
@@ -74,7 +73,7 @@ class JobLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             file = OwnFile(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._to_store_error(error) from error
         try:
             self._lock(file)
             os.ftruncate(file.fileno(), 0)
@@ -85,15 +84,15 @@ class JobLock:
             raise refusal from None
         except OSError as error:
             file.close()
-            raise self._failed(error) from error
+            raise self._to_store_error(error) from error
         self._file = file
 
-    def look(self) -> None:
-        """Raise OwnedElsewhereError if somebody holds the lock; nothing is written, and nothing is held."""
+    def check_free(self) -> None:
+        """Raise OwnedElsewhereError if a process holds the lock; takes and writes nothing."""
         try:
             file = OwnFile(self._path, os.O_RDWR)
         except OSError:
-            # There is none yet, or the start says better why it cannot be opened.
+            # There is no lock file yet, or the start will raise a better error.
             return
         try:
             self._lock(file)
@@ -102,14 +101,14 @@ class JobLock:
         finally:
             file.close()
 
-    def took_over(self, epoch: OwnerEpoch) -> None:
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
         """Do nothing: the lock is held."""
 
     def release(self) -> None:
         """Drop the lock; a second call does nothing, nor does one in a forked child."""
         file, self._file = self._file, None
         if file is not None and file.is_open:
-            # Closing is not enough where somebody has a copy in spite of all, as after a fork in C.
+            # Closing is not enough if another process has a copy of the descriptor, as after a fork in C.
             fcntl.flock(file, fcntl.LOCK_UN)
             file.close()
 
@@ -121,11 +120,11 @@ class JobLock:
             except BlockingIOError:
                 if _holder(file) == _this_process():
                     raise
-                # An owner that was killed right behind a fork: its child has not come to closing the file.
+                # An owner was killed right after a fork, and its child has not closed the file yet.
                 time.sleep(_PAUSE_S)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _failed(self, error: OSError) -> StoreError:
+    def _to_store_error(self, error: OSError) -> StoreError:
         return StoreError.from_os_error(
             error,
             f"cannot lock the job directory {self._path.parent}",
@@ -154,29 +153,29 @@ def _this_process() -> str:
 
 
 def _is_gone(pid: int) -> bool:
-    """Return whether nobody on this machine has a process id."""
+    """Return whether no process of this machine has this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it is another user's
+        pass  # The process is another user's.
     return False
 
 
 class LivenessUnknown(OwnedElsewhereError):
-    """It will be known soon whether the owner lives: ask again."""
+    """It is not known yet whether the owner lives; try again soon."""
 
 
 class BeatLease:
-    """Shows in a bucket, where there are no locks, that the owner lives; an :class:`.OwnerLock`.
+    """Heartbeats that show that the owner lives, for buckets, which have no locks; an :class:`.OwnerLock`.
 
         owners/<epoch>.beat     a number that the owner counts up
-        owners/<epoch>.ended    it has ended, and was there to say so
+        owners/<epoch>.ended    written by an owner that ends in order
 
-    A newcomer compares the number with what it was, and the time in between by its own monotonic clock: no
-    two clocks are compared. An owner that was only paused is taken for dead; it costs that driver, and no
-    record: epochs and seals are the safety.
+    A newcomer watches whether the number changes, by its own monotonic clock: clocks of two machines are
+    never compared. An owner that was only paused may be taken for dead. That ends the paused driver and loses
+    no record: owner epochs and seals keep the job safe.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class BeatLease:
     ) -> None:
         self._job_dir, self._place, self._clock, self._threads = job_dir, place, clock, threads
         self._beat_ms, self._lease_ms = beat_ms, lease_ms
-        #: The owner that is watched, what it had counted to, and since when.
+        #: The owner that is watched, its last number, and since when.
         self._watched: tuple[OwnerEpoch, str, int] | None = None
         self._asked_ms: int | None = None
         self._mine: OwnerEpoch | None = None
@@ -198,7 +197,7 @@ class BeatLease:
         self._thread: RunningThread | None = None
 
     def acquire(self) -> None:
-        """Return if nobody lives who has the job; writes nothing."""
+        """Return if no living process owns the job, else raise; writes nothing."""
         now_ms = self._clock.monotonic_ms()
         if self._asked_ms is not None and now_ms - self._asked_ms < self._beat_ms // 5:
             raise self._refusal("", is_known=False)
@@ -221,14 +220,14 @@ class BeatLease:
             raise self._refusal(holder, is_known=False)
         LOG.warning("nothing was heard for %s ms of the owner %s, %s", self._lease_ms, epoch, holder)
 
-    def took_over(self, epoch: OwnerEpoch) -> None:
-        """Beat as this owner from now on, in a thread of its own."""
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
+        """Start to beat as this owner, in a thread of its own."""
         self._stop()
         self._mine, self._stopping = epoch, threading.Event()
-        self._thread = self._threads.start("flinkish-beat", partial(self._beats, epoch, self._stopping))
+        self._thread = self._threads.start("flinkish-beat", partial(self._beat, epoch, self._stopping))
 
     def release(self) -> None:
-        """Beat no more, and say so; a second call does nothing."""
+        """Stop to beat and write that this owner has ended; a second call does nothing."""
         self._stop()
         mine, self._mine = self._mine, None
         if mine is not None:
@@ -243,7 +242,7 @@ class BeatLease:
             self._thread.join()
             self._thread = None
 
-    def _beats(self, epoch: OwnerEpoch, stopping: threading.Event) -> None:
+    def _beat(self, epoch: OwnerEpoch, stopping: threading.Event) -> None:
         for count in itertools.count(1):
             try:
                 self._job_dir.note_owner(epoch, _BEAT, str(count))
@@ -269,7 +268,7 @@ class BeatLease:
 
 
 def process_key(pid: int) -> str | None:
-    """Return what no other process has, on any machine; None if there is none, or nobody tells."""
+    """Return a key that no other process on any machine has; None if /proc does not tell."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         started = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
@@ -279,12 +278,12 @@ def process_key(pid: int) -> str | None:
 
 
 def has_ended(process: object) -> bool:
-    """Return whether a process, by the key in an owner's record, was one of this machine and is no more."""
+    """Return whether a process, given by :func:`process_key`, ran on this machine and has ended."""
     parts = process.split("/") if _is_of_this_machine(process) else []
     if len(parts) != 4 or not parts[2].isdecimal():
         return False
     there = process_key(int(parts[2]))
-    # /proc may hide the processes of other users: what is not seen there may live.
+    # /proc may hide the processes of other users, so a process that is not seen there may live.
     return _is_gone(int(parts[2])) if there is None else there != process
 
 
@@ -294,7 +293,7 @@ def _is_of_this_machine(process: object) -> TypeGuard[str]:
 
 
 class OwnerLife(enum.Enum):
-    """Says whether the process of a job's owner lives, as far as another one can tell."""
+    """The liveness of a job's owner, as far as another process can tell."""
 
     ALIVE = "ALIVE"
     ENDED = "ENDED"
@@ -303,7 +302,7 @@ class OwnerLife(enum.Enum):
 
 
 def life_of_owner(job_dir: JobDir, epoch: OwnerEpoch) -> OwnerLife:
-    """Return whether an owner's process lives; of one on another machine only its own word is known."""
+    """Return whether an owner's process lives; on another machine only its end in order is known."""
     process = (job_dir.owner(epoch) or {}).get("process")
     if job_dir.owner_note(epoch, _ENDED) or has_ended(process):
         return OwnerLife.ENDED
@@ -312,32 +311,32 @@ def life_of_owner(job_dir: JobDir, epoch: OwnerEpoch) -> OwnerLife:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Proof of having taken the job over; re-checked before every effect on the outside."""
+    """Proof that this process has taken the job over; checked again before every external effect."""
 
     job_dir: JobDir
     epoch: OwnerEpoch
-    #: The past of the directory, up to and with what this owner decides.
+    #: The past of the directory, including this owner's stretch.
     timeline: Timeline = NO_TIMELINE
     _is_left: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     def leave(self) -> None:
-        """Be no owner any more; called by another thread while one of this owner's does not end."""
+        """Give the ownership up; called when a thread of this owner does not end in time."""
         self._is_left.set()
 
     def why_foreign(self, mark: Mark, upto: CheckpointId) -> str:
-        """Return why somebody left a mark who knows nothing of this owner; empty if it is ours."""
+        """Return why a mark is not of this owner's timeline; empty if it is."""
         why, owner = self.timeline.why_not_ours(mark, upto), mark.owner_epoch
         if not why and owner is not None and owner > self.epoch:
             why = f"its owner {owner} is newer than any that the directory knows"
         return why
 
     def check(self) -> None:
-        """Raise FencedError if a newer owner exists, or this one was left."""
+        """Raise FencedError if a newer owner exists, or this one was given up."""
         if self._is_left.is_set():
             raise FencedError(
                 f"owner {self.epoch} has given this job up",
                 why="it was cancelled, and this thread did not end in time",
-                what_to_do="none: the next owner finishes what is decided",
+                what_to_do="none: the next owner finishes decided checkpoints",
                 mine=self.epoch,
             )
         if self.job_dir.owner(OwnerEpoch(self.epoch.value + 1)) is not None:
@@ -357,7 +356,7 @@ def new_token() -> str:
 
 def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_token) -> Ownership:
     """Raise the owner epoch, seal the ids that a zombie may be about to decide, begin a stretch."""
-    # The caller has the lock, or knows by a beat that nobody has the job.
+    # The caller holds the lock, or knows from the beats that no process owns the job.
     epoch = OwnerEpoch(job_dir.newest_owner().value + 1)
     body = {
         "owner_epoch": int(epoch),
@@ -372,8 +371,8 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
             what_to_do="start only one driver per job directory",
         )
     seal_open_ids(Ownership(job_dir, epoch), clock)
-    # This order matters: behind the seal nobody else decides an id any more, so that every id that is decided
-    # later is this owner's, and has its token.
+    # This order matters: after the seals no other owner can decide an id, so every later decision is this
+    # owner's and has its token.
     known, past = job_dir.list_checkpoint_ids(), job_dir.stretches()
     listed = {one for stretch in past.values() for one in stretch.given_up}
     given_up = [one for one in known if one not in listed and _was_given_up_for_another(job_dir, one, past)]
@@ -385,30 +384,30 @@ def take_over(job_dir: JobDir, clock: Clock, token: Callable[[], str] = new_toke
 def _was_given_up_for_another(
     job_dir: JobDir, checkpoint: CheckpointId, stretches: Mapping[OwnerEpoch, Stretch]
 ) -> bool:
-    """Return whether an id was given up by an owner that came behind the one that it belongs to."""
+    """Return whether an id was aborted by a later owner than the one that it belongs to."""
     decision = job_dir.first_decision(checkpoint)
     if decision is None or decision.verdict is not Verdict.ABORT:
         return False
-    # Who gives an id of its own up commits it in no copy either: one that was made before is taken over by
-    # somebody else. An atomic sink may have its mark, which then becomes visible with a later id; to list it
-    # would need a proof of that for as long as the mark stays, and decisions are deleted.
+    # An owner that aborts an id of its own never commits it, in no copy of the directory either: an earlier
+    # copy has another owner. An atomic sink may have the id's mark, which becomes visible with a later id; to
+    # list it would need a proof for as long as the mark stays, and decisions are deleted.
     belongs_to = max((e for e, one in stretches.items() if one.first <= checkpoint), default=OwnerEpoch(0))
     return decision.owner_epoch > belongs_to
 
 
 def seal_open_ids(ownership: Ownership, clock: Clock) -> tuple[CheckpointId, ...]:
-    """Write ABORT for every id that may be pending somewhere, and return those it won."""
-    # An id gets its record before its barrier goes out, so what may be pending are the ids with a folder and
-    # neither a decision nor a receipt. Whoever gets an id after this looked was an owner before the newer
-    # owner record existed, and meets that record when it checks its ownership before it decides. If a zombie
-    # wins the race for an id, its decision stands and is finished by the new owner.
+    """Write ABORT for every id that may be pending in another process; return the ids that it sealed."""
+    # An id gets its record before its barrier goes out, so the ids that may be pending have a folder and
+    # neither a decision nor a receipt. A zombie that takes an id after this finds the newer owner's record
+    # when it checks its ownership before it decides. If a zombie wins the race for an id, its decision stands
+    # and the new owner finishes it.
     job_dir = ownership.job_dir
     won = []
     for checkpoint in job_dir.list_checkpoint_ids():
-        # A receipt without a decision is what a crash has left of a deletion: it was decided long ago, and
-        # sinks that got nothing since still hold it.
+        # A receipt without a decision is left by a deletion that a crash cut off: it was decided long ago,
+        # and sinks that committed nothing since still hold its mark.
         if job_dir.decision(checkpoint) is None and job_dir.receipt(checkpoint) is None:
-            # A newer owner's ids are not ours to seal; what slips through costs it one checkpoint.
+            # The ids of a newer owner must not be sealed; one that slips through costs it a checkpoint.
             ownership.check()
             reason = f"sealed by owner {ownership.epoch} when it took the job over"
             seal = Decision(checkpoint, Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)

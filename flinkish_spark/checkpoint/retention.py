@@ -1,23 +1,22 @@
-"""Completed checkpoints: kept, pinned against Spark's cleaning, and let go in the end.
+"""Completed checkpoints: pinned against Spark's cleaning, retained, and deleted in the end.
 
-Spark keeps a static number of micro-batches; a checkpoint is retained for as long as the job wants it. A pin
-holds, for the micro-batch N of a checkpoint, the log entries offsets/N-1, offsets/N and commits/N, and every
-file that state version N+1 is loaded from:
+Spark keeps a fixed number of micro-batches; a job retains checkpoints for as long as it is configured. A pin
+holds, for the micro-batch N of a checkpoint, the log entries offsets/N-1, offsets/N and commits/N, and all
+files from which Spark loads state version N+1:
 
     pins/<checkpoint>.json        the manifest: log entries byte for byte, files and their sizes
     pins/state/<operator>/...     the files, laid out as below spark/<owner epoch>/state/
 
-1. Files are immutable and their names unique over all lineages, so one pool serves all pins: a pin adds the
-   files that no earlier one has, as hard links, or copies where links are impossible.
+1. Files are immutable and their names unique over all lineages, so all pins share one pool: a pin adds the
+   files that no earlier pin has, as hard links, or as copies where links are impossible.
 2. The manifest is written last and deleted first. Without it there is no pin; files that no manifest names
-   are garbage and go with the next pin or unpin.
-3. Restoring makes Spark's state folder exactly what the manifest says. Files of other versions go: other
-   checkpoints have pins of their own, and Spark's cleaning counts from the highest version that it finds,
+   are garbage, which the next pin replaces or the next unpin deletes.
+3. A restore makes Spark's state folder exactly what the manifest says. It deletes files of other versions:
+   other checkpoints have their own pins, and Spark's cleaning counts from the highest version in the folder,
    dead or not.
 
-In a bucket there are no links, and a copy of each file would cost a request. There a pin leaves the files
-where they are and says so (:class:`BucketPins`): Spark's own cleaning is off, and what no pin needs is
-deleted here.
+A bucket has no links, and a copy of each file would cost a request. There a pin only names the files
+(:class:`BucketPins`): Spark's own cleaning is off, and this module deletes files that no pin needs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from typing import Annotated, TypeVar
 from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids
 from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, missing_entry, translate_disk_errors
 from flinkish_spark.checkpoint.state_files import (
-    StateFileGone,
+    StateFileNotFoundError,
     StateInBucket,
     StateOnDisk,
     StoreVersion,
@@ -78,9 +77,9 @@ from flinkish_spark.protocol.retention import (
 LOG = logging.getLogger(__name__)
 #: Folder of the pins below the job directory.
 PINS = "pins"
-#: How often a pin starts over when Spark's maintenance takes a file away under it.
+#: How often a pin starts over when Spark's maintenance deletes a file meanwhile.
 _TRIES = 5
-#: The file system has no links, not between these places, or no more of them for this file.
+#: The file system has no hard links, none between these folders, or the file has too many.
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 
 
@@ -98,7 +97,7 @@ class PinManifest(StoredObject):
     log: Mapping[str, str]
     #: Files below Spark's state folder, with their sizes in bytes.
     files: Mapping[Annotated[str, Check(_name_of_a_file)], int]
-    #: Where they are, below the job directory.
+    #: Folder of these files, below the job directory.
     folder: Annotated[str, Check(_name_of_a_file)] = field(default=f"{PINS}/{STATE}", metadata=LEFT_OUT)
     #: Files of big key groups in a bucket, below their own folder.
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
@@ -109,7 +108,7 @@ class PinManifest(StoredObject):
 
 
 class CheckpointPins(abc.ABC):
-    """Keeps what retained checkpoints need, for the recovery and the coordinator; one thread at a time."""
+    """Keeps the files that retained checkpoints need; used by one thread at a time."""
 
     def __init__(self, log: SparkLog) -> None:
         self._log, self._store = log, log.store
@@ -118,38 +117,38 @@ class CheckpointPins(abc.ABC):
 
     @abc.abstractmethod
     def pin(self, decision: Decision) -> None:
-        """Keep what a decided checkpoint needs, while Spark may run; again for a pinned one does nothing."""
+        """Keep the files of a decided checkpoint; Spark may run meanwhile. A second call does nothing."""
 
     @abc.abstractmethod
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        """Return what a pin lacks; empty if :meth:`restore` will work."""
+        """Return which file a pin lacks; empty if :meth:`restore` will work."""
 
     @abc.abstractmethod
     def restore(self, checkpoint: CheckpointId) -> None:
-        """Make Spark's state and log entries what they were at a checkpoint; may be cut off and repeated."""
+        """Set Spark's state and log entries back to a checkpoint; may be cut off and repeated."""
 
     def unpin(self, checkpoint: CheckpointId) -> None:
-        """Give a pin up; a missing one is no error."""
+        """Delete a pin; a missing one is no error."""
         self._store.delete(_key(checkpoint))
         self._manifests.pop(checkpoint, None)
 
     def clean(self, require_owner: Callable[[], None]) -> None:
-        """Delete what no pin needs any more, if that is due; called behind each receipt."""
+        """Delete files that no pin needs, if a cleaning is due; called after each receipt."""
 
-    def pinned(self) -> frozenset[CheckpointId]:
+    def list_pinned(self) -> frozenset[CheckpointId]:
         """Return the checkpoints that have a complete pin."""
         return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
 
     def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
         """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
-        manifest = self._manifest(checkpoint)
+        manifest = self._read_manifest(checkpoint)
         return {} if manifest is None else manifest.log
 
     def _write(self, manifest: PinManifest) -> None:
         self._store.create_if_absent(_key(manifest.checkpoint), seal("pin", manifest.to_json()))
         self._manifests[manifest.checkpoint] = manifest
 
-    def _manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
+    def _read_manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
         if checkpoint not in self._manifests:
             found = self._objects.optional(_key(checkpoint), "pin", PinManifest.from_json)
             if found is None:
@@ -157,14 +156,14 @@ class CheckpointPins(abc.ABC):
             self._manifests[checkpoint] = found
         return self._manifests[checkpoint]
 
-    def _all_manifests(self) -> list[PinManifest]:
-        return [manifest for one in self.pinned() if (manifest := self._manifest(one)) is not None]
+    def _read_all_manifests(self) -> list[PinManifest]:
+        return [manifest for one in self.list_pinned() if (manifest := self._read_manifest(one)) is not None]
 
-    def _entries(self, decision: Decision) -> dict[str, str]:
+    def _read_entries(self, decision: Decision) -> dict[str, str]:
         at = decision.batch
         entries = {f"{OFFSETS}/{at}": decision.offsets_text, f"{COMMITS}/{at}": decision.commits_text}
         if at > BatchId(0):
-            # Spark's restart asks for the entry before the newest, too.
+            # Spark's restart also reads the entry before the newest.
             before = BatchId(at.value - 1)
             text = self._log.read(OFFSETS, before)
             if text is None:
@@ -178,8 +177,8 @@ class CheckpointPins(abc.ABC):
             if self._log.read(log, BatchId(int(batch))) != text:
                 self._log.restore(log, BatchId(int(batch)), text)
 
-    def _to_restore(self, checkpoint: CheckpointId, trouble: str) -> PinManifest:
-        manifest = self._manifest(checkpoint)
+    def _check_restorable(self, checkpoint: CheckpointId, trouble: str) -> PinManifest:
+        manifest = self._read_manifest(checkpoint)
         if manifest is None or trouble:
             raise CorruptObjectError(
                 f"checkpoint {checkpoint} cannot be restored",
@@ -198,9 +197,9 @@ class SparkPins(CheckpointPins):
         self._state, self._pool = Path(log.location) / STATE, root / PINS / STATE
 
     def pin(self, decision: Decision) -> None:
-        if decision.checkpoint in self.pinned():
+        if decision.checkpoint in self.list_pinned():
             return
-        entries = self._entries(decision)
+        entries = self._read_entries(decision)
         with translate_disk_errors(f"pin checkpoint {decision.checkpoint}"):
             files = self._link_state(decision)
         manifest = PinManifest(decision.checkpoint, decision.batch, entries, files)
@@ -215,8 +214,8 @@ class SparkPins(CheckpointPins):
                 names += operator_files(StateOnDisk(self._state), stores)
                 names += bases_up_to(self._state, int(decision.batch))
                 return self._link_all(names)
-            except (StateFileGone, FileNotFoundError) as error:
-                # Spark's maintenance puts a new snapshot in the place of older files.
+            except (StateFileNotFoundError, FileNotFoundError) as error:
+                # Spark's maintenance replaces older files by a new snapshot.
                 if not left:
                     raise CorruptObjectError(
                         f"the state of checkpoint {decision.checkpoint} vanishes while it is pinned",
@@ -226,16 +225,16 @@ class SparkPins(CheckpointPins):
         raise AssertionError("the last try returns or raises")
 
     def _link_all(self, names: Iterable[str]) -> dict[str, int]:
-        """Bring files into the pool that no complete pin has there; return all sizes."""
+        """Link files into the pool that no complete pin has there; return the sizes of all."""
         sizes, folders, pinned = dict[str, int](), set[Path](), dict[str, int]()
-        for checkpoint in self.pinned():
-            # A damaged pin is the trouble of whoever goes back to it.
+        for checkpoint in self.list_pinned():
+            # A damaged pin is reported when a job goes back to it.
             with contextlib.suppress(CorruptObjectError, JobDirError):
-                manifest = self._manifest(checkpoint)
+                manifest = self._read_manifest(checkpoint)
                 pinned |= {} if manifest is None else manifest.files
         for name in names:
             target = self._pool / name
-            # One that no manifest names is what a crash left, whole or torn: it is made again.
+            # A file that no manifest names was left by a crash and may be torn: link it again.
             if not target.exists() or target.stat().st_size != pinned.get(name):
                 _link_with_checksums(self._state / name, target)
                 folders.add(target.parent)
@@ -245,7 +244,7 @@ class SparkPins(CheckpointPins):
         return sizes
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._manifest(checkpoint)
+        manifest = self._read_manifest(checkpoint)
         if manifest is None:
             return "the state that it needs is not kept any more"
         for name, size in manifest.files.items():
@@ -259,7 +258,7 @@ class SparkPins(CheckpointPins):
         return ""
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
         with translate_disk_errors(f"restore checkpoint {checkpoint}"):
             self._put_back(manifest)
             for name, path in _files_below(self._state):
@@ -280,7 +279,7 @@ class SparkPins(CheckpointPins):
 
     def unpin(self, checkpoint: CheckpointId) -> None:
         super().unpin(checkpoint)
-        needed = {name for manifest in self._all_manifests() for name in manifest.files}
+        needed = {name for manifest in self._read_all_manifests() for name in manifest.files}
         with translate_disk_errors(f"unpin checkpoint {checkpoint}"):
             for name, path in _files_below(self._pool):
                 if _owner_of(name) not in needed:
@@ -294,8 +293,8 @@ Copies = Callable[[Sequence[tuple[str, str]]], object]
 _AT_ONCE = 16
 
 
-def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Do something for each, some at a time: in a bucket each waits for an answer."""
+def _map_at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call a function for each item, several at a time: each call waits for the bucket."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="flinkish-files") as pool:
         return list(pool.map(do, items))
 
@@ -303,10 +302,10 @@ def _at_once(do: Callable[[T], R], items: Iterable[T]) -> list[R]:
 class BucketPins(CheckpointPins):
     """Pins in a bucket: the files stay where Spark has written them."""
 
-    #: How often the bucket is looked through for what no pin needs. A file goes when it was found so twice:
-    #: one that was just uploaded is named by nobody for a moment.
+    #: How often the bucket is listed for files that no pin needs. A file is deleted when two listings found
+    #: it unneeded: for a moment after its upload no manifest names a file.
     clean_every_ms = 10 * 60_000
-    each = staticmethod(_at_once)
+    each = staticmethod(_map_at_once)
 
     def __init__(self, log: BucketLog, clock: Clock, copies: Copies | None = None) -> None:
         super().__init__(log)
@@ -314,40 +313,40 @@ class BucketPins(CheckpointPins):
         self._files, self._epoch, self._clock = log.files, log.epoch, clock
         self._state = f"{log.folder}/{STATE}"
         self._suspects: frozenset[str] = frozenset()
-        #: The bases that were there when it was looked last, and the newest pin since.
+        #: The bases of the last listing, and the newest pin since then.
         self._bases: frozenset[str] = frozenset()
         self._newest: PinManifest | None = None
         self._clean_at_ms = clock.monotonic_ms() + self.clean_every_ms
 
     def pin(self, decision: Decision) -> None:
-        """Write which files the checkpoint needs; whoever was here before has written the same."""
+        """Write which files the checkpoint needs; an earlier owner has written the same."""
         if decision.checkpoint in self._manifests:
             return
-        entries = self._entries(decision)
+        entries = self._read_entries(decision)
         stores = store_versions(decision.commits_text, int(decision.batch))
         names, files = list[str](), dict[str, int]()
         if stores:
             state = StateInBucket(self._files, self._state, self._files.sizes_below(self._state))
             try:
-                before = self._before(decision, len(stores))
+                before = self._find_versions_before(decision, len(stores))
                 wanted = [(store, before.get(store.folder)) for store in stores]
                 names += itertools.chain(*self.each(lambda one: files_of(state, *one), wanted))
                 names += operator_files(state, stores)
                 files = {name: state.sizes[name] for name in names}
-            except (StateFileGone, KeyError) as error:
+            except (StateFileNotFoundError, KeyError) as error:
                 raise CorruptObjectError(
                     f"the state of checkpoint {decision.checkpoint} is not there",
                     why=f"{error.args[0]} is gone",
-                    what_to_do="find out who deletes files of the job directory; the job does not",
+                    what_to_do="find out what deletes files of the job directory; the job does not",
                 ) from error
         pin = PinManifest(decision.checkpoint, decision.batch, entries, files, self._state, decision.bases)
         self._write(pin)
         self._newest = pin
 
-    def _before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
-        """Return, by the folder of a store, the versions before that of a checkpoint; empty if unknown."""
-        # The newest pin names those of its checkpoint, and Spark's log what came since, at a read for each
-        # micro-batch. A store's own changelog says it, too, at a read for each store.
+    def _find_versions_before(self, decision: Decision, most: int) -> Mapping[str, Sequence[StoreVersion]]:
+        """Return the versions before that of a checkpoint, by the folder of the store; empty if unknown."""
+        # The newest pin names those of its checkpoint, and Spark's log the later ones, at one read per
+        # micro-batch. A store's own changelog names them, too, at one read per store.
         at, pins = decision.batch.value, self._manifests.values()
         pins_here = [one for one in pins if one.folder == self._state and one.batch.value < at]
         newest = max(pins_here, key=lambda one: one.batch, default=None)
@@ -355,7 +354,7 @@ class BucketPins(CheckpointPins):
             return {}
         since = [BatchId(number) for number in range(newest.batch.value, at)]
         texts = {batch: self._log.read(COMMITS, batch) for batch in since}
-        # Behind a rewind other versions have these numbers.
+        # After a rewind other versions have these numbers.
         if texts[newest.batch] != newest.log[f"{COMMITS}/{newest.batch}"]:
             return {}
         found = [version for name in newest.files if (version := version_named(name)) is not None]
@@ -370,7 +369,7 @@ class BucketPins(CheckpointPins):
         return by_store
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._manifest(checkpoint)
+        manifest = self._read_manifest(checkpoint)
         if manifest is None:
             return "the state that it needs is not kept any more"
         found = self._files.sizes_below(manifest.folder) if manifest.files else {}
@@ -384,39 +383,39 @@ class BucketPins(CheckpointPins):
         return f"the kept state file {BASES}/{gone[0]} is gone" if gone else ""
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        """Copy the files that are not there yet, then put the entries back; bases stay where they are."""
-        manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
+        """Copy missing files, then restore the log entries; bases stay where they are."""
+        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
         if manifest.files and manifest.folder != self._state:
             there = self._files.sizes_below(self._state)
-            # Names of versions are unique over all lineages; an operator's metadata are not, and stay.
+            # Names of versions are unique over all lineages; those of an operator's metadata are not.
             missing = [
                 name
                 for name, size in manifest.files.items()
                 if name not in there or (is_versioned(name) and there[name] != size)
             ]
             self._copies([(f"{manifest.folder}/{name}", f"{self._state}/{name}") for name in missing])
-        # This order matters: an entry says that the state behind it is there.
+        # This order matters: a log entry implies that the state of its micro-batch is there.
         self._put_entries_back(manifest)
 
     def clean(self, require_owner: Callable[[], None]) -> None:
-        """Delete what was found to be needed by nobody ten minutes ago, and still is not."""
+        """Delete files that are unneeded now and were unneeded at the last cleaning."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._clean_at_ms:
             return
         self._clean_at_ms = now_ms + self.clean_every_ms
-        found = self._needed_by_nobody()
+        found = self._find_unneeded()
         gone = found & self._suspects
         self._suspects = found - gone
-        gone |= {f"{BASES}/{name}" for name in self._superseded_bases()}
+        gone |= {f"{BASES}/{name}" for name in self._find_superseded_bases()}
         if gone:
             require_owner()
             self._files.delete_all(gone)
 
-    def _superseded_bases(self) -> frozenset[str]:
-        """Return bases that were there at the last call, by which no checkpoint since then needs them."""
+    def _find_superseded_bases(self) -> frozenset[str]:
+        """Return bases that were listed in the last call and that no pin needs."""
         listed, newest = self._bases, self._newest
-        pins = self._all_manifests()
-        # This order matters: what is listed here is looked at when there is a newer pin.
+        pins = self._read_all_manifests()
+        # This order matters: bases that are listed now are judged after a newer pin.
         self._bases, self._newest = frozenset(), None
         if any(pin.bases for pin in pins):
             self._bases = frozenset(self._files.sizes_below(BASES))
@@ -424,12 +423,12 @@ class BucketPins(CheckpointPins):
             return frozenset()
         return find_superseded(listed, newest.live_bases, [pin.live_bases for pin in pins])
 
-    def _needed_by_nobody(self) -> frozenset[str]:
-        """Return keys, also of earlier owners, that are older than the oldest pin and named by none."""
-        # This order matters: a pin that is written behind the listing names files that were listed as newer
-        # than the oldest pin, or that another pin names.
+    def _find_unneeded(self) -> frozenset[str]:
+        """Return keys, also of earlier owners, that are older than the oldest pin and that no pin names."""
+        # This order matters: a pin that is written after the listing names only files that are newer than the
+        # oldest pin in it, or that another pin names.
         sizes = self._files.sizes_below("spark")
-        manifests = self._all_manifests()
+        manifests = self._read_all_manifests()
         if not manifests:
             return frozenset()
         named = {f"{one.folder}/{name}" for one in manifests for name in one.files}
@@ -447,9 +446,9 @@ class BucketPins(CheckpointPins):
         return frozenset(key for key in found if _owner_of(key) not in kept)
 
     def _snapshots_behind(self, pinned: PinManifest, state: StateInBucket) -> frozenset[str]:
-        """Return the snapshots that are newer than those of a pin, and the shared files that they name."""
-        # Also of its very version: Spark's maintenance uploads one when the pin is written already, and what
-        # is written later is loaded from it.
+        """Return snapshots that are newer than those of a pin, and the shared files that they name."""
+        # Also snapshots of the pinned version: Spark's maintenance may upload one after the pin is written,
+        # and later versions are loaded from it.
         bases = {name.rpartition("/")[0]: _snapshot_of(name) for name in pinned.files if _snapshot_of(name)}
         newer = [name for name in state.sizes if _snapshot_of(name) > bases.get(name.rpartition("/")[0], 0)]
         tables = zip(newer, self.each(partial(tables_of, state), newer), strict=True)
@@ -471,10 +470,10 @@ def _version_of(name: str) -> int | None:
 
 
 def _is_older(name: str, oldest: int) -> bool:
-    """Return whether no checkpoint behind micro-batch `oldest` may need a file; snapshots are apart."""
+    """Return whether no checkpoint from micro-batch `oldest` on needs a file; not for snapshots."""
     folder, _, rest = name.partition("/")
     if folder in (OFFSETS, COMMITS):
-        # Spark's restart asks for the entry before the newest, too.
+        # Spark's restart also reads the entry before the newest.
         return rest.isdecimal() and int(rest) < oldest - 1
     if folder != STATE or not is_versioned(rest):
         return False
@@ -494,7 +493,7 @@ def _files_below(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _owner_of(name: str) -> str:
-    """Return the file that a checksum file belongs to; any other file belongs to itself."""
+    """Return the file that a checksum file belongs to; other names are returned unchanged."""
     folder, _, plain = name.rpartition("/")
     plain = plain.removeprefix(".")
     while plain.endswith(".crc"):
@@ -503,7 +502,7 @@ def _owner_of(name: str) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second durable name, in the place of an older one; copy it where links fail."""
+    """Link a file durably to `target`, replacing it; copy it where links fail."""
     part = target.with_name(f".{target.name}.part")
     part.unlink(missing_ok=True)
     try:
@@ -513,12 +512,12 @@ def _link(source: Path, target: Path) -> None:
             raise
         # With its times: Spark takes table files for orphans by their age.
         shutil.copy2(source, part)
-    # This order matters: a name stands for the whole content, also behind a power cut, and Spark
-    # does not sync its files.
+    # This order matters: a name implies the whole content, also after a power cut, and Spark does not
+    # sync its files.
     with open(part, "rb") as file:
         os.fsync(file.fileno())
     os.replace(part, target)
-    # Where both were names of one file, the call above has done nothing.
+    # If both were names of one file, os.replace has done nothing.
     part.unlink(missing_ok=True)
 
 
@@ -526,7 +525,7 @@ def _link_with_checksums(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     make_directories(target.parent)
     for checksum in checksum_names(target.name):
-        # One of another content would make Spark refuse the file; none is fine.
+        # With a checksum of other content Spark would refuse the file; it may be missing.
         target.with_name(checksum).unlink(missing_ok=True)
         if source.with_name(checksum).exists():
             _link(source.with_name(checksum), target.with_name(checksum))
@@ -534,43 +533,43 @@ def _link_with_checksums(source: Path, target: Path) -> None:
 
 
 def fence_in_bucket(log: BucketLog, job_dir: JobDir, pins: Callable[[BucketLog], CheckpointPins]) -> None:
-    """Begin the folder of a new owner; called behind the takeover, before anything is read from it.
+    """Make the folder of a new owner; called after the takeover, before anything is read from it.
 
-    Nothing can be renamed there, so it begins with copies: what tells Spark that it is the same query, and
-    entries and state of the newest decided checkpoint. Micro-batches that an earlier owner had staged behind
-    it are run again; the recovery aborts what they staged. A JVM that outlived its driver goes on writing
-    into the older folder, from which nothing is read any more but what pins name.
+    Nothing can be renamed in a bucket, so the folder begins with copies: the files by which Spark knows the
+    query, and log entries and state of the newest decided checkpoint. Later micro-batches of an earlier owner
+    run again; the recovery aborts their staged data. A JVM that outlived its driver goes on writing into the
+    older folder, from which only files that pins name are read.
     """
     newest = job_dir.newest_commit()
     if newest is not None and newest.lineage < job_dir.history().log_began_in:
         newest = None
-    before = BucketLog.newest_begun(log.store, OwnerEpoch(log.epoch))
+    before = BucketLog.find_newest_complete(log.store, OwnerEpoch(log.epoch))
     if before is not None:
-        older = log.beside(f"spark/{before}")
-        log.take_query_from(older)
+        older = log.open_sibling(f"spark/{before}")
+        log.copy_query_files(older)
         intent = job_dir.open_rewind()
-        # A log that begins anew has its seed already, and the state that was here may be deleted.
+        # A new log has its seed already, and the older state may be deleted.
         if newest is not None and (intent is None or intent.kind is not RewindKind.RESEED):
             if job_dir.receipt(newest.checkpoint) is None:
-                # Something of it may be lost, and has to be staged again, one micro-batch after the other.
-                log.take_entries_from(older, OFFSETS, [staged.batch for staged in newest.batches])
+                # Its data may be lost; then its micro-batches have to be staged again, one by one.
+                log.copy_entries(older, OFFSETS, [staged.batch for staged in newest.batches])
             try:
                 pins(older).pin(newest)
                 pins(log).restore(newest.checkpoint)
             except CorruptObjectError as error:
-                # The start fails only where this state is needed: an order may go back further.
-                LOG.error("checkpoint %s cannot be gone on from: %s", newest.checkpoint, error)
-    # This order matters: all that the log begins with is in its folder by now. The next owner goes on from
-    # the newest folder that was completely begun, so this may be cut off anywhere before.
-    log.note_begun()
+                # The start fails only if this state is needed: a rewind order may go back further.
+                LOG.error("the job cannot go on from checkpoint %s: %s", newest.checkpoint, error)
+    # This order matters: the folder is complete by now. The next owner goes on from the newest complete
+    # folder, so a crash before this line does no harm.
+    log.mark_complete()
 
 
-#: Confirmed checkpoints between two looks for those that may go, in a bucket: a look takes five requests.
+#: Confirmed checkpoints between two searches for deletable ones, in a bucket: a search takes five requests.
 _AT_ONCE_IN_BUCKETS = 10
 
 
 class CompletedCheckpoints:
-    """The store of completed checkpoints of one owner; one thread at a time."""
+    """The store of one owner's completed checkpoints; used by one thread at a time."""
 
     def __init__(
         self,
@@ -584,15 +583,14 @@ class CompletedCheckpoints:
         self._ownership = ownership
         #: Decisions and receipts never change, so each is read once.
         self._known: dict[CheckpointId, CheckpointFact] = {}
-        #: How many are confirmed before old ones are looked for, and how many more that will be.
+        #: How many checkpoints are confirmed between two searches for old ones, and how many are left.
         self._at_once = 1 if job_dir.place is None or job_dir.place.is_local else _AT_ONCE_IN_BUCKETS
         self._to_come = 1
 
-    def decided(self, decision: Decision) -> bool:
-        """Pin a checkpoint that sinks are about to commit; return whether it is pinned."""
-        # Committing may take long, while Spark goes on and cleans up; and if what it staged since cannot be
-        # kept, this is the state that the job goes back to. What goes wrong here is tried again behind the
-        # receipt.
+    def on_decided(self, decision: Decision) -> bool:
+        """Pin a checkpoint before sinks commit it; return whether that worked."""
+        # Commits may take long while Spark goes on and cleans up, and a rewind may need this state. A failed
+        # pin is tried again after the receipt.
         try:
             self._pins.pin(decision)
         except (StoreError, CorruptObjectError) as error:
@@ -600,9 +598,9 @@ class CompletedCheckpoints:
             return False
         return True
 
-    def completed(self, decision: Decision) -> None:
-        """Pin a confirmed checkpoint and delete those beyond the retained ones; called after the receipt."""
-        # What goes wrong here is logged: the checkpoint is complete.
+    def on_confirmed(self, decision: Decision) -> None:
+        """Pin a confirmed checkpoint and delete those that are not retained; called after the receipt."""
+        # Errors are only logged: the checkpoint is complete.
         try:
             self._pins.pin(decision)
         except (StoreError, CorruptObjectError) as error:
@@ -616,8 +614,8 @@ class CompletedCheckpoints:
         except (StoreError, CorruptObjectError, JobDirError) as error:
             LOG.warning("old checkpoints are deleted later: %s", error)
 
-    def cancelled(self, clock: Clock) -> None:
-        """Do what the configuration says about the checkpoints of a cancelled job."""
+    def on_cancelled(self, clock: Clock) -> None:
+        """Delete the checkpoints of a cancelled job if the configuration says so."""
         if self._config.retention is CheckpointRetention.RETAIN_ON_CANCELLATION:
             return
         ownership = self._ownership
@@ -625,16 +623,16 @@ class CompletedCheckpoints:
         seal_open_ids(ownership, clock)
         known = self._job_dir.list_checkpoint_ids()
         if known:
-            # Ids are counted from what is there and must go on: sinks tell repeated commits by them.
+            # Ids continue from the highest in the directory: by them sinks recognise repeated commits.
             reason = "the job was cancelled and its checkpoints deleted"
             seal = Decision(known[-1].next(), Verdict.ABORT, ownership.epoch, clock.wall_ms(), reason=reason)
             self._job_dir.create_decision(seal)
         self._delete(find_deletions_on_cancel(self._facts(), self._config.retention))
 
     def _facts(self) -> RetentionFacts:
-        # This order matters: a pin is made after its checkpoint's folder and goes after it. One that
-        # was there and has no folder later is what a crash left; the other way round it may be new.
-        pinned = self._pins.pinned()
+        # This order matters: a pin is made after its checkpoint's folder and deleted after it. So a pin that
+        # is listed first and has no folder later was left by a crash.
+        pinned = self._pins.list_pinned()
         ids = self._job_dir.list_checkpoint_ids()
         self._known = {one: fact for one, fact in self._known.items() if one in ids}
         order, intent = self._job_dir.rewind_order(), self._job_dir.open_rewind()
@@ -655,7 +653,7 @@ class CompletedCheckpoints:
         try:
             decision = self._job_dir.first_decision(checkpoint)
         except (CorruptObjectError, JobDirError) as error:
-            LOG.warning("checkpoint %s cannot be read and is kept as it is: %s", checkpoint, error)
+            LOG.warning("checkpoint %s cannot be read and is not deleted: %s", checkpoint, error)
             return CheckpointFact(checkpoint, None)
         has_receipt = self._job_dir.receipt(checkpoint) is not None
         if decision is None:
@@ -673,7 +671,7 @@ class CompletedCheckpoints:
             checkpoints = [one.checkpoint for one in deletions if part in one.parts]
             if not checkpoints:
                 continue
-            # What a newer owner keeps is not ours to judge, by facts that may be old.
+            # The facts may be old: a newer owner may keep other checkpoints.
             self._ownership.check()
             if part is CheckpointPart.PIN:
                 for checkpoint in checkpoints:

@@ -1,12 +1,12 @@
-"""Spark's own checkpoint of the query: where it lies, its two logs, and how they are set back.
+"""Spark's own checkpoint of the query: its place, its two logs, and how a rewind sets them back.
 
-The folder carries the owner epoch, ``spark/<owner epoch>``. On a disk, taking a job over renames it, and
-whatever a JVM of the previous owner still writes goes to a path that no longer exists. In a bucket nothing
-can be renamed: the new owner's folder begins with copies, and what such a JVM still writes goes where nobody
-reads. Within one owner the path stays, so restarts inside a process need neither.
+The folder's name is the owner epoch, ``spark/<owner epoch>``. On a disk a takeover renames it, so a JVM of
+the previous owner writes to a path that no longer exists. In a bucket nothing can be renamed: the new owner's
+folder begins with copies, and such a JVM goes on in the old folder, which is not read any more. Within one
+owner the path stays, so restarts inside a process need neither.
 
 Entries are written by Spark (temporary file, then rename; in a bucket with one request), so an entry is
-whole or absent. On a disk each has a hidden checksum file beside it that must go with it.
+whole or absent. On a disk each has a hidden checksum file, which must be deleted with it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
 
 #: Folder of replays below the job directory.
 REPLAY = "replay"
-#: Where Python sources record where they began, and below which those of a seeded lineage do.
+#: Folders in which Python sources record their first offsets, and in which those of seeded lineages do.
 FIRST_OFFSETS, SEEDS = f"{BEGINNINGS}/first-offsets", "seeds"
 _SOURCES = "sources"
-#: What tells Spark that it is the same query, and where its own sources began.
+#: Files by which Spark knows the query, and where its own sources began.
 _OF_THE_QUERY = ("metadata", _SOURCES)
 
 
@@ -57,14 +57,14 @@ def fence_spark_folder(job_root: Path, epoch: OwnerEpoch) -> str:
             ) from None
     mine.mkdir(exist_ok=True)
     for stray in older[:-1]:
-        # Made by a JVM that outlived its driver and its fence; nobody reads it.
+        # Made by a JVM that outlived its driver and the fence; it is never read.
         shutil.rmtree(parent / str(stray), ignore_errors=True)
     return f"spark/{epoch}"
 
 
 @dataclass(frozen=True, slots=True)
 class SparkLog:
-    """Offset log and commit log of the query."""
+    """The offset log and the commit log of the query."""
 
     #: Rooted at the job directory.
     store: Store
@@ -89,7 +89,7 @@ class SparkLog:
             return None
 
     def check(self) -> None:
-        """Look at what Spark reads first when it starts a query here: its id, and the newest entries."""
+        """Check the files that Spark reads when it starts the query: its id, and the newest entries."""
         known = [f"{self.folder}/metadata"]
         for log in (OFFSETS, COMMITS):
             known += [f"{self.folder}/{log}/{batch}" for batch in sorted(self.batches(log))[-2:]]
@@ -98,27 +98,27 @@ class SparkLog:
                 text = self.store.read(key).decode("utf-8", errors="replace")
             except ObjectMissing:
                 continue
-            # Spark stops at a damaged one with words of its parser, and names no file.
+            # Spark would fail with its parser's message, which names no file.
             if not _is_whole(text):
                 raise CorruptObjectError(
-                    f"the file {self._shown(key)} of Spark's own log is cut off or was changed",
-                    why="it holds no whole entry: a full disk, a copy that was cut off, or somebody's editor",
+                    f"the file {self._locate(key)} of Spark's own log is cut off or was changed",
+                    why="it has no complete entry, because of a full disk, an incomplete copy, or an editor",
                     what_to_do="restore the file from a backup, or go back to an older checkpoint "
                     "(flinkish rewind)",
-                    file=self._shown(key),
+                    file=self._locate(key),
                 )
 
     def restore(self, log: str, batch: BatchId, text: str) -> None:
-        # The checksum file of another content would make Spark refuse the entry; none is fine.
+        # With the checksum file of other content Spark would refuse the entry; it may be missing.
         self._delete_checksum(log, str(batch))
         self.store.put(f"{self.folder}/{log}/{batch}", text.encode("utf-8"))
 
     def retire(self, lineage: Lineage) -> None:
-        """Move Spark's checkpoint aside and begin an empty one; may be repeated until Spark writes there."""
+        """Move Spark's checkpoint aside and make an empty one; may be repeated until Spark writes there."""
         aside = self._retired / str(lineage)
         with translate_disk_errors(f"move Spark's checkpoint {self.location} aside"):
             if aside.exists():
-                # Cut off behind the rename: what is here now is empty, or from a JVM that is fenced.
+                # An earlier call was cut off after the rename: the folder is empty, or a fenced JVM wrote it.
                 shutil.rmtree(self.location, ignore_errors=True)
             else:
                 aside.parent.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ class SparkLog:
     def forget_retired(self) -> None:
         shutil.rmtree(self._retired, ignore_errors=True)
 
-    def _shown(self, key: str) -> str:
+    def _locate(self, key: str) -> str:
         return str(self.location).removesuffix(self.folder) + key
 
     @property
@@ -144,9 +144,9 @@ class SparkLog:
         return self.root / "spark-retired"
 
     def begin_replay(self, checkpoint: CheckpointId) -> SparkLog:
-        """Return a log beside this one, empty but for what tells Spark that it is the same query."""
+        """Return a new log for a replay, with only the files by which Spark knows the query."""
         self.end_replay()
-        # With the owner epoch: a replay whose driver has lost the job finds its folder gone.
+        # Named by owner epoch: the folder of a driver that has lost the job is deleted.
         name = f"{REPLAY}/{self._own_name}-{checkpoint}"
         begun = SparkLog(self.store, name, str(self.root / name))
         here, there = Path(self.location), Path(begun.location)
@@ -154,17 +154,17 @@ class SparkLog:
             there.mkdir(parents=True)
             for known in _OF_THE_QUERY:
                 if (here / known).is_dir():
-                    # Where a source began, for a query that begins at its first micro-batch.
+                    # Where sources began, for a query that starts with its first micro-batch.
                     shutil.copytree(here / known, there / known)
                 elif (here / known).exists():
                     shutil.copy2(here / known, there / known)
         return begun
 
     def end_replay(self) -> None:
-        """Delete what replays have left, of this owner and of earlier ones."""
+        """Delete the folders of replays of this owner and earlier ones."""
         folder = self.root / REPLAY
         for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
-            # Who is not the owner any more may find it out only after this.
+            # This process may not be the owner any more and find that out only later.
             if self._is_up_to_mine(name):
                 shutil.rmtree(folder / name, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -174,12 +174,12 @@ class SparkLog:
         epoch, mine = _epoch_in(name), _epoch_in(self._own_name)
         return epoch is not None and mine is not None and epoch <= mine
 
-    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
-        """Return where the sources stood before the first micro-batch, of those that have recorded it."""
+    def find_first_offsets(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
+        """Return where the sources stood before the first micro-batch, as far as they have recorded it."""
         found = list(self.first_positions().values())
         begins = self.store.list(f"{SEEDS}/{lineage}/begin")
         seeded = [key for begin in begins for key in self.store.list(f"{begin}/first-offsets")]
-        # A source that the seed positions has recorded where an older log began, under the same name.
+        # A source that the seed positions may have recorded the beginning of an older log under its name.
         names = {_name(key) for key in seeded}
         others = [key for key in self.store.list(FIRST_OFFSETS) if _name(key) not in names]
         objects = SealedObjects(self.store, "the job directory")
@@ -189,7 +189,7 @@ class SparkLog:
         return LoggedOffsets(tuple(found))
 
     def first_positions(self) -> dict[int, Any]:
-        """Return what Spark's own sources have recorded as their beginning, by their number in the plan."""
+        """Return the first positions that Spark's own sources have recorded, by source number in the plan."""
         found = {}
         for source in self.store.list(f"{self.folder}/{_SOURCES}"):
             with contextlib.suppress(ObjectMissing):
@@ -238,7 +238,7 @@ class BucketLog(SparkLog):
 
     @property
     def epoch(self) -> int:
-        """Whose log it is: an owner's, or that of a replay of this owner's."""
+        """Owner epoch of the log, or of the owner whose replay it is."""
         return _epoch_in(self._own_name) or 0
 
     @property
@@ -249,36 +249,36 @@ class BucketLog(SparkLog):
     def files(self) -> FileStore:
         return cast("FileStore", self.store)
 
-    def beside(self, folder: str) -> BucketLog:
-        return BucketLog(self.store, folder, self._shown(folder))
+    def open_sibling(self, folder: str) -> BucketLog:
+        return BucketLog(self.store, folder, self._locate(folder))
 
     @staticmethod
-    def newest_begun(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
-        """Return the newest owner before that one whose folder was completely begun; None without one."""
+    def find_newest_complete(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
+        """Return the newest owner epoch under `below` whose folder is complete; None if there is none."""
         epochs = SealedObjects(store, "the job directory").numbers("spark")
         newest = max((epoch for epoch in epochs if epoch < below.value), default=None)
         return None if newest is None else OwnerEpoch(newest)
 
-    def take_query_from(self, older: BucketLog) -> None:
+    def copy_query_files(self, older: BucketLog) -> None:
         for known in _OF_THE_QUERY:
             with contextlib.suppress(ObjectMissing):
                 self.files.copy(f"{older.folder}/{known}", f"{self.folder}/{known}")
             for below in self.files.sizes_below(f"{older.folder}/{known}"):
-                # Hidden ones are not in their place yet: an earlier owner may be at them (HDFS).
+                # Hidden files are not in their place yet: an earlier owner may be writing them (HDFS).
                 if not _name(below).startswith("."):
                     self.files.copy(f"{older.folder}/{known}/{below}", f"{self.folder}/{known}/{below}")
 
-    def take_entries_from(self, older: BucketLog, log: str, batches: Iterable[BatchId]) -> None:
-        """Copy entries, those that are there."""
+    def copy_entries(self, older: BucketLog, log: str, batches: Iterable[BatchId]) -> None:
+        """Copy the entries of micro-batches, as far as they exist."""
         for batch in batches:
             with contextlib.suppress(ObjectMissing):
                 self.files.copy(f"{older.folder}/{log}/{batch}", f"{self.folder}/{log}/{batch}")
 
-    def note_begun(self) -> None:
+    def mark_complete(self) -> None:
         self.store.put(f"{self.folder}.json", seal("spark-log", {}))
 
     def retire(self, lineage: Lineage) -> None:
-        """Delete Spark's whole checkpoint: the next lineage's seed is there, and nothing else needs it."""
+        """Delete Spark's whole checkpoint; the next lineage begins with its seed."""
         self._delete_below(self.folder)
 
     def forget_retired(self) -> None:
@@ -286,8 +286,8 @@ class BucketLog(SparkLog):
 
     def begin_replay(self, checkpoint: CheckpointId) -> BucketLog:
         self.end_replay()
-        begun = self.beside(f"{REPLAY}/{self._own_name}-{checkpoint}")
-        begun.take_query_from(self)
+        begun = self.open_sibling(f"{REPLAY}/{self._own_name}-{checkpoint}")
+        begun.copy_query_files(self)
         return begun
 
     def end_replay(self) -> None:
@@ -302,11 +302,11 @@ class BucketLog(SparkLog):
         self.files.delete_all([f"{folder}/{name}" for name in self.files.sizes_below(folder)])
 
     def _delete_checksum(self, log: str, batch: str) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: a bucket has no checksum files."""
 
 
 def _is_whole(text: str) -> bool:
-    """Return whether each line of a file of Spark's log, behind its version if it has one, is a value."""
+    """Return whether each line of a Spark log file, after an optional version line, is a JSON value."""
     lines = text.strip().split("\n")
     values = lines[1:] if lines[0].startswith("v") else lines
     try:
@@ -341,7 +341,7 @@ def _epoch_in(name: str) -> int | None:
 
 @contextlib.contextmanager
 def translate_disk_errors(what: str) -> Iterator[None]:
-    """Say what could not be done where the disk does not let it be done."""
+    """Raise StoreError for an OSError, with what could not be done."""
     try:
         yield
     except OSError as error:
@@ -352,7 +352,7 @@ def translate_disk_errors(what: str) -> Iterator[None]:
 def missing_entry(log: str, batch: BatchId, checkpoint: CheckpointId) -> CorruptObjectError:
     return CorruptObjectError(
         f"Spark's log entry {log}/{batch} is gone",
-        why=f"checkpoint {checkpoint} cannot be gone on from without it, and there is no copy",
+        why=f"the job cannot go on from checkpoint {checkpoint} without it, and there is no copy",
         what_to_do="restore the file from a backup, or go back to an older checkpoint",
         checkpoint=checkpoint,
     )

@@ -1,6 +1,6 @@
-"""The contracts of what runs micro-batches: Spark (:mod:`flinkish_spark.job.spark_engine`), or a simulator.
+"""Interfaces of the engine that runs micro-batches: Spark (`job.spark_engine`) or the simulator.
 
-Everything with a rule of the protocol in it lies on the supervisor's side.
+All rules of the protocol are on the supervisor's side.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from flinkish_spark.protocol.records import StagedBatch
 
 
 class OwnerLock(Protocol):
-    """Shows that the owner lives."""
+    """A lock, or heartbeat, that shows other processes that the owner lives."""
 
     def acquire(self) -> None:
-        """Take it, or raise OwnedElsewhereError at once; LivenessUnknown to be asked again."""
+        """Take the lock, or raise OwnedElsewhereError at once; after LivenessUnknown, try again."""
 
-    def took_over(self, epoch: OwnerEpoch) -> None:
-        """Be told of the epoch that its holder has taken, each time."""
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
+        """Note the owner epoch that the holder has taken."""
 
     def release(self) -> None:
-        """Drop it; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
 
 
 def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
-    """Return what tasks are told of a micro-batch that Spark has logged."""
-    earlier = None if batch == BatchId(0) else _logged(log, BatchId(batch.value - 1))
-    return MicroBatch.from_log(batch.value, _position(log, batch), earlier)
+    """Return a micro-batch that Spark has logged, in the form that tasks get."""
+    earlier = None if batch == BatchId(0) else _read_offsets(log, BatchId(batch.value - 1))
+    return MicroBatch.from_log(batch.value, _read_position(log, batch), earlier)
 
 
-def _position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
-    logged = _logged(log, batch)
+def _read_position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
+    logged = _read_offsets(log, batch)
     if logged is None:
         raise CorruptObjectError(
             f"Spark runs micro-batch {batch}, and its log has no entry {log.folder}/{OFFSETS}/{batch}",
@@ -49,7 +49,7 @@ def _position(log: SparkLog, batch: BatchId) -> LoggedOffsets:
     return logged
 
 
-def _logged(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
+def _read_offsets(log: SparkLog, batch: BatchId) -> LoggedOffsets | None:
     text = log.read(OFFSETS, batch)
     return None if text is None else LoggedOffsets.parse(text)
 
@@ -61,28 +61,28 @@ class StagingContext:
     lineage: Lineage
     blocks: BlockPool
     clock: Clock
-    #: Says which checkpoint a micro-batch is expected to become visible with.
+    #: Shows with which checkpoint a micro-batch is expected to become visible.
     log: SparkLog
-    #: The one that shows all micro-batches, where it is decided already: in a replay.
+    #: In a replay, the decided checkpoint of its micro-batches.
     decided: CheckpointId | None = None
 
     def checkpoint_of(self, batch: BatchId) -> CheckpointId:
-        """Return the checkpoint that shows `batch` unless it is aborted: its barrier, else the next one."""
+        """Return the checkpoint that shows `batch` unless it is aborted: that of its barrier, or the next."""
         if self.decided is not None:
             return self.decided
-        newest = self._drawn(batch)
-        before = CheckpointId(0) if batch == BatchId(0) else self._drawn(BatchId(batch.value - 1))
+        newest = self._find_drawn(batch)
+        before = CheckpointId(0) if batch == BatchId(0) else self._find_drawn(BatchId(batch.value - 1))
         drawn = newest if newest > before else newest.next()
-        # An earlier owner's micro-batch may have a barrier that was given up when this one took over.
+        # A micro-batch of an earlier owner may have a barrier whose id was sealed in the takeover.
         return max(drawn, self.ownership.timeline.newest.next())
 
-    def position_behind(self, batch: BatchId) -> LoggedOffsets:
-        """Return up to where the sources are read once `batch` is; of a micro-batch that runs."""
-        return _position(self.log, batch)
+    def find_position_after(self, batch: BatchId) -> LoggedOffsets:
+        """Return the end offsets of the sources in a running micro-batch."""
+        return _read_position(self.log, batch)
 
-    def _drawn(self, batch: BatchId) -> CheckpointId:
-        logged = _logged(self.log, batch)
-        # Before the first micro-batch of a log, or in one that lost what it no longer needs.
+    def _find_drawn(self, batch: BatchId) -> CheckpointId:
+        logged = _read_offsets(self.log, batch)
+        # No entry before the first micro-batch of a log, or in a log that was purged.
         return CheckpointId(0) if logged is None else logged.checkpoint
 
 
@@ -93,4 +93,4 @@ class Staging(Protocol):
         """Have every sink stage `frame`; return when all of it is flushed."""
 
     def stage_only(self, frame: Any, batch: BatchId, attempt: int, sinks: frozenset[str]) -> StagedBatch:
-        """Have these sinks stage `frame`, and no others; run it for the state behind it if there are none."""
+        """Have only these sinks stage `frame`; without sinks, run it for the state alone."""

@@ -1,15 +1,15 @@
-"""Which files one version of Spark's state consists of (RocksDB with changelogs, format 2).
+"""The files that one version of Spark's state consists of (RocksDB with changelogs, format 2).
 
 Below ``state/<operator>/<partition>/`` Spark keeps, for a version V with unique id U:
 
-- ``V_U.changelog``: what changed since V-1. It begins with its lineage: version and id of every
+- ``V_U.changelog``: the changes since V-1. It begins with its lineage: version and id of every
   changelog back to the snapshot that was the newest when it was written.
 - ``V_U.zip``: a snapshot, written by Spark's maintenance for some versions only. Its `metadata`
   names the table files, which lie in ``SSTs/`` and are shared between snapshots.
 - checksum files beside each, ``.<name>.crc`` (Hadoop's) and ``<name>.crc`` (Spark's).
 
-Spark loads V from the newest snapshot in its lineage and the changelogs behind it, so these are
-the files that must not be lost. commits/N names the ids of version N+1.
+Spark loads V from the newest snapshot in its lineage and the later changelogs, so these files must not
+be lost. commits/N names the ids of version N+1.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _METADATA = "_metadata"
 _LZ4_MAGIC = b"LZ4Block"
 _LZ4_HEAD = struct.Struct("<8sBiii")
 _LZ4_STORED = 0x10
-#: Of a changelog, in which its lineage stands as a rule.
+#: How much of a changelog is read to find its lineage; enough as a rule.
 _START_BYTES = 128 * 1024
-#: What reading a file of another form ends in.
+#: Exceptions of reading a file of an unknown form.
 _UNREADABLE = (ValueError, KeyError, TypeError, struct.error, pa.ArrowInvalid, OSError)
 
 
-class StateFileGone(Exception):
-    """A file was there when it was listed and is not any more: Spark's maintenance is at work."""
+class StateFileNotFoundError(Exception):
+    """A listed file does not exist any more, since Spark's maintenance replaced it."""
 
 
 class StateOnDisk:
-    """Spark's state folder on a disk, as it is at each question; all names are below it."""
+    """Spark's state folder on a disk; each call reads its present content, names are relative to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,16 +60,16 @@ class StateOnDisk:
             return ()
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """Return a file, or its first bytes; raise StateFileGone if there is none."""
+        """Return a file, or its first bytes; raise StateFileNotFoundError if there is none."""
         try:
             with open(self._path / name, "rb") as file:
                 return file.read() if most_bytes is None else file.read(most_bytes)
         except FileNotFoundError as error:
-            raise StateFileGone(str(error.filename)) from error
+            raise StateFileNotFoundError(str(error.filename)) from error
 
 
 class StateInBucket:
-    """The same in a bucket, as one listing shows it."""
+    """Spark's state folder in a bucket, as one listing shows it."""
 
     def __init__(self, store: FileStore, key: str, sizes: Mapping[str, int]) -> None:
         self._store, self._key, self.sizes = store, key, sizes
@@ -86,7 +86,7 @@ class StateInBucket:
         try:
             return self._store.read(key) if most_bytes is None else self._store.read_start(key, most_bytes)
         except ObjectMissing:
-            raise StateFileGone(key) from None
+            raise StateFileNotFoundError(key) from None
 
 
 StateFolder = StateOnDisk | StateInBucket
@@ -100,7 +100,7 @@ class StoreVersion:
     folder: str
     #: State version; micro-batch N writes version N+1.
     version: int
-    #: Tells it from the same version of another attempt or lineage.
+    #: Distinguishes it from the same version of another attempt or lineage.
     unique_id: str
 
     @property
@@ -109,7 +109,7 @@ class StoreVersion:
 
 
 def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
-    """Return the stores that an entry of Spark's commit log names; none for a job without state."""
+    """Return the store versions that an entry of Spark's commit log names; none for a job without state."""
     try:
         _, _, body = commits_text.strip().partition("\n")
         operators: dict[str, list[list[str]]] = (json.loads(body) if body else {}).get("stateUniqueIds") or {}
@@ -129,7 +129,7 @@ def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
 
 
 def version_named(name: str) -> StoreVersion | None:
-    """Return the version that a snapshot or changelog is of, by its name below the state folder."""
+    """Parse the name of a snapshot or changelog below the state folder; None for other files."""
     folder, _, plain = name.rpartition("/")
     stem, ending = os.path.splitext(plain)
     version, _, unique_id = stem.partition("_")
@@ -141,20 +141,20 @@ def version_named(name: str) -> StoreVersion | None:
 def files_of(
     state: StateFolder, store: StoreVersion, before: Sequence[StoreVersion] | None = None
 ) -> tuple[str, ...]:
-    """Return the files that Spark reads to load a version, below `state`; no checksum files."""
+    """Return the files that Spark reads to load a version, without checksum files."""
     folder = store.folder
     names = state.names(folder)
     if not names:
-        raise StateFileGone(folder)
+        raise StateFileNotFoundError(folder)
     chain = _chain(state, store, names, before)
     snapshots = [one for one in chain if f"{one.stem}.zip" in names]
     if not snapshots and chain[0].version != 1:
-        raise _gone(store, f"there is no snapshot below version {chain[0].version}")
+        raise _to_corrupt_error(store, f"there is no snapshot below version {chain[0].version}")
     base = snapshots[-1].version if snapshots else 0
     found = [f"{one.stem}.changelog" for one in chain if one.version > base]
     missing = [name for name in found if name not in names]
     if missing:
-        raise _gone(store, f"{missing[0]} is missing")
+        raise _to_corrupt_error(store, f"{missing[0]} is missing")
     if snapshots:
         snapshot = f"{snapshots[-1].stem}.zip"
         found += [snapshot, *tables_of(state, f"{folder}/{snapshot}")]
@@ -164,7 +164,7 @@ def files_of(
 
 
 def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
-    """Return the bases, below `state`, that the state behind a micro-batch may name; it may name fewer."""
+    """Return the base files that the state after a micro-batch may name; it may name fewer."""
     return tuple(
         path.relative_to(state).as_posix()
         for path in sorted((state / BASES).glob("*/*"))
@@ -179,7 +179,7 @@ def operator_files(state: StateFolder, stores: Sequence[StoreVersion]) -> tuple[
 
 
 def is_versioned(name: str) -> bool:
-    """Return whether a file below `state` belongs to some versions only, unlike an operator's metadata."""
+    """Return whether a file belongs to certain versions, unlike an operator's metadata."""
     return _METADATA not in name.split("/")
 
 
@@ -196,7 +196,7 @@ def lineage_of(state: StateFolder, changelog: str) -> tuple[tuple[int, str], ...
         except _UNREADABLE:
             if len(data) < _START_BYTES:
                 raise
-            # A long one: it does not end within what was read.
+            # A long lineage: it does not end within these bytes.
             return _lineage(state.read(changelog))
     except _UNREADABLE as error:
         raise CorruptObjectError(
@@ -218,11 +218,11 @@ def _lineage(data: bytes) -> tuple[tuple[int, str], ...]:
 def _chain(
     state: StateFolder, store: StoreVersion, names: Collection[str], before: Sequence[StoreVersion] | None
 ) -> list[StoreVersion]:
-    """Return the versions from a snapshot, or the first, up to the wanted one, in order."""
+    """Return the versions from a snapshot, or from the first one, up to the wanted one, in order."""
     if f"{store.stem}.zip" in names:
         return [store]
     if f"{store.stem}.changelog" not in names:
-        raise _gone(store, f"{store.stem}.changelog is missing")
+        raise _to_corrupt_error(store, f"{store.stem}.changelog is missing")
     if before is None:
         lineage = lineage_of(state, f"{store.folder}/{store.stem}.changelog")
         before = [StoreVersion(store.folder, version, unique_id) for version, unique_id in lineage]
@@ -230,7 +230,7 @@ def _chain(
 
 
 def tables_of(state: StateFolder, snapshot: str) -> list[str]:
-    """Return the shared files that a snapshot names, below its folder."""
+    """Return the shared files that a snapshot names, relative to its folder."""
     data = state.read(snapshot)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -250,21 +250,21 @@ def _is_plain(name: str) -> bool:
     return not name.startswith(".") and not name.endswith(".crc")
 
 
-def _gone(store: StoreVersion, why: str) -> CorruptObjectError:
+def _to_corrupt_error(store: StoreVersion, why: str) -> CorruptObjectError:
     return CorruptObjectError(
         f"version {store.version} of state {store.folder} cannot be loaded any more",
         why=why,
-        what_to_do="go back to a checkpoint that is kept; `flinkish checkpoints list` shows them",
+        what_to_do="go back to a retained checkpoint; `flinkish checkpoints list` shows them",
         folder=store.folder,
         version=store.version,
     )
 
 
 def _read_texts(data: bytes) -> Iterator[str]:
-    """Yield texts from the beginning of an lz4-java stream, decompressing no more than needed."""
+    """Yield texts from an lz4-java stream, decompressing no more than needed."""
     rest, plain, codec = memoryview(data), b"", pa.Codec("lz4_raw")
     while True:
-        # A text has its length in front of it, in two bytes.
+        # A text follows its length in two bytes.
         while len(plain) < 2 or len(plain) < 2 + int.from_bytes(plain[:2]):
             magic, token, compressed, size, _ = _LZ4_HEAD.unpack_from(rest)
             if magic != _LZ4_MAGIC or size <= 0:

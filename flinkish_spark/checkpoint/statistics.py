@@ -1,4 +1,4 @@
-"""Measuring checkpoints while they run, and keeping the history where other processes can read it."""
+"""Statistics of checkpoints: measured while they run, stored for other processes to read."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ _NOTHING_MEASURED = CheckpointDurations()
 #: A refused request costs a file of statistics at most this often.
 _PAUSE_MS = 1_000
 
-#: What a sink reported, and the monotonic milliseconds at which it was staged; None if it brought no
-#: barrier, or an earlier process staged it.
+#: A sink's acknowledgement, and the monotonic time in ms at which its micro-batch was staged; None if that
+#: carried no barrier, or an earlier process staged it.
 _Reported = tuple[SinkAck, int | None]
 
 
 class Acknowledgements:
-    """A checkpoint in flight: who acknowledged it, when, and what each did; of the coordinator's thread.
+    """The acknowledgements of a checkpoint in flight; used by the coordinator's thread.
 
-    Operators and hooks report nothing but that they have acknowledged. A job may have thousands of
-    participants and channels, so no more of them are looked at than are listed in the end.
+    Operators and hooks report only that they have acknowledged. A job may have thousands of participants
+    and channels, so only those that are listed in the end are counted one by one.
     """
 
     def __init__(self, asked: Collection[Participant] = (), requested_ms: int = 0, wall_ms: int = 0) -> None:
         self._asked, self.requested_ms, self.wall_ms = asked, requested_ms, wall_ms
-        #: Monotonic; None where it did not come there yet.
+        #: Monotonic times; None for steps that have not happened yet.
         self.offered_ms: int | None = None
         self.decided_ms: int | None = None
         self.sync_ms: int | None = None
         self._after_ms: dict[Participant, int] = {}
-        #: What carried a barrier, and when it was staged.
+        #: The micro-batches that carried a barrier, and when each was staged.
         self._staged: list[tuple[StagedBatch, int]] = []
 
     def note(self, participants: Iterable[Participant], after_ms: int) -> None:
@@ -71,20 +71,20 @@ class Acknowledgements:
         self._staged.append((staged, now_ms))
 
     def durations(self, now_ms: int) -> CheckpointDurations:
-        """Return how long what has begun took; the alignment is None for fewer than two micro-batches."""
+        """Return the durations of the steps so far; no alignment for fewer than two micro-batches."""
         first_ms, last_ms = (self._staged[at][1] if self._staged else None for at in (0, -1))
         return CheckpointDurations(
-            trigger_ms=_between(self.requested_ms, self.offered_ms),
-            alignment_ms=_between(first_ms, last_ms) if len(self._staged) > 1 else None,
+            trigger_ms=_measure(self.requested_ms, self.offered_ms),
+            alignment_ms=_measure(first_ms, last_ms) if len(self._staged) > 1 else None,
             sync_ms=self.sync_ms,
-            async_ms=_between(last_ms, self.decided_ms),
-            commit_ms=_between(self.decided_ms, now_ms),
+            async_ms=_measure(last_ms, self.decided_ms),
+            commit_ms=_measure(self.decided_ms, now_ms),
             end_to_end_ms=now_ms - self.requested_ms,
         )
 
-    def of_failed(self, checkpoint: CheckpointId) -> Iterator[ParticipantStatistics]:
-        """Yield who had not acknowledged, then who had, with the barriers that came."""
-        reported = _by_sink(self._staged)
+    def describe_failed(self, checkpoint: CheckpointId) -> Iterator[ParticipantStatistics]:
+        """Yield the participants, those without acknowledgement first, with their barriers."""
+        reported = _group_by_sink(self._staged)
         for one in sorted(self._asked, key=lambda p: (p in self._after_ms, p.kind.value, p.uid)):
             seen = reported.get(one.uid, []) if one.kind is ParticipantKind.SINK else None
             yield ParticipantStatistics(
@@ -97,14 +97,14 @@ class Acknowledgements:
                 channels=() if seen is None else self._channels(checkpoint, seen),
             )
 
-    def of_completed(
+    def describe_completed(
         self, decision: Decision, commit_ms: Mapping[str, int], at_most: int
     ) -> tuple[tuple[ParticipantStatistics, ...], int]:
-        """Return what each participant did, and how many more channels there are; all have acknowledged."""
+        """Return the statistics of all participants, and how many channels are not listed in them."""
         checkpoint, unlisted = decision.checkpoint, 0
         staged_ms = {int(staged.batch): now_ms for staged, now_ms in self._staged}
-        reported = _by_sink((batch, staged_ms.get(int(batch.batch))) for batch in decision.batches)
-        # Of another process only the hooks are known.
+        reported = _group_by_sink((batch, staged_ms.get(int(batch.batch))) for batch in decision.batches)
+        # If another process took the checkpoint, only its hooks are known.
         hooks = [Participant(ParticipantKind.HOOK, name) for name in sorted(decision.hook_states)]
         known = self._after_ms or dict.fromkeys(hooks)
         of_sinks = {p.uid: after_ms for p, after_ms in known.items() if p.kind is ParticipantKind.SINK}
@@ -122,7 +122,7 @@ class Acknowledgements:
                     ParticipantKind.SINK,
                     ack_ms=of_sinks.get(uid),
                     rows=sum(ack.rows for ack, _ in seen),
-                    # The sum of some is not what all of them staged.
+                    # Unknown if one of them is.
                     bytes=None if None in sizes else sum(size or 0 for size in sizes),
                     sync_ms=seen[-1][0].sync_ms,
                     commit_ms=commit_ms.get(uid),
@@ -148,8 +148,8 @@ class Acknowledgements:
                 (task.rows, [one.channel for one in task.barriers if one.checkpoint.value == number])
                 for task in ack.tasks
             ]
-            # A task that showed one channel's barrier read that channel and no other. Rows of a task that
-            # showed none, or several, cannot be told apart.
+            # A task with the barrier of one channel read only that channel. The channels of a task with none
+            # or several barriers share one row count.
             is_told_apart = all(len(channels) == 1 or not count for count, channels in shown)
             for count, channels in shown:
                 for channel in channels:
@@ -160,13 +160,13 @@ class Acknowledgements:
         last_ms = self._staged[-1][1] if len(self._staged) > 1 else None
         return tuple(
             ChannelStatistics(
-                str(channel), count, rows[channel], alignment_ms=_between(staged_at[channel], last_ms)
+                str(channel), count, rows[channel], alignment_ms=_measure(staged_at[channel], last_ms)
             )
             for channel, count in sorted(barriers.items())
         )
 
 
-def _by_sink(batches: Iterable[tuple[StagedBatch, int | None]]) -> dict[str, list[_Reported]]:
+def _group_by_sink(batches: Iterable[tuple[StagedBatch, int | None]]) -> dict[str, list[_Reported]]:
     found: dict[str, list[_Reported]] = {}
     for staged, staged_ms in batches:
         for ack in staged.acks:
@@ -182,14 +182,14 @@ def _find_shown_channels(checkpoint: CheckpointId, seen: Sequence[_Reported]) ->
 
 
 class UserMetricKeeper:
-    """Keeps what functions have measured since the job began; any thread may ask."""
+    """Keeps the metrics of user functions since the job's first start; any thread may read them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.now: UserMetrics = {}
 
     def begin(self, stored: UserMetrics) -> None:
-        """Go on from what was stored; called when the process has become the job's owner."""
+        """Go on from the stored metrics; called when the process has become the job's owner."""
         with self._lock:
             self.now = stored
 
@@ -208,8 +208,8 @@ _ANSWERS = {
 }
 
 
-class _Counted:
-    """Counts what went through with one checkpoint, by uid and Flink's name of the metric."""
+class _CheckpointCounts:
+    """Counts of one checkpoint, by uid and Flink's name of the metric."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, int]] = {}
@@ -230,7 +230,7 @@ class _Counted:
             self.add(uid, "numLateRecordsDropped", count)
 
     def add_read(self, extents: Mapping[str, Extent], begins: Mapping[str, int]) -> None:
-        """Count what was read up to somewhere, and what of a bounded input is left behind that."""
+        """Count the records read since `begins`, and of bounded inputs those that are left."""
         for uid, end in extents.items():
             self.add(uid, POSITION, end.records)
             if uid in begins:
@@ -240,7 +240,7 @@ class _Counted:
 
 
 class CheckpointTracker:
-    """Notes what the coordinator's threads tell it; a store that refuses statistics is only logged."""
+    """Collects statistics from the coordinator's threads; a failure to store them is only logged."""
 
     def __init__(
         self,
@@ -251,23 +251,23 @@ class CheckpointTracker:
     ) -> None:
         self._job_dir, self._clock, self._sources = job_dir, clock, tuple(sources)
         self._user_metrics = UserMetricKeeper() if user_metrics is None else user_metrics
-        #: Returns how many records wait in front of sources, where Spark has looked.
+        #: Returns how many records sources have not read yet, as far as Spark knows.
         self.pending: Callable[[], Mapping[str, int]] = dict
-        #: A job that begins with a savepoint has not read what lies before that.
+        #: Whether the job began with a savepoint, so that it has not read the earlier records.
         self._begins_at_savepoint = False
-        #: Answers of committers to the checkpoint that is being confirmed.
-        self._answers = _Counted()
+        #: Answers of committers for the checkpoint that is being confirmed.
+        self._answers = _CheckpointCounts()
         self._times: dict[CheckpointId, Acknowledgements] = {}
-        #: How long each sink took to commit, of one checkpoint at a time.
+        #: How long each sink took to commit the present checkpoint.
         self._commit_ms: dict[str, int] = {}
         self._step_began_ms = 0
         self._observer: Observer = SilentObserver()
         self._stored_ms = clock.monotonic_ms()
         self._lock = threading.Lock()
-        self._history = self._stored()
+        self._history = self._load()
         self._user_metrics.begin(self._history.user_metrics)
 
-    def _stored(self) -> StatisticsHistory:
+    def _load(self) -> StatisticsHistory:
         try:
             return self._job_dir.statistics() or StatisticsHistory()
         except CorruptObjectError as error:
@@ -275,17 +275,19 @@ class CheckpointTracker:
             return StatisticsHistory()
 
     def settle(self) -> None:
-        """End what an earlier start left in progress; called after each recovery."""
-        # What was decided is confirmed by now, the other ids are sealed.
+        """End the checkpoints that an earlier start left in progress; called after each recovery."""
+        # The recovery has confirmed the decided ones and sealed the others.
         for left in self._history.in_progress:
             decision = self._job_dir.decision(left.checkpoint)
             known = self._times.pop(left.checkpoint, Acknowledgements())
             if decision is not None and decision.verdict is Verdict.COMMIT:
                 self._count(decision)
-                self._end(self._completed(left, decision, known, _NOTHING_MEASURED, {}))
+                self._end(self._complete(left, decision, known, _NOTHING_MEASURED, {}))
             else:
                 reason = CheckpointFailureReason.TASK_FAILED
-                self._end(left.fail(reason, reason.text, None, tuple(known.of_failed(left.checkpoint))))
+                self._end(
+                    left.fail(reason, reason.text, None, tuple(known.describe_failed(left.checkpoint)))
+                )
 
     @property
     def history(self) -> StatisticsHistory:
@@ -296,44 +298,44 @@ class CheckpointTracker:
         entries = [entry.checkpoint for entry in self._history.entries]
         return max([self._history.dropped_up_to, *entries])
 
-    def triggered_at_ms(self, checkpoint: CheckpointId) -> int:
+    def find_trigger_time_ms(self, checkpoint: CheckpointId) -> int:
         times = self._times.get(checkpoint)
         return 0 if times is None else times.wall_ms
 
-    def triggered(
+    def on_triggered(
         self, checkpoint: CheckpointId, request: CheckpointRequest, asked: Collection[Participant] = ()
     ) -> None:
-        """Note that a request got an id, and who has to acknowledge."""
+        """Note that a request got an id, and its participants."""
         wall = self._clock.wall_ms()
         self._times[checkpoint] = Acknowledgements(asked, request.asked_at_ms, wall)
         begun = CheckpointStatistics.begin(checkpoint, request.purpose, wall)
         with self._lock:
             self._history = self._history.add_triggered(begun)
 
-    def offered(self, checkpoint: CheckpointId) -> None:
+    def on_offered(self, checkpoint: CheckpointId) -> None:
         times = self._times[checkpoint]
         times.offered_ms = self._clock.monotonic_ms()
         times.note_hooks(times.offered_ms - times.requested_ms)
 
-    def staged(self, checkpoint: CheckpointId, staged: StagedBatch, sync_ms: int) -> None:
+    def on_staged(self, checkpoint: CheckpointId, staged: StagedBatch, sync_ms: int) -> None:
         times = self._times[checkpoint]
         times.sync_ms = sync_ms
         times.note_staged(staged, self._clock.monotonic_ms())
 
-    def acknowledged(self, checkpoint: CheckpointId, participants: Iterable[Participant]) -> None:
+    def on_acknowledged(self, checkpoint: CheckpointId, participants: Iterable[Participant]) -> None:
         times = self._times[checkpoint]
         times.note(participants, self._clock.monotonic_ms() - times.requested_ms)
 
-    def decided(self, checkpoint: CheckpointId) -> None:
+    def on_decided(self, checkpoint: CheckpointId) -> None:
         self._commit_ms = {}
         self._times[checkpoint].decided_ms = self._clock.monotonic_ms()
 
-    def answered(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
+    def on_answers(self, uid: str, answers: Iterable[CommitAnswer]) -> None:
         for answer in answers:
             self._answers.add(uid, _ANSWERS[answer.outcome], 1)
 
     def timing(self, observer: Observer) -> Observer:
-        """Return an observer that tells another one, and this tracker how long sinks take to commit."""
+        """Return an observer that times the commits of sinks and forwards to another observer."""
         self._observer = observer
         return self
 
@@ -346,38 +348,41 @@ class CheckpointTracker:
             self._commit_ms[subject] = self._clock.monotonic_ms() - self._step_began_ms
         self._observer.on_step_end(step, subject)
 
-    def confirmed(self, decision: Decision) -> None:
+    def on_confirmed(self, decision: Decision) -> None:
         times = self._times.pop(decision.checkpoint)
-        begun, durations = self._begun(decision.checkpoint), times.durations(self._clock.monotonic_ms())
+        begun, durations = self._find_begun(decision.checkpoint), times.durations(self._clock.monotonic_ms())
         self._count(decision)
-        self._end(self._completed(begun, decision, times, durations, self._commit_ms))
+        self._end(self._complete(begun, decision, times, durations, self._commit_ms))
 
-    def failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
+    def on_failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
         times = self._times.pop(checkpoint, None)
         if times is not None:
-            durations, participants = times.durations(self._clock.monotonic_ms()), times.of_failed(checkpoint)
-            self._end(self._begun(checkpoint).fail(reason, text, durations, tuple(participants)))
+            durations, participants = (
+                times.durations(self._clock.monotonic_ms()),
+                times.describe_failed(checkpoint),
+            )
+            self._end(self._find_begun(checkpoint).fail(reason, text, durations, tuple(participants)))
 
-    def refused(self) -> None:
-        """Note a request that never got an id; of many in a row, some are stored with what is stored next."""
+    def on_refused(self) -> None:
+        """Count a request that got no id; stored at most once a second, else with the next change."""
         with self._lock:
             self._history = self._history.count_refused()
         if self._clock.monotonic_ms() - self._stored_ms >= _PAUSE_MS:
             self.store()
 
-    def goes_on_behind(self, decision: Decision) -> None:
-        """Note behind which checkpoint a start goes on: behind a rewind, records are read once more."""
+    def on_start_after(self, decision: Decision) -> None:
+        """Set the positions of sources to the checkpoint that a start goes on from."""
         try:
-            counted = _Counted()
+            counted = _CheckpointCounts()
             counted.add_read(self._extents(decision.offsets_text), {})
         except Exception as error:
-            LOG.warning("what sources read once more is not counted: %s", error)
+            LOG.warning("records that sources read again are not counted: %s", error)
             return
         with self._lock:
             self._history = self._history.add_counts(counted.by_uid)
 
-    def restored(self, checkpoint: CheckpointId, path: str = "") -> None:
-        """Note that a start goes on from a checkpoint, or from a savepoint at `path`."""
+    def on_restored(self, checkpoint: CheckpointId, path: str = "") -> None:
+        """Note the checkpoint, or the savepoint at `path`, that a start goes on from."""
         self._begins_at_savepoint = bool(path)
         with self._lock:
             restored = RestoredCheckpoint(checkpoint, self._clock.wall_ms(), path)
@@ -393,11 +398,11 @@ class CheckpointTracker:
             LOG.warning("the statistics are not stored: %s", error)
 
     def _count(self, decision: Decision) -> None:
-        """Add what went through with a checkpoint that is confirmed to the job's totals."""
-        counted, self._answers = self._answers, _Counted()
+        """Add the counts of a confirmed checkpoint to the job's totals."""
+        counted, self._answers = self._answers, _CheckpointCounts()
         counted.add_decided(decision)
         try:
-            # Both may ask what is not ours: a source of the user's, and Spark.
+            # Both call foreign code: a source of the user's, and Spark.
             totals = self._history.totals
             upto = {uid: own[POSITION] for uid, own in totals.items() if POSITION in own}
             if not self._begins_at_savepoint:
@@ -406,7 +411,7 @@ class CheckpointTracker:
             for uid, count in self.pending().items():
                 counted.add(uid, "pendingRecords", count)
         except Exception as error:
-            LOG.warning("what sources have read is not counted for %s: %s", decision.checkpoint, error)
+            LOG.warning("records of checkpoint %s are not counted: %s", decision.checkpoint, error)
         with self._lock:
             self._history = self._history.add_counts(counted.by_uid)
 
@@ -415,12 +420,12 @@ class CheckpointTracker:
         found = {node.uid: node.source.extent(position) for node in self._sources}
         return {uid: extent for uid, extent in found.items() if extent is not None}
 
-    def _begun(self, checkpoint: CheckpointId) -> CheckpointStatistics:
+    def _find_begun(self, checkpoint: CheckpointId) -> CheckpointStatistics:
         found = self._history.find(checkpoint)
         assert found is not None, "only a triggered checkpoint ends"
         return found
 
-    def _completed(
+    def _complete(
         self,
         begun: CheckpointStatistics,
         decision: Decision,
@@ -430,15 +435,15 @@ class CheckpointTracker:
     ) -> CheckpointStatistics:
         cut = slowest_cut(decision.offsets_text)
         if cut is not None:
-            # The checkpoint is one with an upstream's.
+            # The checkpoint is aligned with one of an upstream job.
             durations = replace(durations, start_delay_ms=cut.start_delay_ms, alignment_ms=cut.alignment_ms)
-        participants, unlisted = known.of_completed(decision, commit_ms, self._history.details)
+        participants, unlisted = known.describe_completed(decision, commit_ms, self._history.details)
         sinks = [one for one in participants if one.kind is ParticipantKind.SINK]
         sizes = [one.bytes for one in sinks if one.bytes is not None]
         return begun.complete(
             durations,
             rows=sum(one.rows or 0 for one in sinks),
-            # The sum of some is not what all of them staged.
+            # Unknown if one of them is.
             bytes_staged=sum(sizes) if sinks and len(sizes) == len(sinks) else None,
             participants=participants,
             unlisted=unlisted,
@@ -450,7 +455,7 @@ class CheckpointTracker:
         self.store()
 
 
-def _between(begin: int | None, end: int | None) -> int | None:
+def _measure(begin: int | None, end: int | None) -> int | None:
     return None if begin is None or end is None else max(0, end - begin)
 
 
@@ -459,27 +464,27 @@ _Key = tuple[Lineage, BatchId]
 
 @dataclass(frozen=True, slots=True)
 class StagedAge:
-    """Data that a sink has staged and not committed."""
+    """The age of data that a sink has staged and not committed."""
 
     sink: str
     #: The oldest micro-batch of which the sink holds something.
     batch: BatchId
     age_ms: int
-    #: From then on it can be committed for so long, such as a transaction's timeout.
+    #: How long after its staging it can be committed, such as a transaction's timeout.
     lifetime_ms: int
 
     def __str__(self) -> str:
         return (
-            f"what sink '{self.sink}' staged in micro-batch {self.batch} is {self.age_ms} ms old and not "
-            f"committed; {self.lifetime_ms} ms after its staging the system drops it, and the job has to go "
-            "back to its last checkpoint"
+            f"data that sink '{self.sink}' staged in micro-batch {self.batch} is {self.age_ms} ms old and "
+            f"not committed; the system drops it {self.lifetime_ms} ms after staging, and then the job has "
+            "to go back to its last checkpoint"
         )
 
 
 class StagedAges:
-    """Says once per sink and epoch that staged data grows old; of one coordinator, in its thread.
+    """Warns once per sink and epoch that staged data grows old; used by the coordinator's thread.
 
-    An age counts from when the staging began, by the wall clock, so that what a restart found counts too.
+    An age counts from the wall-clock begin of the staging, so that it goes on over a restart.
     """
 
     def __init__(
@@ -490,11 +495,11 @@ class StagedAges:
         self._clock, self._tell = clock, tell
         #: When the staging of each began, in monotonic milliseconds.
         self._began_ms: dict[_Key, int] = {}
-        #: By sink, the oldest micro-batch of the epoch for which it was said.
+        #: By sink, the oldest micro-batch for which the warning was given.
         self._said: dict[str, _Key] = {}
 
-    def look(self, waiting: Sequence[StagedBatch]) -> None:
-        """Look at what is staged and not confirmed, in order; called often."""
+    def check(self, waiting: Sequence[StagedBatch]) -> None:
+        """Check the micro-batches that are staged and not confirmed, in order; called often."""
         if not waiting or not self._lifetimes:
             self._began_ms.clear()
             return

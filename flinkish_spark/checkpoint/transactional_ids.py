@@ -1,4 +1,4 @@
-"""The pool of slot blocks behind transactional ids."""
+"""The pool of numbers for transactional ids."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 
 class BlockPool:
-    """Leases the smallest free numbers, so that brokers get to know few ids.
+    """Leases the smallest free numbers, so that brokers see few transactional ids.
 
-    A block is leased per (sink, micro-batch) and returned only after the receipt: until then a
-    handle made from it may be committed again, and a second transaction under the same id would
-    be committed in its place. Blocks of failed attempts are never returned; their task attempts
-    may still be alive somewhere. Block 0 is not used, so that no probe meets a real one.
+    A block is leased per (sink, micro-batch) and returned only after the receipt: until then its transaction
+    may be committed again, and a second transaction under the same id would be committed instead.
+    Blocks of failed attempts are never returned: their task attempts may still be running. Block 0 is not
+    used, so that probes never meet a real transaction.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class BlockPool:
             return block
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """Return blocks whose receipt is durable; unknown ones (of an earlier owner) are ignored."""
+        """Return blocks to the pool after their receipt; those of an earlier owner are ignored."""
         with self._lock:
             for block in blocks:
                 if block in self._leased:
@@ -38,7 +38,7 @@ class BlockPool:
                     heapq.heappush(self._free, block)
 
     def forget(self) -> None:
-        """Write off everything leased, at a restart of the query: never given out again."""
+        """Never lease the leased blocks again; called at a restart of the query."""
         with self._lock:
             self._leased.clear()
 

@@ -178,7 +178,7 @@ def _read(path: Path) -> FoundSavepoint:
             raise CorruptObjectError(f"{path / SAVEPOINT_FILE} is no file")
         with as_damage(f"the savepoint {path}"):
             metadata = directory.metadata()
-            claim = directory.claimed_by(metadata.savepoint)
+            claim = directory.find_claim(metadata.savepoint)
     except FlinkishError as error:
         return FoundSavepoint(path, None, error=str(error))
     return FoundSavepoint(path, metadata, "" if claim is None else claim.owner)

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from flinkish_spark.checkpoint.control import offered_by, read_control
+from flinkish_spark.checkpoint.control import read_control, to_control_offset
 from flinkish_spark.core.stream_readers import adapt_reader
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
 from flinkish_spark.transport import columns as C
@@ -46,7 +46,7 @@ class ControlReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         known = ControlOffset.from_json(start)
-        raised = known.merge_max(offered_by(read_control(self._path)))
+        raised = known.merge_max(to_control_offset(read_control(self._path)))
         return start if raised == known else raised.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

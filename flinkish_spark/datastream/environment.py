@@ -91,13 +91,13 @@ from flinkish_spark.reporters.reporter import ReportedJob, Reporter, Reporting
 from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.comparison import (
     Comparison,
-    as_if_saved,
+    compare_saved,
     compare_with_savepoint,
-    compared,
+    make_initial_metadata,
 )
 from flinkish_spark.savepoints.files import RestoreSettings
 from flinkish_spark.savepoints.restore import job_shape
-from flinkish_spark.savepoints.seeds import beginning_of, shuffle_partitions_of
+from flinkish_spark.savepoints.seeds import find_beginning, shuffle_partitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -545,8 +545,10 @@ class StreamExecutionEnvironment:
         """
         hooks = self._hook_names()
         if isinstance(other, StreamExecutionEnvironment):
-            saved = as_if_saved(other.graph, other._plan_graph(other.graph), other._hook_names())
-            return compared(saved, job_shape(self.graph, self._plan_graph(self.graph), hooks), RestoreRules())
+            saved = make_initial_metadata(other.graph, other._plan_graph(other.graph), other._hook_names())
+            return compare_saved(
+                saved, job_shape(self.graph, self._plan_graph(self.graph), hooks), RestoreRules()
+            )
         given = RestoreSettings(other) if isinstance(other, str) else other
         what_to_do = 'give a path, RestoreSettings("/absolute/path"), or another environment'
         settings = instance_of("other", given, RestoreSettings, what_to_do=what_to_do)
@@ -564,7 +566,7 @@ class StreamExecutionEnvironment:
             # If the directory cannot be read now, the start will say so, with what to do.
             with contextlib.suppress(FlinkishError):
                 job_dir = open_job_dir(self._place)
-                chosen = shuffle_partitions_of(job_dir, beginning_of(job_dir, self._place))
+                chosen = shuffle_partitions_of(job_dir, find_beginning(job_dir, self._place))
         return fit_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
 
     def _hook_names(self) -> list[str]:
@@ -910,7 +912,7 @@ def _manifest(given: Manifest) -> Manifest:
 def _refuse_second(place: StoreSpec, standby: Standby) -> None:
     """Refuse at once to start a running job; in a bucket only the start itself can find out."""
     if place.is_local and standby is Standby.REFUSE:
-        JobLock.of_job(place.folder).look()
+        JobLock.from_folder(place.folder).check_free()
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
 
-from flinkish_spark.checkpoint.answers import Asked, PendingAnswer
+from flinkish_spark.checkpoint.answers import CheckpointTriggerRequest, PendingAnswer
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
@@ -309,7 +309,7 @@ class JobClient:
 
     def _ask(self, purpose: CheckpointPurpose, target: str) -> PendingAnswer:
         pending = PendingAnswer()
-        self._supervisor.control.ask(Asked(purpose, pending.resolve, target))
+        self._supervisor.control.ask(CheckpointTriggerRequest(purpose, pending.resolve, target))
         return pending
 
     def rewind(self, checkpoint: CheckpointId | int, tables: Tables = Tables.KEEP) -> PendingRewind:

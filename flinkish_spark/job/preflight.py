@@ -34,8 +34,8 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.savepoints import find_changed_meaning
 from flinkish_spark.protocol.versions import SparkMinor, VersionStep, find_version_step
-from flinkish_spark.savepoints.restore import Restore, begun_chains, check_rescale
-from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, claimant
+from flinkish_spark.savepoints.restore import Restore, check_rescale, find_begun_chains
+from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, find_claimant
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +132,7 @@ def check_before_start(
     }
     with span("Spark to be asked whether it sees the job directory"):
         _check_seen(spark, graph, settings, job_dir, restore)
-    graph = replace(graph, begun_chains=begun_chains(graph, job_dir, settings.job_dir, restore))
+    graph = replace(graph, begun_chains=find_begun_chains(graph, job_dir, settings.job_dir, restore))
     with span("the plan that is looked at before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
@@ -202,7 +202,7 @@ def record_job(
         RESTORED_FROM: savepoint,
         _MEANING: {uid: dict(shape.meaning) for uid, shape in planned.operators.items()},
     }
-    claimed_as = claimant(job_dir)
+    claimed_as = find_claimant(job_dir)
     if claimed_as is not None:
         # Who looks at a claimed savepoint finds the job by it.
         at_first["uuid"] = str(claimed_as)

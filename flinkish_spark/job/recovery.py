@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from flinkish_spark.checkpoint.commit import Confirmation, Interrupted, refuse_another_timeline
+from flinkish_spark.checkpoint.commit import Confirmation, JobInterruptedError, refuse_another_timeline
 from flinkish_spark.checkpoint.context import JobContext
-from flinkish_spark.checkpoint.failures import Patience, classify
+from flinkish_spark.checkpoint.failures import RetryPolicy, classify
 from flinkish_spark.checkpoint.spark_log import missing_entry
 from flinkish_spark.contracts.sink import ShownOrder
 from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, FencedError, InternalError
@@ -139,7 +139,7 @@ class Recovery:
             ),
             leftovers_are_swept=self._is_swept,
             log_began_in=history.log_began_in,
-            pinned=self._pins.pinned() | self._unpinnable,
+            pinned=self._pins.list_pinned() | self._unpinnable,
             order=self._order(decided),
             reseed_is_wanted=self._reseeding.is_wanted(history.log_began_in),
             lost=frozenset(self._lost),
@@ -322,18 +322,18 @@ class Recovery:
         self._log.end_replay()
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        patience = Patience()
+        retries = RetryPolicy()
         while True:
             try:
                 return ask()
-            except Interrupted:
+            except JobInterruptedError:
                 raise
             except Exception as error:
-                self._wait("recovery", str(patience.takes(error)))
+                self._wait("recovery", str(retries.check(error)))
 
     def _wait(self, what: str, detail: str) -> None:
         if self._must_give_up():
-            raise Interrupted(what)
+            raise JobInterruptedError(what)
         LOG.warning("%s has to wait, which is expected while brokers restart: %s", what, detail)
         note_failure(detail)
         self._clock.sleep_ms(_PAUSE_MS)
@@ -361,12 +361,12 @@ def tell_restored(
     job.tracker.settle()
     if newest is not None:
         job.hooks.restore(newest.checkpoint, newest.hook_states)
-        job.tracker.goes_on_behind(newest)
-        job.tracker.restored(newest.checkpoint)
+        job.tracker.on_start_after(newest)
+        job.tracker.on_restored(newest.checkpoint)
         return newest.times
     if savepoint is not None:
         job.hooks.restore(savepoint.checkpoint, savepoint.hooks)
-        job.tracker.restored(savepoint.checkpoint, savepoint.path)
+        job.tracker.on_restored(savepoint.checkpoint, savepoint.path)
         return savepoint.times
     job.hooks.restore(None, {})
     return None

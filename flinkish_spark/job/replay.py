@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
-from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import Staging, StagingContext
 from flinkish_spark.core.errors import (
@@ -142,11 +142,11 @@ class _Replay:
 
     def _began_at(self) -> LoggedOffsets:
         parts = self.parts
-        return parts.job.log.began_at(parts.job.job_dir.history().log_began_in)
+        return parts.job.log.find_first_offsets(parts.job.job_dir.history().log_began_in)
 
     def _why_no_state(self, before: Decision) -> str:
         pins = self.parts.job.pins
-        if before.checkpoint not in pins.pinned():
+        if before.checkpoint not in pins.list_pinned():
             # It could not be pinned behind its receipt; Spark goes on from it, so it may still be there.
             try:
                 pins.pin(before)
@@ -210,7 +210,7 @@ class _Replay:
         try:
             while query.is_active:
                 if parts.job.is_cancelled():
-                    raise Interrupted(f"replaying checkpoint {self.decision.checkpoint}")
+                    raise JobInterruptedError(f"replaying checkpoint {self.decision.checkpoint}")
                 parts.job.clock.sleep_ms(_WATCH_MS)
         finally:
             writer.gate.stop()
@@ -220,7 +220,7 @@ class _Replay:
             raise failure
         batch = writer.part.batch
         if log.read(COMMITS, batch) is None or (writer.part.lost and writer.staged is None):
-            raise QueryFailed(f"micro-batch {batch} was to be replayed, and Spark did not run it")
+            raise QueryError(f"micro-batch {batch} was to be replayed, and Spark did not run it")
 
     def finish(self, plan: ReplayPlan, batches: tuple[StagedBatch, ...]) -> None:
         job, checkpoint, why = self.parts.job, self.decision.checkpoint, str(self.lost.why or self.lost.what)
@@ -252,7 +252,7 @@ class _ReplayWriter:
     def __call__(self, frame: Any, batch_id: int) -> None:
         try:
             if BatchId(batch_id) != self.part.batch:
-                raise QueryFailed(f"Spark replays micro-batch {batch_id}, expected is {self.part.batch}")
+                raise QueryError(f"Spark replays micro-batch {batch_id}, expected is {self.part.batch}")
             only = frozenset({self.sink} if self.part.lost else ())
             staged = self.staging.stage_only(frame, self.part.batch, next(self.attempts), only)
             self.staged = staged if self.part.lost else None

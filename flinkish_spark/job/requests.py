@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from flinkish_spark.checkpoint.answers import AnswerKind, Asked, CheckpointAnswer
+from flinkish_spark.checkpoint.answers import AnswerKind, CheckpointAnswer, CheckpointTriggerRequest
 from flinkish_spark.core.clock import Clock, RunningThread, Threads
 from flinkish_spark.core.errors import (
     CorruptObjectError,
@@ -428,7 +428,7 @@ class Outside:
         self,
         job_dir: JobDir,
         clock: Clock,
-        ask: Callable[[Asked], None],
+        ask: Callable[[CheckpointTriggerRequest], None],
         cancel: Callable[[], None],
         look_ms: int = LOOK_MS,
         report: Callable[[], None] = lambda: None,
@@ -463,7 +463,7 @@ class Outside:
             for request in self._inbox.take():
                 answer = partial(self._inbox.answer, request.name)
                 if request.purpose is not None:
-                    self._ask(Asked(request.purpose, answer, request.target))
+                    self._ask(CheckpointTriggerRequest(request.purpose, answer, request.target))
                     continue
                 # Both are under way with this answer; that they are done is seen in the directory.
                 answer(CheckpointAnswer(AnswerKind.COMPLETED))

@@ -78,7 +78,7 @@ def order_rewind(
 def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> str:
     """Return why the job cannot go back to `target`, as far as its directory tells; empty if it can."""
     known = job_dir.list_checkpoint_ids()
-    pinned = pins.pinned()
+    pinned = pins.list_pinned()
     found = {c: job_dir.decision(c) for c in known}
     commits = [
         RetainedCheckpoint(c, d.lineage, job_dir.receipt(c) is not None, c in pinned)
@@ -178,7 +178,7 @@ class Rewinder:
     def _begin_anew(self, intent: RewindIntent) -> None:
         self.job.ownership.check()
         self.job.log.retire(intent.lineage)
-        for checkpoint in self.job.pins.pinned():
+        for checkpoint in self.job.pins.list_pinned():
             # A zombie that wakes up here must not unpin what a newer owner has pinned since.
             self.job.ownership.check()
             self.job.pins.unpin(checkpoint)
@@ -192,7 +192,7 @@ class Rewinder:
             self.job.observer.on_step_end(Step.REWIND_DELETE, entry)
         if intent.first_removed == BatchId(0):
             self.job.log.clear_state()
-        elif intent.target is not None and intent.target in self.job.pins.pinned():
+        elif intent.target is not None and intent.target in self.job.pins.list_pinned():
             self.job.pins.restore(intent.target)
 
     def _supersede(self, uid: str, committer: Committer, target: CheckpointId, lineage: Lineage) -> None:

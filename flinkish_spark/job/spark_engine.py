@@ -30,7 +30,7 @@ from flinkish_spark.bridge.session import (
 from flinkish_spark.bridge.settings import SETTINGS, query_conf
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TrackedStaging
-from flinkish_spark.checkpoint.failures import with_place
+from flinkish_spark.checkpoint.failures import add_place
 from flinkish_spark.checkpoint.ownership import BeatLease, JobLock, Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket, pins_of
 from flinkish_spark.checkpoint.spark_log import (
@@ -329,7 +329,7 @@ class SinkStaging:
                     joining = [one for one in writers if isinstance(one, JoiningWriter)]
                     results = type(joining[0]).stage_all(list(zip(joining, requests, strict=True)))
         except Exception as error:
-            with_place(error, place)
+            add_place(error, place)
             raise
         took_ms = clock.monotonic_ms() - began_ms
         done = list[tuple[SinkAck, Sequence[Any]]]()
@@ -352,7 +352,7 @@ class SinkStaging:
         )
 
     def _input_offsets(self, batch: BatchId) -> list[GroupOffsets]:
-        position = self._context.position_behind(batch)
+        position = self._context.find_position_after(batch)
         found = (node.source.group_offsets(position) for node in self._sources)
         return [offsets for offsets in found if offsets is not None]
 
@@ -440,7 +440,7 @@ class SparkEngine:
         ends_with_this_process(self._spark)
         settings, place = self._settings, self._settings.job_dir
         if place.is_local:
-            return JobLock.of_job(place.folder)
+            return JobLock.from_folder(place.folder)
         lease_ms = settings.checkpoint.owner_lease_ms
         return BeatLease(self._job_dir, place.url, settings.clock, settings.threads, lease_ms)
 
@@ -496,7 +496,7 @@ class SparkEngine:
             marks_latency=settings.latencies is not None,
             calls=AsyncPlace(settings.job_dir, self._job, workers, partial(_add_cost, self._costs)),
             bundles_per_partition=self._savepoints.bundles_per_partition(beginning),
-            recorded=self._savepoints.layout_so_far(),
+            recorded=self._savepoints.find_layout(),
         )
         planned = planner.plan(self._graph)
         check_layout(self._job_dir, planned)
@@ -520,7 +520,7 @@ class SparkEngine:
 
     def confirmed(self, decision: Decision) -> None:
         """Let go of what the lineage began with, and of the answers that the checkpoint has used."""
-        self._keeper.confirmed(decision)
+        self._keeper.on_confirmed(decision)
         batches = [staged.batch.value for staged in decision.batches]
         for recording in self._planned.recordings if batches else ():
             retention = self._retentions.setdefault(

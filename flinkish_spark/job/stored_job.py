@@ -201,7 +201,7 @@ def checkpoint_views(
         if trigger is not None or found[1] is not None:
             stored[checkpoint] = found
     measured = {one.checkpoint: one for one in _all_of(history) if wanted is None or one.checkpoint in wanted}
-    lineages, pinned = job_dir.history(), job.pins().pinned()
+    lineages, pinned = job_dir.history(), job.pins().list_pinned()
     commits = {
         checkpoint: RetainedCheckpoint(
             checkpoint, decision.lineage, receipt is not None, checkpoint in pinned

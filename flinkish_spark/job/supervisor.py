@@ -23,17 +23,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, Told
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
-from flinkish_spark.checkpoint.commit import Confirmation, Interrupted
+from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, AccumulatorTotals
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
+from flinkish_spark.checkpoint.commit import Confirmation, JobInterruptedError
 from flinkish_spark.checkpoint.completion import CoordinatorParts
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
-from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator, StopFailed
+from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator, StopWithSavepointError
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
 from flinkish_spark.checkpoint.event_time import TimeKeeper, Timekeeping
 from flinkish_spark.checkpoint.failures import (
-    QueryFailed,
+    QueryError,
     RepeatableUserError,
     classify,
     classify_alive,
@@ -131,7 +131,7 @@ class RestartPolicy:
 
     def delay_ms_after(self, error: FlinkishError, now_ms: int, batch: BatchId | None = None) -> int:
         """Return how long to wait before the next start; raise an error if there will be none."""
-        if isinstance(error, StopFailed):
+        if isinstance(error, StopWithSavepointError):
             # The savepoint failed and not the job: it goes on, whatever its strategy says.
             return 0
         if isinstance(error, SparkGoneError) or not error.restartable:
@@ -219,16 +219,16 @@ class JobControl:
         self.cancel_wanted.set()
         self.end_wanted.set()
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: CheckpointTriggerRequest) -> None:
         """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns."""
         coordinator = self._coordinator
         if self._is_over:
-            refused = CheckpointAnswer.refused(Reason.SHUT_DOWN)
+            refused = CheckpointAnswer.make_refused(Reason.SHUT_DOWN)
         elif coordinator is None or coordinator.is_stopping:
             text = "the job starts, or starts again: ask once it runs"
-            refused = CheckpointAnswer.refused(Reason.PARTICIPANT_NOT_RUNNING, text)
+            refused = CheckpointAnswer.make_refused(Reason.PARTICIPANT_NOT_RUNNING, text)
         elif asked.purpose.is_savepoint and (why := self._why_no_savepoint_at(asked.target)):
-            refused = CheckpointAnswer.refused(Reason.STORAGE_NOT_READY, why)
+            refused = CheckpointAnswer.make_refused(Reason.STORAGE_NOT_READY, why)
         else:
             coordinator.ask(asked)
             return
@@ -251,7 +251,7 @@ class JobControl:
 
     def held(self) -> Iterable[Wait]:
         coordinator = self._coordinator
-        return () if coordinator is None else coordinator.held()
+        return () if coordinator is None else coordinator.list_waits()
 
     def must_give_up(self) -> bool:
         if self.is_starting:
@@ -312,7 +312,7 @@ class LastCheckpoint:
             if self._is_asked:
                 return
             self._is_asked = True
-        self._coordinator.ask(Asked(CheckpointPurpose.FINAL, lambda answer: None))
+        self._coordinator.ask(CheckpointTriggerRequest(CheckpointPurpose.FINAL, lambda answer: None))
 
     @property
     def _is_caught_up(self) -> bool:
@@ -373,7 +373,7 @@ class Supervisor:
             self.control.ask,
             self.control.cancel,
             look_ms,
-            lambda: self.states.waits(self.progress.waits),
+            lambda: self.states.on_waits(self.progress.waits),
         )
         self._watchdog = Watchdog(
             settings.clock,
@@ -434,10 +434,10 @@ class Supervisor:
         except Exception as error:
             # What comes up before the query is tried has not met a type yet.
             known = classify(error)
-            self.states.over(known)
+            self.states.end(known)
             raise_translated(known, error)
         except BaseException as error:
-            self.states.over(error)
+            self.states.end(error)
             raise
         finally:
             self.progress.is_running = False
@@ -480,7 +480,7 @@ class Supervisor:
         told = threading.Event()
 
         def tell() -> None:
-            for change in (partial(self.states.on, JobEvent.CANCEL), partial(self.states.over, error)):
+            for change in (partial(self.states.on, JobEvent.CANCEL), partial(self.states.end, error)):
                 with contextlib.suppress(IllegalTransitionError):
                     change()
             told.set()
@@ -510,7 +510,7 @@ class Supervisor:
             finally:
                 with self._waiting("the thread that takes requests to end"):
                     self._outside.stop()
-        except Interrupted:
+        except JobInterruptedError:
             self._ended(owned)
             return False
         finally:
@@ -526,7 +526,7 @@ class Supervisor:
                 if self._run_query(owned) is QueryEnd.OVER:
                     return False
                 self._goes_on("behind the last checkpoint timers were left, or input went on")
-            except Interrupted:
+            except JobInterruptedError:
                 return False
             except RewindOrdered as order:
                 self._goes_on(str(order))
@@ -569,8 +569,8 @@ class Supervisor:
         with waiting("the job directory to be taken over"):
             ownership = take_over(self._job_dir, settings.clock, settings.token)
             if self._lock is not None:
-                self._lock.took_over(ownership.epoch)
-        self.states.taken_over(ownership.epoch)
+                self._lock.on_taken_over(ownership.epoch)
+        self.states.on_taken_over(ownership.epoch)
         with waiting("Spark's log to be fenced"):
             log = engine.fenced_log(ownership)
         with waiting("the sinks to be connected"):
@@ -617,7 +617,7 @@ class Supervisor:
             self.states.on(JobEvent.FINISH if is_running else JobEvent.SUSPEND)
             return
         self.states.on(JobEvent.CANCEL)
-        owned.completed.cancelled(self._settings.clock)
+        owned.completed.on_cancelled(self._settings.clock)
         self.states.on(JobEvent.ALL_ENDED)
 
     def _survives(self, error: FlinkishError, inputs: Inputs) -> bool:
@@ -626,10 +626,10 @@ class Supervisor:
         self.progress.last_error = str(error)
         if isinstance(error, FencedError):
             raise error
-        self.states.failed(error)
+        self.states.on_failure(error)
         if trace := error.facts.get("trace"):
             LOG.info("from the inside out:\n%s", trace)
-        if isinstance(error, InputLostError | QueryFailed):
+        if isinstance(error, InputLostError | QueryError):
             # What Spark says about lost input names no ranges; the source does.
             self._raise_if_lost(inputs)
         if self._restarts.gives_up(error, control):
@@ -690,7 +690,7 @@ class Supervisor:
                 LOG.error("the order is not carried out: %s", refused)
                 start, kept = recovery.run()
             newest = self._job_dir.newest_commit()
-            self.states.goes_on_from(None if newest is None else newest.checkpoint)
+            self.states.on_restored(None if newest is None else newest.checkpoint)
             savepoint = self._engine.restored_from() if newest is None else None
             with self._waiting("the master hooks to be restored"):
                 stored = self._restored(job, newest, savepoint)
@@ -706,7 +706,7 @@ class Supervisor:
             # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
             return outcome_of(tell, "flinkish-restore-hooks", job.threads, job.clock, job.is_cancelled)
         except GivenUp:
-            raise Interrupted("restoring the master hooks") from None
+            raise JobInterruptedError("restoring the master hooks") from None
 
     def _check_input(self, owned: _Owned) -> None:
         # This order matters: where sources stand is read from entries of the log, and a damaged one is to be
@@ -714,7 +714,7 @@ class Supervisor:
         owned.job.log.check()
         with self._waiting("the sources to be asked before the start"):
             if not until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
-                raise Interrupted("waiting for the input")
+                raise JobInterruptedError("waiting for the input")
             if self._catch_up is not None:
                 fix_ends = partial(self._catch_up.fix_ends, owned.inputs)
                 if not until_answered(fix_ends, owned.job.must_give_up, owned.job.clock):
@@ -739,8 +739,8 @@ class Supervisor:
             needs_first=self._catch_up is not None,
         )
         time.begin()
-        told = Told.at(newest, self._job_dir.history().log_began_in)
-        accumulators = AccumulatorKeeper(told, recovered.kept)
+        totals = AccumulatorTotals.from_decision(newest, self._job_dir.history().log_began_in)
+        accumulators = AccumulatorKeeper(totals, recovered.kept)
         if newest is not None:
             self.progress.stood_at(newest)
         gate = AdmissionGate(job.clock)
@@ -753,14 +753,14 @@ class Supervisor:
                 gate=gate,
                 failures=self._failures,
                 on_confirmed=self._on_confirmed,
-                on_aborted=self.states.aborted,
+                on_aborted=self.states.on_checkpoint_aborted,
                 write_savepoint=lambda decision, target: self._engine.write_savepoint(
                     decision, target, job.log
                 ),
-                on_receipt=owned.completed.completed,
+                on_receipt=owned.completed.on_confirmed,
                 time=time,
-                on_aging=self.states.aging,
-                on_decided=owned.completed.decided,
+                on_aging=self.states.on_staged_data_aging,
+                on_decided=owned.completed.on_decided,
                 accumulators=accumulators,
                 decided_at_ms=None if newest is None else newest.decided_at_ms,
             ),
@@ -776,9 +776,9 @@ class Supervisor:
             if staged.checkpoints and not until_answered(
                 owned.inputs.check_identity, job.must_give_up, job.clock
             ):
-                raise Interrupted("looking for the input")
+                raise JobInterruptedError("looking for the input")
             accumulators.on_staged(staged)
-            self.states.tasks_run()
+            self.states.run_tasks()
             self.progress.batches += 1
             coordinator.on_staged(staged, sync_ms)
             if self._catch_up is not None and not self._catch_up.is_reached:
@@ -792,7 +792,7 @@ class Supervisor:
             note,
             coordinator.must_wait,
             time,
-            self.states.tasks_initialize,
+            self.states.initialize_tasks,
             tuple(
                 f"'{one.uid or one.title}'"
                 for vertex in self._engine.vertices
@@ -805,7 +805,7 @@ class Supervisor:
         return _Start(plan, lineage, gate, coordinator, writer, last)
 
     def _control_file(self, job: JobContext) -> ControlFile:
-        return ControlFile.of_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
+        return ControlFile.create_for_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
 
     def _run(self, owned: _Owned, start: _Start) -> None:
         self._writer, self.control.is_starting = start.writer, False
@@ -859,7 +859,7 @@ class Supervisor:
         if writer.failure is not None:
             # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
             raise classify_alive(writer.failure, self._place()) from writer.failure
-        raise told or QueryFailed("the query ended by itself")
+        raise told or QueryError("the query ended by itself")
 
     def _tear_down(self, query: RunningQuery, start: _Start) -> None:
         """End query and coordinator; both have ended when this returns, or the JVM is gone."""
@@ -879,13 +879,13 @@ class Supervisor:
         # A checkpoint that the recovery confirms is progress like any other.
         self._dropped_by_sinks += self.progress.confirmed(decision)
         self._restarts.ran_well()
-        self.states.completed(decision.checkpoint)
+        self.states.on_checkpoint_complete(decision.checkpoint)
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
         self._dropped_by_sinks += self.progress.confirmed(decision)
         self._restarts.ran_well()
         self._engine.confirmed(decision)
-        self.states.completed(decision.checkpoint)
+        self.states.on_checkpoint_complete(decision.checkpoint)
 
     def _finish(self, owned: _Owned, start: _Start) -> QueryEnd:
         if self.control.stop_wanted.is_set() or start.last.is_confirmed:

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.context import JobContext
-from flinkish_spark.checkpoint.failures import Patience
+from flinkish_spark.checkpoint.failures import RetryPolicy
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.clock import GivenUp, outcome_of
 from flinkish_spark.core.watchdog import note_failure
@@ -53,7 +53,7 @@ def settle_timeline(job: JobContext) -> bool:
 
 
 def _all_marks(job: JobContext) -> list[_Found]:
-    patience = Patience()
+    retries = RetryPolicy()
     while True:
         try:
             # Only asking: a question that hangs, and is left alone, changes nothing. A stop waits for it: it
@@ -61,13 +61,13 @@ def _all_marks(job: JobContext) -> list[_Found]:
             ask = partial(_marks, job)
             return outcome_of(ask, "flinkish-settle-timeline", job.threads, job.clock, job.is_cancelled)
         except GivenUp:
-            raise Interrupted(_ASKING) from None
+            raise JobInterruptedError(_ASKING) from None
         except Exception as error:
-            fault = patience.takes(error)
+            fault = retries.check(error)
             LOG.warning("the start waits for what sinks and sources hold: %s", fault)
             note_failure(str(fault))
             if job.must_give_up():
-                raise Interrupted(_ASKING) from error
+                raise JobInterruptedError(_ASKING) from error
         job.clock.sleep_ms(_PAUSE_MS)
         job.ownership.check()
 

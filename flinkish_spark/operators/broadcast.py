@@ -190,7 +190,7 @@ class KeyedBroadcastOperator(KeyedStreamOperator):
         self._function, self._descriptors = function, tuple(descriptors)
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        self._states = states = states.of_function()
+        self._states = states = states.view_for_function()
         #: The broadcast half; runs once per partition and micro-batch, before the partition's key groups.
         self.side = BroadcastSide(states.uid, self._descriptors, self._process_broadcast, self._is_declared)
         self.side.context.count = context.count

@@ -30,7 +30,7 @@ from flinkish_spark.operators.aggregates import make_element_reduce, make_value_
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.state.codec import DUE_FIELDS
-from flinkish_spark.state.columnar import DueTable, Stored
+from flinkish_spark.state.columnar import DueTable, SelectedRows
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -456,7 +456,7 @@ class WindowFold:
         own = aggregation.state_type()
         if len(aggregation.names) == 1:
             own = f"{name_text(aggregation.names[0])} {own}"
-        states.per_namespace(OPEN)
+        states.declare_namespaced(OPEN)
         states.get_state(ValueStateDescriptor(OPEN, f"{DUE_FIELDS[clock]} LONG, {own}"))
 
     def run(
@@ -488,7 +488,11 @@ class StoredWindows:
     """The stored windows of the keys of a micro-batch."""
 
     def __init__(
-        self, table: DueTable, stored: Stored, hashes: Sequence[Array], keys: Sequence[Sequence[pa.Array]]
+        self,
+        table: DueTable,
+        stored: SelectedRows,
+        hashes: Sequence[Array],
+        keys: Sequence[Sequence[pa.Array]],
     ) -> None:
         self.table, self.stored = table, stored
         columns = table.keys_together([stored.keys, *keys])
@@ -521,7 +525,7 @@ class _GroupWindows:
     """The open windows of a key group during one micro-batch."""
 
     def __init__(
-        self, fold: WindowFold, table: DueTable, stored: Stored, came: Sequence[ArrivedParts]
+        self, fold: WindowFold, table: DueTable, stored: SelectedRows, came: Sequence[ArrivedParts]
     ) -> None:
         self._fold, self._rules = fold, fold.rules
         keys, hashes = [one.keys for one in came], [one.hashes for one in came]

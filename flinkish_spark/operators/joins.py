@@ -273,7 +273,7 @@ class _TimedJoin(KeyedStreamOperator):
         for buffer in self._buffers:
             buffer.open(states)
         self._settle = states.puts.settle
-        self._function.open(states.of_function())
+        self._function.open(states.view_for_function())
 
     def close(self) -> None:
         self._function.close()

@@ -245,7 +245,7 @@ class PatternOperator(TimedRowsOperator):
             elif isinstance(leaf, LookingBack) and hasattr(leaf.owner, "open"):
                 leaf.owner.open(opened)
         self._settle = states.puts.settle
-        self.function.open(states.of_function())
+        self.function.open(states.view_for_function())
 
     def processors(self) -> tuple[Processor, ...]:
         if self.timed is not None:

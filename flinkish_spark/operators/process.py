@@ -79,7 +79,7 @@ class KeyedProcessOperator(KeyedStreamOperator):
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
         self._context = context
-        self._function.open(states.of_function())
+        self._function.open(states.view_for_function())
 
     def processors(self) -> tuple[Processor, ...]:
         if isinstance(self._function, KeyedCoProcessFunction):

@@ -328,7 +328,7 @@ class LoopedWindows:
         open_part(get_part_function(self.computation), states.uid, states.max_parallelism)
         # State of an earlier program with retractions.
         states.drop_state(FIRED)
-        states.per_namespace(OPEN, due=self.clock)
+        states.declare_namespaced(OPEN, due=self.clock)
         states.any_state(make_contents_descriptor(self.computation, self.element_type))
         return make_folding(self.computation, self.element_type)
 

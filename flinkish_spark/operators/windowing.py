@@ -40,10 +40,10 @@ class TriggerScope:
         #: Windows merged into the current one, while the trigger's `on_merge` runs.
         self.merged: Sequence[TimeWindow] = ()
         self._states: dict[str, Any] = {}
-        states = states.of_function()
+        states = states.view_for_function()
         for descriptor in elements_of(trigger.states()):
             own = dataclasses.replace(descriptor, name=f"trigger/{descriptor.name}")
-            states.per_namespace(own.name)
+            states.declare_namespaced(own.name)
             self._states[descriptor.name] = states.any_state(own)
         # Bound methods, to save a call.
         self.current_watermark = timers.current_watermark
@@ -132,7 +132,7 @@ class _WindowStates(DeclaredStates):
                 "merge cannot have; use global_state"
             )
         super().admit(descriptor)
-        self.states.per_namespace(descriptor.name)
+        self.states.declare_namespaced(descriptor.name)
 
 
 class FunctionStates(DeclaredStates, SubtaskFacts):
@@ -182,8 +182,8 @@ class RetractedResults:
     def open(self, states: KeyedStates) -> None:
         # A scope of its own: a merged window's content may be stored under another window.
         self._scope = KeyScope()
-        own = states.through(self._scope)
-        own.per_namespace(FIRED)
+        own = states.bind(self._scope)
+        own.declare_namespaced(FIRED)
         self._last = own.get_list_state(ListStateDescriptor(FIRED, self._type.stored_fields))
 
     def replace(self, key: Any, window: TimeWindow, rows: Iterable[Any]) -> Iterable[Any]:
@@ -250,9 +250,9 @@ class WindowOperator(KeyedStreamOperator):
         self._assign = make_assign(self._assigner)
         #: Scope of the current key without a window, for states that its windows share.
         self._key_scope = KeyScope()
-        of_key = states.through(self._key_scope)
+        of_key = states.bind(self._key_scope)
         open_part(self._part, states.uid, states.max_parallelism)
-        states.per_namespace(OPEN, due=self.clock)
+        states.declare_namespaced(OPEN, due=self.clock)
         self._contents.open(states)
         if self._results is None:
             states.drop_state(FIRED)
@@ -260,7 +260,9 @@ class WindowOperator(KeyedStreamOperator):
             self._results.open(states)
         self._table = states.tables[OPEN]
         self._trigger_context = TriggerScope(self._trigger, states, timers)
-        function_states = FunctionStates(of_key.of_function(), states.of_function(), merges=self.merges)
+        function_states = FunctionStates(
+            of_key.view_for_function(), states.view_for_function(), merges=self.merges
+        )
         if self._function is not None:
             self._function.open(function_states)
         function_states.seal()

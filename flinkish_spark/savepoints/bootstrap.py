@@ -1,4 +1,4 @@
-"""State that is made of a batch DataFrame, as a user says it: which rows, by which key, what into."""
+"""Bootstrapping of state from a batch DataFrame: its rows, their key, and the states they fill."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 
 
 class KeyedStateBootstrapFunction(RichFunction, ABC):
-    """Fills the states and timers of keys from the rows of a DataFrame, one at a time.
+    """Fills the states and timers of keys from the rows of a DataFrame, one row at a time.
 
-    Called once per row, in tasks, while a savepoint is written; a task that is run again calls it again for
-    the same rows. States and timers are declared and used as in a
-    :class:`~flinkish_spark.KeyedProcessFunction`, by the same names and types as in the job. Nothing is
-    emitted, and no timer fires: those that are due fire in the job.
+    Called once per row, in tasks, while a savepoint is written; a retried task calls it again for the same
+    rows. States and timers are declared and used as in a :class:`~flinkish_spark.KeyedProcessFunction`, with
+    the names and types of the job. It cannot emit, and no timer fires before the job runs.
 
     Examples
     --------
@@ -52,7 +51,7 @@ class KeyedStateBootstrapFunction(RichFunction, ABC):
 
     @abstractmethod
     def process_element(self, value: Any, ctx: Context) -> None:
-        """Take one row.
+        """Put one row into states and timers of its key.
 
         Parameters
         ----------
@@ -64,7 +63,7 @@ class KeyedStateBootstrapFunction(RichFunction, ABC):
         """
 
 
-#: A state, and the column or columns that it is made of.
+#: A state, and the column or columns that fill it.
 StateColumns = tuple[StateDescriptor, "str | Sequence[str]"]
 _Row = tuple[Any, ...]
 #: Puts a row's columns into a state of some key.
@@ -72,14 +71,14 @@ _Put = Callable[[Any, _Row, Any], None]
 
 
 class ColumnsFunction(KeyedStateBootstrapFunction):
-    """Puts columns into states; a null leaves its state as it is."""
+    """Puts columns into states; a null leaves its state unchanged."""
 
     def __init__(self, states: Sequence[StateColumns], schema: T.StructType, uid: str) -> None:
-        #: Of each state the places of its columns in a row, and what puts them there.
+        #: For each state its descriptor, the places of its columns in a row, and the function that puts them.
         self._fills = [(descriptor, *_fill(descriptor, given, schema, uid)) for descriptor, given in states]
 
     def open(self, context: RuntimeContext) -> None:
-        self._states = [_declared(context, descriptor) for descriptor, _, _ in self._fills]
+        self._states = [_declare(context, descriptor) for descriptor, _, _ in self._fills]
 
     def process_element(self, value: Any, ctx: Context) -> None:
         for (_, places, put), state in zip(self._fills, self._states, strict=True):
@@ -88,13 +87,13 @@ class ColumnsFunction(KeyedStateBootstrapFunction):
                 put(state, row, ctx.get_current_key())
 
 
-def _declared(context: RuntimeContext, descriptor: StateDescriptor) -> Any:
+def _declare(context: RuntimeContext, descriptor: StateDescriptor) -> Any:
     if isinstance(descriptor, ListStateDescriptor):
         return context.get_list_state(descriptor)
     if isinstance(descriptor, MapStateDescriptor):
         return context.get_map_state(descriptor)
     assert isinstance(descriptor, ValueStateDescriptor)
-    # What a function sees where there is no value is not to be taken for one that was put.
+    # Without its default, which would look like a value that was put.
     return context.get_state(replace(descriptor, default=None))
 
 
@@ -105,16 +104,16 @@ def _fill(
     missing = [name for name in names if name not in schema.names]
     if missing or not names:
         raise SchemaError(
-            f"state '{descriptor.name}' of '{uid}' is to be made of '{', '.join(missing)}'",
+            f"state '{descriptor.name}' of '{uid}' cannot be filled from '{', '.join(missing)}'",
             why="the DataFrame has no such column",
             what_to_do=f"choose from: {', '.join(schema.names)}",
         )
-    # As texts: whether there may be nulls does not matter.
+    # As text, which ignores nullability.
     forms = {", ".join(one.simpleString() for one in kinds): put for kinds, put in _forms(descriptor, uid)}
     given = ", ".join(schema[name].dataType.simpleString() for name in names)
     if given not in forms:
         raise SchemaError(
-            f"state '{descriptor.name}' of '{uid}' cannot be made of {', '.join(names)}",
+            f"state '{descriptor.name}' of '{uid}' cannot be filled from {', '.join(names)}",
             why=f"they are {given}, and it takes {' or '.join(forms)}",
             what_to_do="cast the columns",
         )
@@ -122,7 +121,7 @@ def _fill(
 
 
 def _forms(descriptor: StateDescriptor, uid: str) -> list[tuple[Sequence[T.DataType], _Put]]:
-    """Return the ways to make a state of columns: their types, and what puts them into the state."""
+    """Return the accepted column types for a state, each with the function that puts such columns."""
     if isinstance(descriptor, ValueStateDescriptor):
         kinds, make = _fields(descriptor.value_type)
         return [(kinds, partial(_put_value, make))]
@@ -135,14 +134,14 @@ def _forms(descriptor: StateDescriptor, uid: str) -> list[tuple[Sequence[T.DataT
         whole = T.MapType(key, parse_ddl(descriptor.value_type))
         return [([whole], partial(_put_whole, make is tuple)), ([key, *kinds], partial(_put_entry, make))]
     raise ConfigError(
-        f"state '{descriptor.name}' of '{uid}' cannot be made of columns",
-        why=f"a {type(descriptor).__name__} has a function of its own",
+        f"state '{descriptor.name}' of '{uid}' cannot be filled from columns",
+        why=f"a {type(descriptor).__name__} has its own function",
         what_to_do="use a KeyedStateBootstrapFunction that adds to it",
     )
 
 
 def _fields(ddl: str) -> tuple[list[T.DataType], Callable[[_Row], Any]]:
-    """Return the columns that make one value of a type, and how."""
+    """Return the column types for one value of a type, and the function that makes it of them."""
     kind = parse_ddl(ddl)
     if isinstance(kind, T.StructType) and is_field_list(ddl):
         return [field.dataType for field in kind], tuple
@@ -160,14 +159,14 @@ def _add_element(make: Callable[[_Row], Any], state: Any, row: _Row, key: Any) -
 
 def _put_entry(make: Callable[[_Row], Any], state: Any, row: _Row, key: Any) -> None:
     if row[0] is None:
-        raise ValueError(f"a map has no null as its key; one came for the key {key!r}")
+        raise ValueError(f"the key of a map entry is null; it is of the key {key!r}")
     _refuse_second(row[0] in state, key)
     state[row[0]] = make(row[1:])
 
 
 def _put_whole(has_fields: bool, state: Any, row: _Row, key: Any) -> None:
     _refuse_second(len(state) > 0, key)
-    # A null goes on as None: a list refuses it, with a reason.
+    # A null becomes None, which a list refuses with a reason.
     given = row[0]
     if has_fields and isinstance(given, dict):
         given = {one: value if value is None else tuple(value.values()) for one, value in given.items()}
@@ -179,32 +178,32 @@ def _put_whole(has_fields: bool, state: Any, row: _Row, key: Any) -> None:
 def _refuse_second(is_there: bool, key: Any) -> None:
     if is_there:
         raise ValueError(
-            f"several rows for the key {key!r}: a DataFrame has no order, so none of them is the right one; "
-            "aggregate them first"
+            f"several rows for the key {key!r}: a DataFrame has no order, so the result would be arbitrary; "
+            "aggregate the rows first"
         )
 
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Rows of a batch DataFrame by key; from :func:`keyed_by`."""
+    """A batch DataFrame with a key for its rows; returned by :func:`key_by`."""
 
     frame: DataFrame
     keys: tuple[str | Column, ...]
     timestamp: str | None = None
 
 
-def keyed_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None) -> KeyedRows:
-    """Return the rows of a batch DataFrame by key.
+def key_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None) -> KeyedRows:
+    """Key the rows of a batch DataFrame, as `DataStream.key_by` does in a job.
 
     Parameters
     ----------
     frame
         Any batch DataFrame.
     keys
-        Column names or expressions, as in the job's `key_by`: of the same types, in the same order.
+        Column names or expressions, with the types and in the order of the job's `key_by`.
     timestamp
-        A LONG column with milliseconds since 1970: what `ctx.timestamp()` returns, and in which order the
-        rows of a key come. Without it they come in no order, as the rows of a DataFrame do.
+        A LONG column with milliseconds since 1970. `ctx.timestamp()` returns it, and the rows of a key come
+        in its order. Without it they come in no order.
 
     Raises
     ------
@@ -215,18 +214,16 @@ def keyed_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None
 
     Examples
     --------
-    >>> keyed_by(spark.table("balances"), "account", timestamp="booked_ms")  # doctest: +SKIP
+    >>> key_by(spark.table("balances"), "account", timestamp="booked_ms")  # doctest: +SKIP
     """
     if frame.isStreaming:
         raise ConfigError(
-            "state cannot be made of a streaming DataFrame",
-            why="a savepoint is written once, from rows that are all there",
+            "state cannot be bootstrapped from a streaming DataFrame",
+            why="a savepoint is written once, from complete rows",
             what_to_do="use spark.read instead of spark.readStream",
         )
     if not keys:
-        raise ConfigError(
-            "keyed_by() has no key", what_to_do='name the columns, as in keyed_by(rows, "user")'
-        )
+        raise ConfigError("key_by() has no key", what_to_do='name the columns, as in key_by(rows, "user")')
     for key in keys:
         if not isinstance(key, str | Column):
             raise unusable(
@@ -248,7 +245,7 @@ def keyed_by(frame: DataFrame, *keys: str | Column, timestamp: str | None = None
 def bootstrap_function(
     states: KeyedStateBootstrapFunction | Sequence[StateColumns], schema: T.StructType, uid: str
 ) -> KeyedStateBootstrapFunction:
-    """Return the function that fills an operator's states, checked against the rows' schema."""
+    """Check the function, or the columns, that fill an operator's states; return the function."""
     if isinstance(states, KeyedStateBootstrapFunction):
         check_methods(states, KeyedStateBootstrapFunction, f"the {type(states).__name__}")
         check_can_be_sent(states, "that fills the state of", uid)

@@ -1,4 +1,4 @@
-"""What would become of state and positions: a program beside a savepoint or another program, by uid."""
+"""A dry run of a restore: compares a program with a savepoint, or with another program, by uid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.sink_rows import PlannedJob
     from flinkish_spark.planning.stream_graph import StreamGraph
 
-#: What is there and the program does not have.
+#: Parts of the savepoint that the program does not have.
 _MISSING = {
     Misfit.OPERATOR_MISSING: "operator",
     Misfit.SOURCE_MISSING: "source",
@@ -38,15 +38,15 @@ _MISSING = {
 
 
 class Fate(Choice):
-    """What becomes of one uid."""
+    """The outcome of a restore for one uid."""
 
-    #: It goes on with its state, or where it stood.
+    #: It continues with its state, or from its position.
     RESTORED = "restored"
-    #: It begins with nothing.
+    #: It begins without state.
     NEW = "new"
-    #: The program has it no more.
+    #: The program does not have it any more.
     DROPPED = "dropped"
-    #: It has changed in a way that its state, or its position, does not survive.
+    #: It has changed so that its state, or its position, cannot be restored.
     REFUSED = "refused"
 
 
@@ -54,32 +54,32 @@ class Fate(Choice):
 class ComparedPart:
     """One source, operator, hook or chain."""
 
-    #: Of a hook its name; of a chain that of its last operator.
+    #: The uid; for a hook its name, for a chain that of its last operator.
     uid: str
     fate: Fate
     #: ``source``, ``operator``, ``hook`` or ``chain``.
     what: str
-    #: For people: what it is, or why it is refused.
+    #: A description, or the reason of a refusal.
     says: str
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a restore would do; printed, one line for each part.
+    """The outcome of a restore; prints one line for each part.
 
     Parameters
     ----------
     parts
-        Sources and operators of the program in their order, then what it has no more.
+        Sources and operators of the program in their order, then parts that it does not have any more.
     is_refused
-        Whether the restore would be.
+        Whether the restore would be refused.
     """
 
     parts: tuple[ComparedPart, ...]
     is_refused: bool
 
     def uids(self, fate: Fate) -> tuple[str, ...]:
-        """Return the uids with that fate."""
+        """Return the uids with this fate."""
         return tuple(one.uid for one in self.parts if one.fate is fate)
 
     def _repr_html_(self) -> str:
@@ -99,14 +99,16 @@ def compare_with_savepoint(
     hooks: Collection[str],
     settings: RestoreSettings,
 ) -> Comparison:
-    """Return what a restore with these settings would do."""
+    """Return the outcome of a restore with these settings."""
     saved = savepoint_at(settings.place).metadata()
     graph = replace(graph, begun_chains=chains_of_savepoint(graph, saved))
-    return compared(saved, job_shape(graph, plan(graph), hooks), settings.rules)
+    return compare_saved(saved, job_shape(graph, plan(graph), hooks), settings.rules)
 
 
-def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]) -> SavepointMetadata:
-    """Return what a savepoint of a program would say that has read nothing yet."""
+def make_initial_metadata(
+    graph: StreamGraph, planned: PlannedJob, hooks: Collection[str]
+) -> SavepointMetadata:
+    """Return the metadata of a savepoint that a program would write before reading any record."""
     chains = tuple(SavedChain(chain, {}, sinks) for chain, sinks in planned.read_by.items())
     return SavepointMetadata(
         savepoint="0" * 32,
@@ -127,7 +129,7 @@ def as_if_saved(graph: StreamGraph, planned: PlannedJob, hooks: Collection[str])
     )
 
 
-def compared(saved: SavepointMetadata, job: JobShape, rules: RestoreRules) -> Comparison:
+def compare_saved(saved: SavepointMetadata, job: JobShape, rules: RestoreRules) -> Comparison:
     report = check_restore(saved, job, rules)
     missing = check_restore(saved, job, RestoreRules(unpositioned=rules.unpositioned)).problems
     return Comparison(tuple(_parts(saved, job, report, missing)), bool(report.problems))
@@ -157,12 +159,12 @@ def _parts(
         elif uid in report.restored:
             yield ComparedPart(uid, Fate.RESTORED, what, says)
         else:
-            yield ComparedPart(uid, Fate.NEW, what, "it begins with nothing")
+            yield ComparedPart(uid, Fate.NEW, what, "it begins without state")
     for hook in report.hooks:
-        yield ComparedPart(hook, Fate.RESTORED, "hook", "it gets what it gave")
+        yield ComparedPart(hook, Fate.RESTORED, "hook", "it gets its state back")
     for problem in missing:
         if problem.misfit in _MISSING:
-            says = "what it keeps is left behind"
+            says = "its state is dropped"
             if problem in report.problems:
                 says = f"refused unless non_restored=NonRestoredState.{NonRestoredState.ALLOW.name}"
             yield ComparedPart(problem.subject, Fate.DROPPED, _MISSING[problem.misfit], says)

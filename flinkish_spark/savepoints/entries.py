@@ -1,4 +1,4 @@
-"""Stored entries as readers and writers see them: columns, rows, and times as timestamps."""
+"""Conversion of stored entries to the columns and timestamps of readers and writers, and back."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from pyspark.sql import types as T
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile
-from flinkish_spark.savepoints.files import SavepointDamaged
+from flinkish_spark.savepoints.files import SavepointDamagedError
 from flinkish_spark.state.base_files import BaseFiles, MappedBases
 from flinkish_spark.state.codec import NAME, TIME, TOUCHED, TOUCHES, reader_name, value_fields
 from flinkish_spark.state.evolution import (
     StateMismatch,
     common_type,
-    evolved,
+    evolve,
+    flatten_types,
     is_single,
-    spread_types,
-    stored_values,
+    read_value_types,
     types_text,
 )
 from flinkish_spark.state.key_group import (
     TIMERS,
     describe_group,
-    stored_layout,
-    stored_tables,
-    whole_group,
+    infer_layout,
+    inline_base,
+    read_tables,
 )
 from flinkish_spark.state.savepoint_files import state_in
 from flinkish_spark.types.arrow_types import spark_type
 
 Array = np.ndarray[Any, Any]
 
-#: Readers' names of columns whose stored names are short; of times, which are stored in milliseconds.
+#: Readers' names of time columns, which are stored under short names in milliseconds.
 TIMES = {"from": "window_start", "to": "window_end", TOUCHED: "touched_at"}
-#: Readers' name of the times of a list's elements and a map's entries.
+#: Readers' name for the access times of a list's elements and a map's entries.
 EACH_TOUCHED_AT = "each_touched_at"
-#: What stands for the beginning and the end of time, such as those of the one global window: as far as
-#: Python's datetime goes in every time zone.
+#: Timestamps for the beginning and the end of time, such as those of the global window: the limits of
+#: Python's datetime in all time zones.
 FIRST_MICROS, LAST_MICROS = -62_135_510_400_000_000, 253_402_128_000_000_000
 _MILLISECOND_MICROS = 1_000
 
 
 def to_micros(ms: pa.Array) -> pa.Array:
-    """Return times as Spark's timestamps; what is beyond them as :data:`FIRST_MICROS` or `LAST_MICROS`."""
+    """Convert times in ms to Spark's timestamps, clipped to :data:`FIRST_MICROS` and `LAST_MICROS`."""
     first, last = FIRST_MICROS // _MILLISECOND_MICROS, LAST_MICROS // _MILLISECOND_MICROS
     clipped = np.clip(ms.fill_null(0).to_numpy(), first, last) * _MILLISECOND_MICROS
     mask = ms.is_null().to_numpy(zero_copy_only=False)
@@ -57,7 +57,7 @@ def to_micros(ms: pa.Array) -> pa.Array:
 
 
 def to_ms(timestamps: pa.Array) -> pa.Array:
-    """Return timestamps as stored times; the inverse of :func:`to_micros`."""
+    """Convert timestamps to stored times in ms; the inverse of :func:`to_micros`."""
     micros = timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
     plain = micros.fill_null(0).to_numpy()
     if (plain % _MILLISECOND_MICROS).any():
@@ -68,8 +68,8 @@ def to_ms(timestamps: pa.Array) -> pa.Array:
     return pa.array(ms, pa.int64(), mask=micros.is_null().to_numpy(zero_copy_only=False))
 
 
-def times_of_elements(touched: pa.Array, touches: pa.Array, values: pa.Array) -> pa.Array:
-    """Return the times of the elements of lists or maps as timestamps, also where all have the same."""
+def to_element_times(touched: pa.Array, touches: pa.Array, values: pa.Array) -> pa.Array:
+    """Return the access times of all elements of lists or maps as timestamps, even if they are equal."""
     offsets = _offsets(values)
     counts = np.diff(offsets)
     found = np.repeat(touched.to_numpy(), counts)
@@ -77,22 +77,22 @@ def times_of_elements(touched: pa.Array, touches: pa.Array, values: pa.Array) ->
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), to_micros(pa.array(found)))
 
 
-def stored_times_of_elements(touched: pa.Array, given: pa.Array, values: pa.Array) -> pa.Array:
-    """Return times of elements as they are stored; the inverse of :func:`times_of_elements`."""
+def to_stored_times(touched: pa.Array, given: pa.Array, values: pa.Array) -> pa.Array:
+    """Return access times of elements in their stored form; the inverse of :func:`to_element_times`."""
     offsets, counts = _offsets(given), np.diff(_offsets(values))
     known = given.is_valid().to_numpy(zero_copy_only=False)
     if (np.diff(offsets)[known] != counts[known]).any():
-        raise ValueError("there are as many times as elements")
+        raise ValueError("there must be as many times as elements")
     flat = given.flatten()
     if flat.null_count:
-        raise ValueError("one is null; every element has one")
+        raise ValueError("one is null; every element must have one")
     times_ms = to_ms(flat)
     latest = np.full(len(given), MIN_WATERMARK_MS)
     np.maximum.at(latest, np.repeat(np.arange(len(given))[known], counts[known]), times_ms.to_numpy())
     if (latest != touched.to_numpy())[known & (counts > 0)].any():
         raise ValueError(
-            f"the latest of an entry is its {TIMES[TOUCHED]}; leave {EACH_TOUCHED_AT} out, or give null, "
-            "where all elements are to have that"
+            f"the latest one must be the entry's {TIMES[TOUCHED]}; leave {EACH_TOUCHED_AT} out, or give "
+            "null, if all elements have that time"
         )
     lengths = np.append(0, np.cumsum(np.where(known, counts, 0)))
     return pa.ListArray.from_arrays(pa.array(lengths, pa.int32()), times_ms, mask=pa.array(~known))
@@ -106,7 +106,7 @@ def _offsets(lists: pa.Array) -> Array:
 
 CLOCK, TIME_MS = "clock", "time_ms"
 
-#: From what a task is given to whole state values.
+#: Converts the rows that a task gets to whole state values.
 Values = Callable[[Iterable[pa.RecordBatch]], Iterator["bytes | memoryview"]]
 COPY = T.StructType([T.StructField("copy", T.BinaryType())])
 FOUND = T.StructType([T.StructField("section", T.StringType()), T.StructField("schema", T.BinaryType())])
@@ -114,7 +114,7 @@ FOUND = T.StructType([T.StructField("section", T.StringType()), T.StructField("s
 
 @dataclass(frozen=True)
 class SavepointValues:
-    """Values of a savepoint's files, which come as JSON, one in a row."""
+    """Reads the values of a savepoint's files; each row describes a file as JSON."""
 
     place: StoreSpec
 
@@ -132,7 +132,7 @@ def file_values(place: StoreSpec, file: StateFile) -> Iterator[tuple[int, memory
             for group, value in zip(groups, batch.column(1), strict=True):
                 yield group, memoryview(value.as_buffer())
     except (OSError, ValueError) as error:
-        raise SavepointDamaged(
+        raise SavepointDamagedError(
             f"the file {file.path} of the savepoint {place.url} cannot be used",
             why=str(error),
             what_to_do="restore the savepoint from a backup, or use another one",
@@ -142,9 +142,9 @@ def file_values(place: StoreSpec, file: StateFile) -> Iterator[tuple[int, memory
 
 @dataclass(frozen=True)
 class StoreValues:
-    """Values of an operator out of Spark's state store, one in a row, made whole."""
+    """Reads values of an operator from rows of Spark's state store, and merges their bases."""
 
-    #: Where the operator has the bases of big key groups.
+    #: Folder with the operator's bases of big key groups.
     bases: StoreSpec
     operator: str
 
@@ -152,21 +152,21 @@ class StoreValues:
         bases = BaseFiles(MappedBases(self.bases), 0, None)
         for batch in batches:
             for stored in batch.column(0).to_pylist():
-                value = whole_group(stored, bases)
+                value = inline_base(stored, bases)
                 describe_group(value, self.operator)
                 yield value
 
 
 @dataclass(frozen=True)
 class FindSections:
-    """Runs in tasks: what an operator has stored, by section, and the columns of each; nothing twice."""
+    """Finds the sections that an operator has stored, each distinct schema once; runs in tasks."""
 
     values: Values
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: dict[tuple[str, bytes], None] = {}
         for value in self.values(batches):
-            for name, table in stored_tables(value).items():
+            for name, table in read_tables(value).items():
                 found[name, table.schema.serialize().to_pybytes()] = None
         if found:
             sections, schemas = zip(*found, strict=True)
@@ -174,23 +174,24 @@ class FindSections:
 
 
 def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return columns that hold the entries of all key groups, under whatever declaration each was stored."""
-    # Lists and maps that a writer of savepoints gave one time have no times of elements.
+    """Return columns for the entries of all key groups, which may be stored under several declarations."""
+    # Lists and maps to which a savepoint writer gave one time have no times of elements.
     first = max(schemas, key=lambda schema: TOUCHES in schema.names)
     slots = [field for field in first if not _is_value(field)]
     values: dict[str, pa.DataType] = {}
-    given = [stored_values(schema) for schema in schemas]
+    given = [read_value_types(schema) for schema in schemas]
     if not all(map(is_single, given)):
-        # A single field is stored as a struct; where there were others at some time, it has a column as they.
-        given = list(map(spread_types, given))
+        # A single field is stored as a struct; if some declaration has several fields, it gets a column of
+        # its own.
+        given = list(map(flatten_types, given))
     for schema, kinds in zip(schemas, given, strict=True):
-        if _slots(schema) != _slots(first):
+        if _find_slot_fields(schema) != _find_slot_fields(first):
             raise StateMismatch(
                 f"state {what!r} is stored as {types_text(first)} and as {types_text(schema)}: "
                 "its key groups do not have the same keys, windows or times"
             )
         for name, kind in kinds.items():
-            values[name] = _common(what, name, values.get(name, kind), kind)
+            values[name] = _find_common_type(what, name, values.get(name, kind), kind)
     at = first.names.index("value_0")
     fields = [
         pa.field(f"value_{number}", kind, metadata={NAME: name})
@@ -199,7 +200,7 @@ def common_schema(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
     return pa.schema([*slots[:at], *fields, *slots[at:]])
 
 
-def _slots(schema: pa.Schema) -> list[pa.Field]:
+def _find_slot_fields(schema: pa.Schema) -> list[pa.Field]:
     return [field.remove_metadata() for field in schema if not _is_value(field) and field.name != TOUCHES]
 
 
@@ -220,15 +221,15 @@ def reader_columns(schema: pa.Schema) -> T.StructType:
 
 
 def value_columns(schema: pa.Schema, fields: Iterable[str]) -> dict[str, str]:
-    """Return the names of columns for the fields of values; of a field `key` it is `value_key`."""
+    """Return the column names of value fields; a field `key` becomes `value_key`."""
     keys, times = [field for field in schema if _is_key(field)], {**TIMES, TOUCHES: EACH_TOUCHED_AT}
     taken = {_key_name(field, keys) for field in keys} | {times.get(name, "") for name in schema.names}
-    # Keys and times have the names by which one asks for them.
+    # Keys and times keep their names.
     return {name: f"value_{name}" if name in taken else name for name in fields}
 
 
 def timer_columns(schema: pa.Schema) -> T.StructType:
-    """Return the columns of timers for readers, from a table that has the operator's keys."""
+    """Return the readers' columns of timers, from a table with the operator's keys."""
     keys = [field for field in schema if _is_key(field)]
     found = T.StructType()
     for field in keys:
@@ -239,7 +240,7 @@ def timer_columns(schema: pa.Schema) -> T.StructType:
 
 @dataclass(frozen=True)
 class ReadEntries:
-    """Runs in tasks: the entries of a state."""
+    """Reads the entries of a state; runs in tasks."""
 
     values: Values
     section: str
@@ -247,11 +248,11 @@ class ReadEntries:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        layout, names = stored_layout(self.schema), reader_columns(self.schema).names
+        layout, names = infer_layout(self.schema), reader_columns(self.schema).names
         for value in self.values(batches):
-            stored = stored_tables(value).get(self.section)
+            stored = read_tables(value).get(self.section)
             if stored is not None and stored.num_rows:
-                yield pa.RecordBatch.from_arrays(self._columns(evolved(layout, stored)), names=names)
+                yield pa.RecordBatch.from_arrays(self._columns(evolve(layout, stored)), names=names)
 
     def _columns(self, table: pa.RecordBatch) -> list[pa.Array]:
         arrays = []
@@ -259,7 +260,7 @@ class ReadEntries:
             if field.name in TIMES:
                 arrays.append(to_micros(column))
             elif field.name == TOUCHES:
-                arrays.append(times_of_elements(table.column(TOUCHED), column, table.column("value_0")))
+                arrays.append(to_element_times(table.column(TOUCHED), column, table.column("value_0")))
             elif _is_key(field) or _is_value(field):
                 arrays.append(column)
         return arrays
@@ -267,7 +268,7 @@ class ReadEntries:
 
 @dataclass(frozen=True)
 class FirstCopy:
-    """Runs in tasks: one copy of a broadcast state, of those in this task that have it."""
+    """Finds one copy of a broadcast state among the values of a task; runs in tasks."""
 
     values: Values
     section: str
@@ -275,7 +276,7 @@ class FirstCopy:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: bytes | None = None
         for value in self.values(batches):
-            if found is None and self.section in stored_tables(value):
+            if found is None and self.section in read_tables(value):
                 found = bytes(value)
         if found is not None:
             yield pa.RecordBatch.from_pydict({"copy": [found]})
@@ -283,7 +284,7 @@ class FirstCopy:
 
 @dataclass(frozen=True)
 class CopyValues:
-    """Values out of rows of COPY."""
+    """Reads values from rows of COPY."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
         for batch in batches:
@@ -292,39 +293,41 @@ class CopyValues:
 
 @dataclass(frozen=True)
 class ReadSection:
-    """Runs in tasks: a section of all values that have it, of a state without keys."""
+    """Reads a state without keys from all values that have it; runs in tasks."""
 
     values: Values
     section: str
-    #: From :func:`common_columns`; None for those that are stored.
+    #: From :func:`common_columns`; None for the stored columns.
     columns: pa.Schema | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for value in self.values(batches):
-            table = stored_tables(value).get(self.section)
+            table = read_tables(value).get(self.section)
             if table is not None:
                 yield table if self.columns is None else table.cast(self.columns)
 
 
 def common_columns(what: str, schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return columns that hold what all partitions keep of a state without keys; see `common_schema`."""
+    """Return columns for a state without keys in all partitions; see `common_schema`."""
     first = schemas[0]
     kinds = {field.name: field.type for field in first}
     for schema in schemas[1:]:
-        kinds = {name: _common(what, name, kind, schema.field(name).type) for name, kind in kinds.items()}
+        kinds = {
+            name: _find_common_type(what, name, kind, schema.field(name).type) for name, kind in kinds.items()
+        }
     return pa.schema(list(kinds.items()))
 
 
 @dataclass(frozen=True)
 class ReadTimers:
-    """Runs in tasks: the timers of an operator."""
+    """Reads the timers of an operator; runs in tasks."""
 
     values: Values
     columns: T.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for value in self.values(batches):
-            tables = stored_tables(value)
+            tables = read_tables(value)
             for domain in TimeDomain:
                 table = tables.get(TIMERS + domain.value)
                 if table is not None and table.num_rows:
@@ -358,7 +361,7 @@ def _key_name(field: pa.Field, keys: Sequence[pa.Field]) -> str:
     return "key" if len(keys) == 1 else str(field.name)
 
 
-def _common(what: str, name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+def _find_common_type(what: str, name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
     found = common_type(one, other)
     if found is None:
         raise StateMismatch(f"state {what!r}: {name!r} is stored as {one} and as {other}")

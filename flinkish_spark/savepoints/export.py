@@ -1,9 +1,9 @@
-"""From a confirmed checkpoint to a savepoint: read the keyed state from Spark's own checkpoint.
+"""Export of a confirmed checkpoint's state to a savepoint, out of Spark's own checkpoint.
 
-Spark's state data source reads the state behind one micro-batch, in stores of its own, so the running query
-is not disturbed. The tasks that read write the files; the driver sees their names, sizes and digests only.
-Nothing is a savepoint until ``savepoint.json`` exists. An export that was given up leaves files that nobody
-names; the next export to the same place removes them.
+Spark's state data source reads the state after one micro-batch, with its own stores, so it does not disturb
+the running query. Its tasks write the files; the driver gets only their names, sizes and digests. There is no
+savepoint until ``savepoint.json`` exists. An export that was cut off leaves files that it does not name; the
+next export to the same place removes them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, StateFile
-from flinkish_spark.savepoints.files import SavepointFailed
+from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
-from flinkish_spark.state.key_group import describe_group, unbundled_groups, whole_group
+from flinkish_spark.state.key_group import describe_group, inline_base, unbundle_groups
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.decisions import Decision
 
 
-#: What is escaped in a URI of Java's.
+#: Characters that Java escapes in a URI.
 _ESCAPED = re.compile(r"[\x00-\x20%#?\"<>\\^`{|}\[\]]")
 
 
 class _WriteStateFile:
-    """Runs in a task: writes the rows of one state store into a file, after checking each."""
+    """Checks the rows of one state store and writes them into a file; runs in tasks."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class _WriteStateFile:
             for batch in batches:
                 rows = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
                 for route, stored in rows:
-                    # Read here, where the files are: a savepoint holds all of its state itself.
-                    value, bundle = whole_group(stored, self._bases), self._bundle_of_route[route]
+                    # Merges the base here, where its file is: a savepoint holds all of its state itself.
+                    value, bundle = inline_base(stored, self._bases), self._bundle_of_route[route]
                     states.update(describe_group(value, self._operator).types)
                     groups = {bundle: value}
                     if bundle >= 0 and len(self._bundling.groups_of(bundle)) > 1:
-                        groups = unbundled_groups(value, self._operator, self._bundling)
+                        groups = unbundle_groups(value, self._operator, self._bundling)
                     yield list(groups), list(groups.values())
 
         yield from write_state_file(self._place, self._operator, self._name, values(), {"states": states})
@@ -95,15 +95,15 @@ def export_state(
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
     if numbers != planned:
-        raise SavepointFailed(
-            "the state in Spark's checkpoint is not what it has to be",
+        raise SavepointError(
+            "the state in Spark's checkpoint does not match the plan",
             why=f"it has the operators {numbers}, and the plan has {planned}",
             what_to_do="keep the job directory and report this",
         )
     reader, token = session_of_its_own(spark, shuffle_partitions), uuid.uuid4().hex[:8]
     files: list[StateFile] = []
     states: dict[str, dict[str, str]] = {}
-    # A state value is a whole key group: few at a time, or a batch outgrows what Arrow holds.
+    # A state value is a whole key group; an Arrow batch holds only few of them.
     reader.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_AT_ONCE))
     for instance in layout.states:
         groups = operators[instance.uid].max_parallelism
@@ -117,11 +117,11 @@ def export_state(
         state = reader.read.format("statestore").option("batchId", str(decision.batch))
         state = state.option("operatorId", str(instance.number))
         try:
-            frame = of_instance(state.load(log.hadoop_url), instance)
+            frame = filter_instance(state.load(log.hadoop_url), instance)
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
             rows = values.mapInArrow(write, REPORT).collect()
         except Exception as error:
-            raise SavepointFailed(
+            raise SavepointError(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
                 why=describe_error(error),
                 what_to_do="take another savepoint; the job is not affected"
@@ -135,7 +135,7 @@ def export_state(
     return tuple(files), states
 
 
-def of_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
+def filter_instance(state: DataFrame, instance: StateInstance) -> DataFrame:
     route = F.col(f"key.{ROUTE}")
     place = F.shiftright(F.when(route < 0, F.bitwise_not(route)).otherwise(route), PLACE_BITS)
     return state.where(place == instance.place)
@@ -148,7 +148,7 @@ def operator_numbers(commits_text: str) -> tuple[int, ...]:
 
 
 def make_durable(place: StoreSpec, files: Collection[StateFile]) -> None:
-    """Sync the folders of files at a place; what is in a bucket is durable as it is."""
+    """Sync the folders of files on a disk; files in a bucket are durable already."""
     if place.is_local:
         root = place.folder
         for folder in {root / STATE_FOLDER / file.operator for file in files} | {root / STATE_FOLDER, root}:

@@ -1,4 +1,4 @@
-"""A savepoint's directory: where it can be, whole or damaged, whose it is."""
+"""The directory of a savepoint: its place, its files, and the job that owns them."""
 
 from __future__ import annotations
 
@@ -50,48 +50,40 @@ from flinkish_spark.protocol.savepoints import (
 from flinkish_spark.state.savepoint_files import sha256_of
 
 
-class SavepointNotFound(UserError):
-    """There is no savepoint at that path, or it was never finished."""
+class SavepointNotFoundError(UserError):
+    """There is no finished savepoint at the path."""
 
 
 class SavepointMisfit(UserError):
-    """The savepoint does not fit the job; `problems` holds every reason."""
+    """The savepoint does not fit the job; `problems` has every reason."""
 
 
-class SavepointClaimed(UserError):
-    """A job owns the savepoint's files and may delete them at any time."""
-
-
-class SavepointDamaged(CorruptObjectError):
+class SavepointDamagedError(CorruptObjectError):
     """A file of the savepoint is missing, torn or altered."""
 
     usual_advice = "copy the savepoint anew, or take another one"
 
 
-class SavepointFailed(EnvironmentFault):
+class SavepointError(EnvironmentFault):
     """The state could not be exported; the job and its checkpoints are not affected."""
 
 
-class RescaleRefused(UserError):
-    """The number of shuffle partitions was changed and the job cannot follow."""
+class CheckpointNotRetainedError(UserError):
+    """The job directory does not have the checkpoint, or its state, any more."""
 
 
-class CheckpointNotRetained(UserError):
-    """The job directory does not have that checkpoint, or not its state any more."""
-
-
-class BootstrapRefused(UserError):
-    """What is to be written into a savepoint does not fit together; nothing was written."""
+class BootstrapError(UserError):
+    """The operators, states or rows for a new savepoint do not fit together; nothing was written."""
 
 
 METADATA_KEY = "savepoint.json"
 CLAIM_KEY = "claimed.json"
-#: What a crash leaves of a write into the store.
+#: Names of temporary files that a crash leaves.
 _TEMPORARY = re.compile(r"\.(savepoint|claimed)\.json\.[0-9a-f]{32}\.tmp")
 
 
 class SavepointDir:
-    """A savepoint's directory: finished or not, whole or damaged, whose it is.
+    """The directory of a savepoint, finished or not.
 
         savepoint.json                    created last; without it there is no savepoint
         state/<operator uid>/<n>.parquet  rows of key group and state value
@@ -110,7 +102,7 @@ class SavepointDir:
             return self._objects.read(METADATA_KEY, "savepoint", SavepointMetadata.from_json)
         except ObjectMissing:
             there = "there is no savepoint.json in it" if self.path.is_dir() else "there is no such directory"
-            raise SavepointNotFound(
+            raise SavepointNotFoundError(
                 f"there is no savepoint at {self.shown}",
                 why=there + "; it is written last, when the savepoint is whole",
                 what_to_do="give the directory that the trigger of the savepoint answered with",
@@ -118,63 +110,65 @@ class SavepointDir:
             ) from None
 
     def is_there(self, savepoint: str) -> bool:
-        """Return whether this is the savepoint of that name; raises as :meth:`metadata` if it is damaged."""
+        """Return whether this savepoint has the id `savepoint`; raises as :meth:`metadata` if damaged."""
         try:
             return self.metadata().savepoint == savepoint
-        except SavepointNotFound:
+        except SavepointNotFoundError:
             return False
 
     def check_files(self, files: Iterable[StateFile]) -> None:
-        """Raise SavepointDamaged unless all files are there with their sizes; reads none of them."""
+        """Raise SavepointDamagedError unless all files exist with their sizes; does not read them."""
         for file in files:
             path = self._path_of(file)
             if path.stat().st_size != file.size_bytes:
-                raise self._damaged(file, f"it has {path.stat().st_size} bytes instead of {file.size_bytes}")
+                raise self._to_damage_error(
+                    file, f"it has {path.stat().st_size} bytes instead of {file.size_bytes}"
+                )
 
-    def bring(self, files: Collection[StateFile], target: StoreSpec) -> None:
-        """Bring files durably below a place, and check every byte; raises as :meth:`take`."""
+    def copy_to_place(self, files: Collection[StateFile], target: StoreSpec) -> None:
+        """Copy files durably to a place and verify their checksums; raises as :meth:`copy_to_folder`."""
         if self.place.is_local and target.is_local:
-            self.take(files, target.folder)
+            self.copy_to_folder(files, target.folder)
             return
         store = target.open()
         for file in files:
             data = self._read(file)
             if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise self._damaged(file, "its checksum does not match")
+                raise self._to_damage_error(file, "its checksum does not match")
             store.put(file.path, data)
 
     def _read(self, file: StateFile) -> bytes:
         return self._path_of(file).read_bytes()
 
-    def take(self, files: Collection[StateFile], folder: Path) -> None:
-        """Copy files below `folder`, where the file system can by a hard link, and check every byte."""
+    def copy_to_folder(self, files: Collection[StateFile], folder: Path) -> None:
+        """Link or copy files to `folder` and verify their checksums."""
         for file in files:
             source, target = self._path_of(file), folder / file.path
             if sha256_of(source) != file.sha256:
-                raise self._damaged(file, "its checksum does not match")
+                raise self._to_damage_error(file, "its checksum does not match")
             make_directories(target.parent)
-            # It comes from a restore that was cut off.
+            # Left by a restore that was cut off.
             target.unlink(missing_ok=True)
             try:
                 os.link(source, target)
             except OSError:
                 shutil.copyfile(source, target)
-            # Also behind a link: a tool that moved the savepoint here may not have synced it. Its name is not
-            # durable yet.
+            # Also for a link: a tool that moved the savepoint here may not have synced the file. Its name is
+            # not durable yet.
             with open(target, "rb") as content:
                 os.fsync(content.fileno())
 
     def _path_of(self, file: StateFile) -> Path:
         path = self.path / file.path
-        # Names were checked when they were read; a link could still lead elsewhere.
+        # The names in the metadata were checked, but a symbolic link could lead elsewhere.
         if path.is_symlink() or not path.resolve().is_relative_to(self.path.resolve()):
-            raise self._damaged(file, "it leads out of the savepoint")
+            raise self._to_damage_error(file, "it leads out of the savepoint")
         if not path.is_file():
-            raise self._damaged(file, "there is no such file")
+            raise self._to_damage_error(file, "there is no such file")
         return path
 
-    def _damaged(self, file: StateFile, why: str) -> SavepointDamaged:
-        return SavepointDamaged(
+    def _to_damage_error(self, file: StateFile, why: str) -> SavepointDamagedError:
+        return SavepointDamagedError(
             f"the file {file.path} of the savepoint {self.shown} cannot be used",
             why=why,
             what_to_do="restore the savepoint from a backup, or use another one",
@@ -182,17 +176,17 @@ class SavepointDir:
             file=file.path,
         )
 
-    def finished_by(
+    def find_finished(
         self, job: JobUuid, checkpoint: CheckpointId, timeline: str = ""
     ) -> SavepointMetadata | None:
-        """Return the savepoint if this checkpoint was exported here before; None if nothing was."""
+        """Return the savepoint if this checkpoint was exported here before; None without a savepoint."""
         try:
             known = self.metadata()
-        except SavepointNotFound:
+        except SavepointNotFoundError:
             return None
         is_other = bool(timeline and known.timeline and timeline != known.timeline)
         if is_other or (known.job_uuid, known.checkpoint) != (job, checkpoint):
-            raise SavepointFailed(
+            raise SavepointError(
                 f"there is another savepoint at {self.shown}",
                 why=f"it is checkpoint {known.checkpoint} of "
                 + ("a copy of this job's directory" if is_other else f"job '{known.job}'"),
@@ -201,9 +195,9 @@ class SavepointDir:
         return known
 
     def prepare(self) -> None:
-        """Make the directory durably, or check that nothing of somebody else's is in it."""
+        """Make the directory durably, or check that it has no foreign files."""
         try:
-            strange = next(_strangers(self.path), None) if self.path.is_dir() else None
+            strange = next(_find_foreign_paths(self.path), None) if self.path.is_dir() else None
             is_claimed = os.path.lexists(self.path / CLAIM_KEY)
             if not strange and not is_claimed:
                 make_directories(self.path)
@@ -214,28 +208,28 @@ class SavepointDir:
                 what_to_do="check that the disk is there, has room, and may be written by this user",
             ) from error
         if strange:
-            raise self._not_empty(strange.relative_to(self.path))
+            raise self._to_not_empty_error(strange.relative_to(self.path))
         if is_claimed:
-            raise SavepointFailed(
+            raise SavepointError(
                 f"the directory {self.shown} holds {CLAIM_KEY}",
                 why="a job owned the savepoint that was here, and may not be done with deleting it",
                 what_to_do="export to a directory of its own, or delete this one if that job is gone",
             )
 
-    def _not_empty(self, strange: object) -> SavepointFailed:
-        return SavepointFailed(
+    def _to_not_empty_error(self, strange: object) -> SavepointError:
+        return SavepointError(
             f"the directory {self.shown} is not empty",
             why=f"it holds {strange}, which is no part of a savepoint",
             what_to_do="export to a directory of its own",
         )
 
     def finish(self, metadata: SavepointMetadata) -> SavepointMetadata:
-        """Create savepoint.json and remove files that it does not name; return what is there."""
+        """Create savepoint.json and remove files that it does not name; return the metadata in it."""
         data = seal("savepoint", metadata.to_json())
         found: SavepointMetadata | None = metadata
         if self._store.create_if_absent(METADATA_KEY, data) is not CreateResult.CREATED:
-            # Another export of the same checkpoint was faster. Its files are named, ours are not.
-            found = self.finished_by(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
+            # Another export of the same checkpoint was faster; its metadata does not name our files.
+            found = self.find_finished(metadata.job_uuid, metadata.checkpoint, metadata.timeline)
         assert found is not None
         self._delete_others({file.path for file in found.files})
         return found
@@ -247,15 +241,15 @@ class SavepointDir:
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
 
-    def claimed_by(self, savepoint: str) -> Claim | None:
+    def find_claim(self, savepoint: str) -> Claim | None:
         claim = self._objects.optional(CLAIM_KEY, "claim", Claim.from_json)
-        is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._here())
+        is_of_this = claim is not None and (claim.savepoint, claim.path) == (savepoint, self._own_place())
         return claim if is_of_this else None
 
     def check_unclaimed(self, job: JobUuid | None) -> None:
-        claim = self.claimed_by(self.metadata().savepoint)
+        claim = self.find_claim(self.metadata().savepoint)
         if claim is not None and claim.job != job:
-            raise SavepointClaimed(
+            raise UserError(
                 f"the savepoint {self.shown} belongs to another job",
                 why=f"the job in {claim.owner} claimed it, and deletes it when it needs it no more",
                 what_to_do="take a savepoint of that job, and restore with ClaimMode.NO_CLAIM next time; "
@@ -267,26 +261,26 @@ class SavepointDir:
         """Make a job the owner of the files; of several jobs exactly one can."""
         self.check_unclaimed(job)
         name = self.metadata().savepoint
-        data = seal("claim", Claim(name, self._here(), job, owner).to_json())
+        data = seal("claim", Claim(name, self._own_place(), job, owner).to_json())
         is_new = self._store.create_if_absent(CLAIM_KEY, data) is CreateResult.CREATED
-        if not is_new and self.claimed_by(name) is None:
-            # It came with a copy. Two jobs may replace it at once; the last one owns the files then.
+        if not is_new and self.find_claim(name) is None:
+            # The claim was copied with the directory. Two jobs may replace it at once; the last one wins.
             self._store.put(CLAIM_KEY, data)
         self.check_unclaimed(job)
 
     def delete(self, job: JobUuid, savepoint: str) -> None:
-        """Delete a savepoint that the job claimed; called again after it was cut off, it finishes.
+        """Delete a savepoint that the job claimed; a second call finishes one that was cut off.
 
-        What somebody else put here stays, and so does the directory then.
+        Foreign files stay, and so does the directory then.
         """
-        claim = self.claimed_by(savepoint)
+        claim = self.find_claim(savepoint)
         # The same directory may hold a later savepoint by now.
         if claim is None or claim.job != job:
             return
         try:
             metadata = self.metadata()
-        except SavepointNotFound:
-            # All but the claim was deleted before.
+        except SavepointNotFoundError:
+            # An earlier call has deleted everything but the claim.
             files: tuple[StateFile, ...] = ()
         except JobDirError:
             return
@@ -294,8 +288,8 @@ class SavepointDir:
             if metadata.savepoint != savepoint:
                 return
             files = metadata.files
-        # The metadata goes behind what it names, or that would not be found again; the claim goes
-        # last: while it is there, nobody writes another savepoint here.
+        # The metadata goes after the files that it names, or they would not be found again; the claim goes
+        # last: while it exists, no other savepoint is written here.
         for file in files:
             self._store.delete(file.path)
         for key in (METADATA_KEY, CLAIM_KEY):
@@ -305,16 +299,16 @@ class SavepointDir:
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
-    def _here(self) -> str:
+    def _own_place(self) -> str:
         return str(self.path.resolve())
 
 
 class SavepointInBucket(SavepointDir):
-    """A savepoint's directory in a bucket; ids and claims are as on a disk."""
+    """The directory of a savepoint in a bucket; ids and claims are as on a disk."""
 
     def __init__(self, place: StoreSpec) -> None:
         self.place, self.shown = place, place.url
-        # Nothing is looked for there.
+        # Never used; the directory is in the bucket.
         self.path = Path("/nonexistent")
         self._store = self._bucket = place.open_bucket()
         self._objects = SealedObjects(self._store, f"the savepoint {place.url}")
@@ -325,21 +319,21 @@ class SavepointInBucket(SavepointDir):
             found = there.get(file.path.removeprefix(f"{STATE_FOLDER}/"))
             if found != file.size_bytes:
                 why = "there is no such file" if found is None else f"it has {found} bytes"
-                raise self._damaged(file, f"{why} instead of {file.size_bytes} bytes")
+                raise self._to_damage_error(file, f"{why} instead of {file.size_bytes} bytes")
 
     def _read(self, file: StateFile) -> bytes:
         try:
             return self._store.read(file.path)
         except ObjectMissing:
-            raise self._damaged(file, "there is no such file") from None
+            raise self._to_damage_error(file, "there is no such file") from None
 
     def prepare(self) -> None:
-        """Check that nothing of somebody else's is there, and that something can be written."""
+        """Check that there are no foreign files, and that the bucket is writable."""
         # On HDFS a kill may leave a hidden file.
         there = [name for name in self._bucket.sizes_below("") if not _TEMPORARY.fullmatch(name)]
         strange = [n for n in there if n != METADATA_KEY and not n.startswith(f"{STATE_FOLDER}/")]
         if strange:
-            raise self._not_empty(strange[0])
+            raise self._to_not_empty_error(strange[0])
         probe = f".{METADATA_KEY}.{uuid.uuid4().hex}.tmp"
         self._store.put(probe, b"?")
         self._store.delete(probe)
@@ -348,12 +342,12 @@ class SavepointInBucket(SavepointDir):
         there = (f"{STATE_FOLDER}/{name}" for name in self._bucket.sizes_below(STATE_FOLDER))
         self._bucket.delete_all([key for key in there if key not in named])
 
-    def _here(self) -> str:
+    def _own_place(self) -> str:
         return self.place.url
 
 
 def place_of(path: str | Path, store_options: Mapping[str, str] | None) -> StoreSpec:
-    """Return the place that somebody names without a job: a path, absolute or not, or the URL of a bucket."""
+    """Return the place for a path, absolute or not, or the URL of a bucket."""
     text = str(path).removeprefix("file://")
     if "://" in text or store_options:
         return StoreSpec.parse(text, store_options or {})
@@ -365,7 +359,7 @@ def savepoint_at(place: StoreSpec) -> SavepointDir:
 
 
 def target_place(target: str, job_dir: StoreSpec) -> StoreSpec:
-    """Return where a savepoint is to be written; in the bucket of the job directory with its options."""
+    """Return the place of a new savepoint; in the job directory's bucket, with the options of that."""
     if "://" not in target:
         return StoreSpec(target)
     place = StoreSpec.parse(target)
@@ -377,8 +371,8 @@ def _bucket_of(place: StoreSpec) -> str:
     return "/".join(place.url.split("/")[:3])
 
 
-def _strangers(root: Path) -> Iterator[Path]:
-    """Yield what is in a savepoint's directory and no export wrote; links are never followed."""
+def _find_foreign_paths(root: Path) -> Iterator[Path]:
+    """Yield paths in a savepoint's directory that no export wrote; symbolic links are not followed."""
     for path in sorted(root.iterdir()):
         if path.name == STATE_FOLDER and path.is_dir() and not path.is_symlink():
             for folder in sorted(path.iterdir()):
@@ -392,14 +386,14 @@ def _strangers(root: Path) -> Iterator[Path]:
             yield path
 
 
-#: Of a path and of one name in it, in bytes, with room for ``/state/<uid>/<name>.parquet`` behind it.
+#: Longest path and longest name in it, in bytes, with room for ``/state/<uid>/<name>.parquet``.
 _LONGEST_PATH = 3_500
 _LONGEST_NAME = 255
 _ELSEWHERE = "give another directory"
 
 
 def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
-    """Return why no savepoint can be written to a directory, and what to do; empty if it can, for now."""
+    """Return why no savepoint can be written to a directory, and what to do; empty if it can."""
     try:
         check_target(target_place(target, job_dir), lambda place: check_outside(place, job_dir))
     except FlinkishError as error:
@@ -408,14 +402,16 @@ def why_no_savepoint_at(target: str, job_dir: StoreSpec) -> str:
 
 
 def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) -> None:
-    """Refuse a place to which no savepoint can be written; on a disk, makes it if it can be one."""
+    """Refuse a place to which no savepoint can be written; on a disk, make the directory."""
     path, is_path = Path(target.url), "://" not in target.url
     try:
         if is_path:
             _check_text(target.url)
         check_place(target)
         if is_path and path.exists() and not path.is_dir():
-            raise _refused(target.url, "it is a file", "give a directory of its own, which may be new")
+            raise _to_target_error(
+                target.url, "it is a file", "give a directory of its own, which may be new"
+            )
         directory = savepoint_at(target)
         _refuse_another(target.url, directory)
         directory.prepare()
@@ -423,41 +419,43 @@ def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) ->
             _try_to_write(path)
     except (OSError, ValueError) as error:
         what_to_do = "check that this user may write it, or " + _ELSEWHERE
-        raise _refused(target.url, str(error), what_to_do) from error
+        raise _to_target_error(target.url, str(error), what_to_do) from error
 
 
 def check_apart(target: StoreSpec, origin: StoreSpec) -> None:
-    """Refuse a target that is, or is in or around, the savepoint that a new one is made of."""
-    if any(in_and_around(target, origin)):
-        why = f"it and the savepoint {origin.url}, of which it is made, are in each other"
-        raise _refused(target.url, why, _ELSEWHERE)
+    """Refuse a target inside, around or equal to the savepoint that the new one is made from."""
+    if any(compare_places(target, origin)):
+        why = f"it is inside or around the savepoint {origin.url}, from which the new one is made"
+        raise _to_target_error(target.url, why, _ELSEWHERE)
 
 
 def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
-    """Refuse a target in the job directory or around it, by whatever links it is reached."""
-    is_in, is_around = in_and_around(target, job_dir)
+    """Refuse a target inside or around the job directory, also through symbolic links."""
+    is_in, is_around = compare_places(target, job_dir)
     shown = os.path.realpath(job_dir.folder) if job_dir.is_local else job_dir.url
     if is_in:
-        raise _refused(
+        raise _to_target_error(
             target.url,
-            f"it is in the job directory {shown}, and a savepoint outlives that",
+            f"it is in the job directory {shown}, and a savepoint has to outlive that",
             "give a directory outside of it",
         )
     if is_around:
-        raise _refused(target.url, f"the job directory {shown} is in it", "give a directory of its own")
+        raise _to_target_error(
+            target.url, f"the job directory {shown} is in it", "give a directory of its own"
+        )
 
 
-def in_and_around(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
-    """Return whether a place is another one or in it, and whether the other one is in it."""
+def compare_places(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
+    """Return whether `one` is equal to or inside `other`, and whether `other` is inside `one`."""
     if one.is_local and other.is_local:
-        # Not Path.resolve, which raises where links lead in a circle.
+        # Not Path.resolve, which raises for a cycle of links.
         place, root = Path(os.path.realpath(one.folder)), Path(os.path.realpath(other.folder))
         return _is_within(place, root), _is_within(root, place)
     return f"{one.url}/".startswith(f"{other.url}/"), f"{other.url}/".startswith(f"{one.url}/")
 
 
 def _is_within(path: Path, folder: Path) -> bool:
-    """Return whether a resolved path is a resolved folder or below it; one directory can have two names."""
+    """Return whether a resolved path is in a resolved folder; a directory may have two names."""
 
     def identity(one: Path) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
@@ -472,16 +470,18 @@ def _is_within(path: Path, folder: Path) -> bool:
 
 def _check_text(target: str) -> None:
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in target):
-        raise _refused(target, "there are control characters in it", "give a path of printable characters")
+        raise _to_target_error(
+            target, "there are control characters in it", "give a path of printable characters"
+        )
     if not target.startswith("/"):
-        raise _refused(
+        raise _to_target_error(
             target,
             "half of the code runs in other processes, with other working directories",
             "give an absolute path",
         )
     longest = max(len(name.encode()) for name in target.split("/"))
     if len(target.encode()) > _LONGEST_PATH or longest > _LONGEST_NAME:
-        raise _refused(
+        raise _to_target_error(
             target,
             f"it is too long: a path has room for {_LONGEST_PATH:,} bytes, a name in it for {_LONGEST_NAME}",
             "give a shorter path",
@@ -496,15 +496,15 @@ def _refuse_another(target: str, directory: SavepointDir) -> None:
         what = f"checkpoint {known.checkpoint} of job '{known.job}'"
     except (CorruptObjectError, JobDirError):
         what = "one that cannot be read"
-    except SavepointNotFound:
+    except SavepointNotFoundError:
         if not directory.place.is_local:
             return
         what = "a link that leads nowhere"
-    raise _refused(target, f"another savepoint is there: {what}", _ELSEWHERE)
+    raise _to_target_error(target, f"another savepoint is there: {what}", _ELSEWHERE)
 
 
 def _try_to_write(path: Path) -> None:
-    # Named as a file of the store's that a crash left: a later export puts up with it.
+    # Named like a temporary file that a crash left, which a later export ignores.
     probe = path / f".{METADATA_KEY}.{uuid.uuid4().hex}.tmp"
     try:
         with open(probe, "xb") as file:
@@ -513,31 +513,31 @@ def _try_to_write(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-def _refused(target: str, why: str, what_to_do: str) -> SavepointFailed:
-    # It may be anything: shown in quotes, and not longer than a line or two.
+def _to_target_error(target: str, why: str, what_to_do: str) -> SavepointError:
+    # The target may be any text: quoted and shortened.
     shown = repr(target if len(target) <= 200 else f"{target[:200]}...")
-    return SavepointFailed(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
+    return SavepointError(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
 
 
 @dataclass(frozen=True)
 class RestoreSettings:
     """Start a new job from a savepoint.
 
-    Counts at the first start of a job directory. A later start with the same savepoint goes on from
-    the job's own checkpoints; with another one it is refused.
+    Used at the first start of a job directory. A later start with the same savepoint goes on from the job's
+    own checkpoints; with another savepoint it is refused.
 
     Parameters
     ----------
     path
         The savepoint's directory: an absolute path, as a str, or a URL like ``s3://bucket/savepoints/7``.
     claim
-        Who owns the savepoint's files afterwards.
+        Whether the job owns the savepoint's files afterwards.
     non_restored
-        What becomes of state that nothing in the job takes.
+        Whether state that no operator of the job takes is dropped or refused.
     unpositioned
-        What becomes of sources that cannot be told where to begin.
+        Whether sources that cannot be positioned begin where they are or are refused.
     store_options
-        Of the bucket that it is in; see `StreamExecutionEnvironment`.
+        Options of the savepoint's bucket; see `StreamExecutionEnvironment`.
 
     Raises
     ------
@@ -579,10 +579,10 @@ class RestoreSettings:
 
     @property
     def place(self) -> StoreSpec:
-        """Return where it is; raise ConfigError if that is no place of a store."""
+        """Return the savepoint's place; raise ConfigError if the path or URL is no place of a store."""
         return place_of(self.path, self.store_options)
 
     @property
     def rules(self) -> RestoreRules:
-        """Return what the user allows."""
+        """Return the user's rules for state and sources that do not fit."""
         return RestoreRules(self.non_restored, self.unpositioned)

@@ -1,4 +1,4 @@
-"""The tasks that write key groups of a new savepoint: out of rows, or with other entries."""
+"""The tasks that write the key groups of a new savepoint, from rows or by editing stored entries."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from flinkish_spark.savepoints.entries import (
     EACH_TOUCHED_AT,
     TIMES,
     file_values,
-    stored_times_of_elements,
     to_ms,
+    to_stored_times,
 )
-from flinkish_spark.savepoints.files import SavepointDamaged
+from flinkish_spark.savepoints.files import SavepointDamagedError
 from flinkish_spark.savepoints.written_files import write_state_file
 from flinkish_spark.state.codec import ALIVE, HASH, TIME, TOUCHES, StateValueError, TableLayout
 from flinkish_spark.state.columnar import next_due_of
@@ -38,11 +38,11 @@ from flinkish_spark.state.key_group import (
     GroupLayout,
     GroupState,
     NoBases,
-    changed_group,
-    changed_partition,
+    change_group,
+    change_partition,
     describe_group,
     kind_of,
-    stored_tables,
+    read_tables,
 )
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import BROADCAST_KIND
@@ -57,11 +57,11 @@ from flinkish_spark.types.rows import RowReader, arrow_schema
 #     rows of a state ------ + -> shuffled and sorted by key group -> one value per key group -> state files
 #     values of a savepoint -+
 #
-# What goes through the shuffle has one form: a key group, which *part* it is, and bytes. Part 0 is the
-# value that the key group had; every other part is rows of one DataFrame, as blocks.
+# All rows of the shuffle have one form: key group, *part*, and bytes. Part 0 is the stored value of the key
+# group; each other part has the rows of one DataFrame, as blocks.
 
 KEY_GROUP, PART, BLOCK = "key_group", "part", "block"
-#: What goes through the shuffle.
+#: Columns of the shuffle.
 PACKED = T.StructType(
     [
         T.StructField(KEY_GROUP, T.IntegerType()),
@@ -69,21 +69,21 @@ PACKED = T.StructType(
         T.StructField(BLOCK, T.BinaryType()),
     ]
 )
-#: The part that is the value which the key group had.
+#: The part with the stored value of the key group.
 VALUE = 0
 _PACKED = arrow_schema(PACKED)
 
 
-class WriterRefused(ValueError):
-    """What is to be written does not fit together; crosses the process boundary as text."""
+class WriterError(ValueError):
+    """The rows for a savepoint do not fit together; raised in tasks, reaches the driver as text."""
 
 
 @dataclass(frozen=True)
 class PackRows:
-    """Runs in tasks in front of the shuffle: a key group and columns in, blocks out."""
+    """Packs rows of a key group into blocks; runs in tasks before the shuffle."""
 
     part: int
-    #: Of the columns behind the key group.
+    #: Schema of the columns after the key group.
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -97,16 +97,16 @@ class PackRows:
             begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1)).tolist()
             ends = [*begins[1:], len(ordered)]
             blocks = [to_block(rows.slice(a, b - a)) for a, b in zip(begins, ends, strict=True)]
-            yield _packed(ordered[begins].tolist(), self.part, blocks)
+            yield _pack(ordered[begins].tolist(), self.part, blocks)
 
 
 @dataclass(frozen=True)
 class PackValues:
-    """Runs in tasks in front of the shuffle: files as JSON in, the values of their key groups out."""
+    """Reads the values in state files, which are given as JSON; runs in tasks before the shuffle."""
 
-    #: Of the savepoint that has the files.
+    #: Place of the savepoint with the files.
     place: StoreSpec
-    #: Kinds of what partitions keep that are copies of each other, and come to one place.
+    #: Kinds of partition state whose values are copies of each other and go to one key group.
     together: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,14 +114,14 @@ class PackValues:
             for text in batch.column(0).to_pylist():
                 file = StateFile.from_json(json.loads(text))
                 if not has_checksum(self.place, file):
-                    raise SavepointDamaged(f"the checksum of {file.path} does not match", file=file.path)
+                    raise SavepointDamagedError(f"the checksum of {file.path} does not match", file=file.path)
                 for group, value in file_values(self.place, file):
                     is_copy = group < FIRST_PARTITION_GROUP and kind_of(value) in self.together
                     # One at a time: a value is a whole key group.
-                    yield _packed([FIRST_PARTITION_GROUP if is_copy else group], VALUE, [value])
+                    yield _pack([FIRST_PARTITION_GROUP if is_copy else group], VALUE, [value])
 
 
-def _packed(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryview]) -> pa.RecordBatch:
+def _pack(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryview]) -> pa.RecordBatch:
     columns = [
         pa.array(groups, pa.int32()),
         pa.array([part] * len(groups), pa.int32()),
@@ -132,11 +132,11 @@ def _packed(groups: Sequence[int], part: int, blocks: Sequence[bytes | memoryvie
 
 @dataclass(frozen=True)
 class WriteGroups:
-    """Writes the packed rows of one key group into one state file; runs in tasks after the shuffle."""
+    """Makes the values of key groups and writes them to a state file; runs in tasks after the shuffle."""
 
-    #: Of the savepoint that is written.
+    #: Place of the new savepoint.
     place: StoreSpec
-    #: Opens the names of the files; an attempt of a task has a name of its own.
+    #: Prefix of the file names; each task attempt has its own name.
     name: str
     change: EditGroup
 
@@ -170,8 +170,8 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, dict[int, 
 
 
 def next_timers(value: bytes) -> tuple[int | None, ...]:
-    """Return when the next timers and windows of a whole value are due, by event and by processing time."""
-    tables = stored_tables(value)
+    """Return the times of the next timers in a whole value, by event and by processing time."""
+    tables = read_tables(value)
     found = []
     for clock in (TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME):
         timers = tables.get(TIMERS + clock.value)
@@ -186,7 +186,7 @@ ROW_TIME = "time"
 
 
 class FillGroup:
-    """Makes state and timers of a key group by a function of the user's.
+    """Makes state and timers of a key group by the user's bootstrap function.
 
     A block's columns are the key's hash, the time if there is one, `c0`.. for the fields, `k0`.. for the key.
     """
@@ -208,7 +208,7 @@ class FillGroup:
 
     def __call__(self, blocks: Sequence[bytes]) -> bytes | None:
         run, layout, reader = self._open()
-        rows = _joined(blocks, self._rows)
+        rows = _concat_blocks(blocks, self._rows)
         times: list[int | None] | None = None
         if ROW_TIME in rows.schema.names:
             order = np.argsort(rows.column(ROW_TIME).fill_null(MIN_WATERMARK_MS).to_numpy(), kind="stable")
@@ -224,7 +224,7 @@ class FillGroup:
         except ElementError as failure:
             raise self._blame(f"{failure} (at a row of the key {keys[failure.at]!r:.200})") from failure.error
         if emitted.rows or emitted.side:
-            raise self._blame("it emits, and a bootstrap has no output")
+            raise self._blame("it emits rows, and a bootstrap has no output")
         try:
             return state.dump_whole() if state.store(run.states, run.timers) else None
         except StateValueError as error:
@@ -240,18 +240,18 @@ class FillGroup:
             self._opened = run, GroupLayout.of(run.states, self._key_types), reader
         return self._opened
 
-    def _blame(self, says: str) -> WriterRefused:
+    def _blame(self, says: str) -> WriterError:
         told = {"uid": self._uid, "error": says}
-        return WriterRefused(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
+        return WriterError(f"{USER_FUNCTION_MARKER} {json.dumps(told)}")
 
 
 class _BootstrapOperator(KeyedProcessOperator):
-    """Runs a bootstrap function where a job runs its own; its timers fire in the job."""
+    """Runs a bootstrap function like the function of a job; its timers fire in the job."""
 
     def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
-        own = states.of_function()
+        own = states.view_for_function()
         own.why_no_accumulators = (
-            "a bootstrap function has none: no job has run yet whose result they could be part of; count the "
+            "a bootstrap function has none, since they are part of a job's result and no job runs; count the "
             "rows of the DataFrame"
         )
         self._function.open(own)
@@ -259,7 +259,7 @@ class _BootstrapOperator(KeyedProcessOperator):
 
 @dataclass(frozen=True)
 class EditedState:
-    """The rows of one state, as a user gives them, and the columns that they are stored in."""
+    """The user's rows for one state, and the columns in which they are stored."""
 
     section: str
     #: Schema of the blocks: the key's hash, then columns in the order of `stored`.
@@ -268,8 +268,8 @@ class EditedState:
     kind: ClassVar[str | None] = None
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the entries; a key occurs once, and has all of its times."""
-        given, what = _joined(blocks, self.rows), f"the state '{self.section.partition('/')[2]}'"
+        """Return the entries; refuse repeated keys and missing times."""
+        given, what = _concat_blocks(blocks, self.rows), f"the state '{self.section.partition('/')[2]}'"
         arrays, columns, name = [], iter(given.columns), ""
         try:
             for field in self.stored:
@@ -279,19 +279,19 @@ class EditedState:
                 elif field.name in TIMES:
                     arrays.append(_ms(next(columns)))
                 elif field.name == TOUCHES:
-                    arrays.append(stored_times_of_elements(arrays[-1], next(columns), given.columns[-1]))
+                    arrays.append(to_stored_times(arrays[-1], next(columns), given.columns[-1]))
                 else:
                     arrays.append(next(columns))
         except ValueError as error:
-            raise WriterRefused(f"{name} of {what}: {error}") from None
+            raise WriterError(f"{name} of {what}: {error}") from None
         table = pa.RecordBatch.from_arrays(arrays, schema=self.stored)
         _check_once(what, table, ("from", "to"))
-        return {self.section: _by_hash(table)}
+        return {self.section: _sort_by_hash(table)}
 
 
 @dataclass(frozen=True)
 class EditedTimers:
-    """The timers of both clocks, as a user gives them."""
+    """The user's timers of both clocks."""
 
     #: Schema of the blocks: the key's hash, the key, clock, time, beginning and end of the window.
     rows: pa.Schema
@@ -301,14 +301,14 @@ class EditedTimers:
     kind: ClassVar[str | None] = None
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the timers; those of one time fire in the order of their hashes."""
-        given = _joined(blocks, self.rows)
+        """Return the timers; timers of the same time fire in the order of their hashes."""
+        given = _concat_blocks(blocks, self.rows)
         *keys, clock, time_ms, begins, ends = given.columns
         known = pa.array([domain.value for domain in TimeDomain])
         if clock.null_count or not pc.all(pc.is_in(clock, known), min_count=0).as_py():
-            raise WriterRefused(f"the clock of a timer is one of {', '.join(known.to_pylist())}")
+            raise WriterError(f"the clock of a timer is one of {', '.join(known.to_pylist())}")
         if time_ms.null_count or not begins.is_null().equals(ends.is_null()):
-            raise WriterRefused("a timer has no time, or a window without beginning or end")
+            raise WriterError("a timer has no time, or a window without beginning or end")
         slots = [*keys, time_ms, to_ms(begins), to_ms(ends)]
         return {
             TIMERS + domain.value: self._table(domain, layout, slots, pc.equal(clock, domain.value))
@@ -331,55 +331,55 @@ class EditedTimers:
         ]
         table = pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
         _check_once(f"the timers of {domain.value}", table, (TIME, "from", "to"))
-        return _by_hash(table)
+        return _sort_by_hash(table)
 
 
-def _joined(blocks: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+def _concat_blocks(blocks: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
     none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
     return pa.concat_batches([none, *(from_block(block, schema) for block in blocks)])
 
 
-def _by_hash(table: pa.RecordBatch) -> pa.RecordBatch:
+def _sort_by_hash(table: pa.RecordBatch) -> pa.RecordBatch:
     return table.take(pa.array(np.argsort(table.column(0).to_numpy(), kind="stable")))
 
 
 def _ms(column: pa.Array) -> pa.Array:
     if column.null_count:
-        raise ValueError("it is null; every entry has one")
+        raise ValueError("it is null; every entry must have one")
     return to_ms(column)
 
 
 def _check_once(what: str, table: pa.RecordBatch, others: Collection[str]) -> None:
-    """Refuse two entries of one place: keys, and what else tells entries apart."""
+    """Refuse two entries with the same key, and the same window or time."""
     slots = [name for name in table.schema.names if name.startswith("key_") or name in others]
     counts = pa.Table.from_batches([table]).group_by(slots).aggregate([([], "count_all")])
     if counts.num_rows != table.num_rows:
         twice = counts.filter(pc.greater(counts.column("count_all"), 1)).slice(0, 1).to_pylist()[0]
-        raise WriterRefused(f"{what} has several rows for {[twice[name] for name in slots]!r:.200}; give one")
+        raise WriterError(f"{what} has several rows for {[twice[name] for name in slots]!r:.200}; give one")
 
 
 @dataclass(frozen=True)
 class EditedPartition:
-    """The entries of a broadcast state, or the items of an operator list state, as a user gives them.
+    """The user's entries of a broadcast state, or items of an operator list state.
 
-    All items are the first partition's.
+    All items are put into the first partition.
     """
 
     section: str
-    #: Schema of the blocks, and of what is stored: key and value, or item.
+    #: Schema of the blocks and of the stored table: key and value, or item.
     rows: pa.Schema
     kind: str
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
         """Return the entries by the name of the state."""
-        given, name = _joined(blocks, self.rows), self.section.partition("/")[2]
+        given, name = _concat_blocks(blocks, self.rows), self.section.partition("/")[2]
         what = f"the {self.kind} '{name}'"
         if any(column.null_count for column in given.columns):
-            raise WriterRefused(f"{what} has a null; no key, value or item may be null")
+            raise WriterError(f"{what} has a null; no key, value or item may be null")
         if self.kind == BROADCAST_KIND:
             keys = pa.table({"key": given.column(0)}).group_by(["key"]).aggregate([([], "count_all")])
             if keys.num_rows != given.num_rows:
-                raise WriterRefused(f"{what} has several rows for one key; give one")
+                raise WriterError(f"{what} has several rows for one key; give one")
         return {name: given}
 
 
@@ -388,11 +388,11 @@ Edit = EditedState | EditedTimers | EditedPartition
 
 @dataclass(frozen=True)
 class EditGroup:
-    """From what there is of a key group, or of what a partition keeps, to its value under some uid."""
+    """Makes the new value of a key group, or of a partition without keys, from its parts."""
 
-    #: Uid that the value is to have.
+    #: Uid of the operator that will own the value.
     owner: str
-    #: By part. A state that is edited and of which a key group has no rows is empty there.
+    #: By part. An edited state becomes empty in key groups without rows.
     edits: Mapping[int, Edit]
     #: For a new operator, whose rows are the first part.
     fill: FillGroup | None = None
@@ -401,19 +401,19 @@ class EditGroup:
         is_keyed = group > FIRST_PARTITION_GROUP
         if is_keyed and self.fill is not None:
             return self.fill(parts[VALUE + 1])
-        # Copies of broadcast state that came together are equal, and one is enough.
+        # Copies of broadcast state are equal, so the first is enough.
         before = parts.get(VALUE, [])
         if is_keyed and len(before) > 1:
-            raise WriterRefused(f"key group {group} of '{self.owner}' is there twice")
+            raise WriterError(f"key group {group} of '{self.owner}' is there twice")
         value = before[0] if before else None
         own = {part: edit for part, edit in self.edits.items() if (edit.kind is None) is is_keyed}
         tables: dict[str, pa.RecordBatch] = {}
         for part, edit in own.items():
             tables.update(edit.tables(parts.get(part, ())))
         if is_keyed:
-            return changed_group(value, self.owner, tables)
+            return change_group(value, self.owner, tables)
         try:
             kind = next((edit.kind for edit in own.values()), None)
-            return changed_partition(value, self.owner, kind, tables)
+            return change_partition(value, self.owner, kind, tables)
         except StateMismatch as error:
-            raise WriterRefused(str(error)) from None
+            raise WriterError(str(error)) from None

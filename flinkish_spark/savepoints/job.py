@@ -1,4 +1,4 @@
-"""The one object by which the engine of a job uses this package."""
+"""The interface of this package to the engine of a job."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from flinkish_spark.savepoints.files import check_outside, savepoint_at, target_
 from flinkish_spark.savepoints.restore import Rescaling
 from flinkish_spark.savepoints.seeds import (
     SeedKeeper,
-    beginning_of,
     bundles_per_partition_of,
-    claimant,
-    layout_so_far,
-    recorded_layout,
+    find_beginning,
+    find_claimant,
+    find_layout,
+    read_layout,
     shuffle_partitions_of,
 )
 
@@ -48,7 +48,7 @@ class SavepointHandle(NamedTuple):
 
 @dataclass(frozen=True)
 class JobSavepoints:
-    """Savepoints of a job, and what its lineages begin with."""
+    """Writes the savepoints of a job, and finds the seeds of its lineages."""
 
     spark: SparkSession
     name: str
@@ -59,26 +59,26 @@ class JobSavepoints:
     sources: Sequence[SourceNode]
 
     def beginning(self) -> Beginning:
-        return beginning_of(self.job_dir, self.root)
+        return find_beginning(self.job_dir, self.root)
 
     def shuffle_partitions(self) -> int:
-        """Return with how many partitions the query of the live lineage runs."""
-        # Spark goes by its log: until that has begun anew, a job that is to have another number still runs,
-        # and so replays, with the one that it had.
+        """Return the number of shuffle partitions of the live lineage."""
+        # Spark takes the number from its log: a job that is to be rescaled runs, and replays, with the former
+        # number until a new log begins.
         now = shuffle_partitions_of(self.job_dir, self.beginning())
         return self.wanted_partitions if now is None else now
 
     def bundles_per_partition(self, beginning: Beginning) -> int:
-        """Return in how many bundles a partition of the live lineage has its key groups."""
+        """Return the number of bundles per partition in the live lineage."""
         return bundles_per_partition_of(self.job_dir, beginning)
 
-    def layout_so_far(self) -> PlanLayout | None:
-        return layout_so_far(self.job_dir)
+    def find_layout(self) -> PlanLayout | None:
+        return find_layout(self.job_dir)
 
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
-        """Make a confirmed checkpoint of the live lineage a savepoint; do nothing if it is one already.
+        """Export a confirmed checkpoint of the live lineage; do nothing if the savepoint exists already.
 
-        The caller sees to it that Spark keeps that state meanwhile. Any process may repeat it.
+        The caller makes sure that Spark keeps the state meanwhile. Any process may repeat it.
         """
         place, job_dir = target_place(target, self.root), self.job_dir
         check_outside(place, self.root)
@@ -86,10 +86,10 @@ class JobSavepoints:
         if job is None:
             raise InternalError("a job without job.json has a checkpoint")
         timeline = job_dir.timeline().mark_of(decision.checkpoint).token or ""
-        known = directory.finished_by(job, decision.checkpoint, timeline)
+        known = directory.find_finished(job, decision.checkpoint, timeline)
         if known is not None:
             return SavepointHandle(place, known)
-        layout, bundles = recorded_layout(job_dir), self.bundles_per_partition(self.beginning())
+        layout, bundles = read_layout(job_dir), self.bundles_per_partition(self.beginning())
         directory.prepare()
         files, states = export_state(
             self.spark,
@@ -122,7 +122,7 @@ class JobSavepoints:
         decision: Decision,
         positions: Mapping[str, Mapping[str, Position]],
     ) -> SavepointMetadata:
-        """Return what the savepoint says, but for the state."""
+        """Return the savepoint's metadata, without operators and files."""
         chains = self.planned.read_by.items()
         upstream = upstream_cut(decision.offsets_text).items()
         return SavepointMetadata(
@@ -150,7 +150,7 @@ class JobSavepoints:
         )
 
     def reseeding(self, log: SparkLog) -> Rescaling:
-        """Return what the recovery asks whether Spark's checkpoint has to begin anew."""
+        """Return the object that tells the recovery whether Spark's checkpoint has to begin anew."""
         return Rescaling(
             spark=self.spark,
             planned=self.planned,
@@ -162,4 +162,4 @@ class JobSavepoints:
         )
 
     def keeper(self) -> SeedKeeper:
-        return SeedKeeper(self.root, self.beginning(), claimant(self.job_dir))
+        return SeedKeeper(self.root, self.beginning(), find_claimant(self.job_dir))

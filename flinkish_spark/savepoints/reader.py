@@ -1,6 +1,6 @@
-"""Keyed state of a savepoint or a retained checkpoint as a DataFrame: for people, tests and other jobs.
+"""State of a savepoint or a retained checkpoint as a DataFrame.
 
-The files are read in tasks, each value is checked, and reading runs no code of the job's.
+Tasks read the files and check each value; no code of the job runs.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from flinkish_spark.savepoints.entries import (
     sections_of,
     timer_columns,
 )
-from flinkish_spark.savepoints.export import of_instance
+from flinkish_spark.savepoints.export import filter_instance
 from flinkish_spark.savepoints.files import (
     METADATA_KEY,
-    CheckpointNotRetained,
-    SavepointDamaged,
-    SavepointFailed,
+    CheckpointNotRetainedError,
+    SavepointDamagedError,
+    SavepointError,
     SavepointMisfit,
-    in_and_around,
+    compare_places,
     place_of,
     savepoint_at,
     target_place,
@@ -93,28 +93,28 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class RetainedState:
-    """The state of one checkpoint, as its pin (:mod:`flinkish_spark.checkpoint.retention`) has it.
+    """The state of one checkpoint, in its pin (:mod:`flinkish_spark.checkpoint.retention`).
 
-    Spark's state data source wants files at the places where a query has them, so a *view* is made outside of
-    the job directory: a folder with the two log entries and links to the pinned files of one operator. The
-    job may even delete the checkpoint meanwhile: what is linked or copied stays. Where only symbolic links
-    are possible, that is an error of the reader's.
+    Spark's state data source needs files in the layout of a query's checkpoint, so a *view* is made outside
+    of the job directory: a folder with the two log entries and links to the pinned files of one operator. If
+    the job deletes the checkpoint meanwhile, hard links and copies stay valid; with symbolic links the read
+    fails.
     """
 
     place: StoreSpec
     manifest: PinManifest
-    #: Names of the operators, and Spark's numbers of what has their state.
+    #: The operators, and Spark's numbers for their state.
     layout: PlanLayout
 
     def operators(self, uid: str) -> Mapping[str, StateInstance]:
         return {one.chain: one for one in self.layout.states if one.uid == uid}
 
     def view(self, operator: StateInstance, scratch: StoreSpec) -> StoreSpec:
-        """Return a folder that looks like the query's checkpoint; it is deleted when this process ends."""
+        """Make a folder in the layout of the query's checkpoint; it is deleted when this process ends."""
         made = scratch.to_child(f"flinkish-state-{uuid.uuid4().hex}")
         atexit.register(skip_in_children(_delete_view), made)
         if made.is_local:
-            # State is for those who may read the job directory.
+            # Readable for this user only, as the job directory may be.
             made.folder.mkdir(mode=0o700, parents=True)
         view, batch = made.open(), self.manifest.batch
         for log in (OFFSETS, COMMITS):
@@ -133,9 +133,11 @@ class RetainedState:
         try:
             content = self.place.open().read(f"{self.manifest.folder}/{name}")
         except ObjectMissing:
-            raise self._gone(f"the kept state file {name} is gone") from None
+            raise self._to_loss_error(f"the kept state file {name} is gone") from None
         if len(content) != size_bytes:
-            raise self._gone(f"the kept state file {name} has {len(content)} bytes instead of {size_bytes}")
+            raise self._to_loss_error(
+                f"the kept state file {name} has {len(content)} bytes instead of {size_bytes}"
+            )
         view.open().put(f"{STATE}/{name}", content)
 
     def _link(self, name: str, size_bytes: int, target: Path) -> None:
@@ -145,16 +147,16 @@ class RetainedState:
             _link_to(source, target)
             found = target.stat().st_size
         except FileNotFoundError:
-            raise self._gone(f"the kept state file {name} is gone") from None
+            raise self._to_loss_error(f"the kept state file {name} is gone") from None
         if found != size_bytes:
-            raise self._gone(f"the kept state file {name} has {found} bytes instead of {size_bytes}")
+            raise self._to_loss_error(f"the kept state file {name} has {found} bytes instead of {size_bytes}")
         for checksum in checksum_names(target.name):
-            # Not every file has one.
+            # Not every file has a checksum.
             with contextlib.suppress(FileNotFoundError):
                 _link_to(source.with_name(checksum), target.with_name(checksum))
 
-    def _gone(self, why: str) -> CheckpointNotRetained:
-        return not_retained(self.place, self.manifest.checkpoint, why)
+    def _to_loss_error(self, why: str) -> CheckpointNotRetainedError:
+        return to_not_retained_error(self.place, self.manifest.checkpoint, why)
 
 
 def _delete_view(view: StoreSpec) -> None:
@@ -163,10 +165,10 @@ def _delete_view(view: StoreSpec) -> None:
 
 
 def is_job_dir(place: StoreSpec) -> bool:
-    return _has(place, "job.json")
+    return _has_object(place, "job.json")
 
 
-def _has(place: StoreSpec, key: str) -> bool:
+def _has_object(place: StoreSpec, key: str) -> bool:
     if place.is_local:
         return (place.folder / key).is_file()
     try:
@@ -175,38 +177,38 @@ def _has(place: StoreSpec, key: str) -> bool:
         return False
 
 
-def retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
-    """Return the state of a retained checkpoint; reads only."""
+def find_retained_state(place: StoreSpec, checkpoint: int | None) -> RetainedState:
+    """Find the state of a retained checkpoint, None for the newest one; changes nothing."""
     job_dir = open_job_dir(place)
     objects = SealedObjects(job_dir.store, "the job directory")
     pinned = sorted(CheckpointId(number) for number in objects.numbers(PINS))
     history = job_dir.history()
     found = []
     for one in pinned:
-        # A damaged one is the trouble of whoever asks for it.
+        # A damaged checkpoint is reported only when it is requested.
         with contextlib.suppress(CorruptObjectError):
-            found += [] if _why_not(job_dir, one, pinned, history) else [one]
+            found += [] if _why_not_readable(job_dir, one, pinned, history) else [one]
     wanted = max(found, default=None) if checkpoint is None else CheckpointId(checkpoint)
     if wanted is None:
-        raise not_retained(place, None, "it has no completed checkpoints whose state is kept")
-    why = _why_not(job_dir, wanted, pinned, history)
+        raise to_not_retained_error(place, None, "it has no completed checkpoints whose state is kept")
+    why = _why_not_readable(job_dir, wanted, pinned, history)
     manifest = objects.optional(f"{PINS}/{wanted}.json", "pin", PinManifest.from_json)
     decision = job_dir.decision(wanted)
     if why or manifest is None or decision is None:
         others = [int(one) for one in found if one != wanted]
-        raise not_retained(place, wanted, why or "the job has deleted it just now", others)
-    # The names of the plan that ran in its lineage, which may not be the live one.
+        raise to_not_retained_error(place, wanted, why or "the job has deleted it just now", others)
+    # The layout of its lineage's plan, which may not be the live one.
     begun = [one.lineage for one in history.rewinds if one.kind is RewindKind.RESEED]
     origin = max((one for one in begun if one <= decision.lineage), default=FIRST_LINEAGE)
     return RetainedState(place, manifest, layout_of(job_dir, origin))
 
 
-def not_retained(
+def to_not_retained_error(
     place: StoreSpec, checkpoint: CheckpointId | None, why: str, others: list[int] | None = None
-) -> CheckpointNotRetained:
+) -> CheckpointNotRetainedError:
     what = f"the state of checkpoint {checkpoint} in {place.url} cannot be read"
     kept = ", ".join(map(str, others or ()))
-    return CheckpointNotRetained(
+    return CheckpointNotRetainedError(
         f"there is no checkpoint to read in {place.url}" if checkpoint is None else what,
         why=why,
         what_to_do=f"choose from: {kept}" if kept else "take a savepoint, or raise CheckpointConfig.retained",
@@ -214,7 +216,7 @@ def not_retained(
     )
 
 
-def _why_not(
+def _why_not_readable(
     job_dir: JobDir, checkpoint: CheckpointId, pinned: list[CheckpointId], history: LineageHistory
 ) -> str:
     """Return why the state of a checkpoint cannot be read; empty if it can."""
@@ -222,9 +224,9 @@ def _why_not(
     decision = job_dir.decision(checkpoint) if checkpoint in known else None
     commits = []
     if decision is not None and decision.verdict is Verdict.COMMIT:
-        # What is decided will be confirmed, and its state does not change by that.
+        # A decided checkpoint will be confirmed, and its state is final.
         commits = [RetainedCheckpoint(checkpoint, decision.lineage, True, checkpoint in pinned)]
-    # A job cannot go back to before its log was begun anew, but who only reads can.
+    # A job cannot go back past a reseed, but a reader can.
     rewinds = [one for one in history.rewinds if one.kind is not RewindKind.RESEED]
     return why_not_rewindable(checkpoint, known, commits, LineageHistory.of(rewinds))
 
@@ -238,32 +240,32 @@ def _link_to(source: Path, target: Path) -> None:
         os.symlink(source, target)
 
 
-#: Who reads states without keys, by what opens the names of their sections.
+#: The reader of states without keys, by the prefix of their sections.
 _WITHOUT_KEYS = {BROADCAST: "read_broadcast_state", LISTS: "read_list_state"}
-#: Names of errors, in Spark's text, that say that what is stored cannot be trusted.
-_DAMAGE = (SavepointDamaged.__name__, FrameError.__name__, StateMismatch.__name__)
+#: Names of errors, in Spark's text, that mean damaged state.
+_DAMAGE = (SavepointDamagedError.__name__, FrameError.__name__, StateMismatch.__name__)
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state of one operator in one chain, somewhere."""
+    """The stored state of one operator in one chain, of a savepoint or a checkpoint."""
 
-    #: What it is stored in, for messages.
+    #: The savepoint or checkpoint, for messages.
     place: str
     uid: str
-    #: What tasks make values of.
+    #: The input of `values` in tasks.
     rows: DataFrame
     values: Values
-    #: Names of its states, if that is known without reading it.
+    #: Names of its states, if they are known without reading.
     known: frozenset[str] | None = None
 
     def sections(self) -> Mapping[str, list[pa.Schema]]:
-        """Return what is stored, by section; a Spark job that looks at all values."""
+        """Return the stored schemas by section; runs a Spark job over all values."""
         try:
             found = self.rows.mapInArrow(FindSections(self.values), FOUND).collect()
         except Exception as error:
             is_damaged = any(name in str(error) for name in _DAMAGE)
-            raise (SavepointDamaged if is_damaged else SavepointFailed)(
+            raise (SavepointDamagedError if is_damaged else SavepointError)(
                 f"the state of '{self.uid}' in {self.place} cannot be read",
                 why=describe_error(error),
                 what_to_do="read another savepoint or checkpoint; nothing was changed",
@@ -271,9 +273,9 @@ class StoredState:
         return sections_of((row["section"], bytes(row["schema"])) for row in found)
 
     def schema(self, name: str) -> pa.Schema:
-        """Return the columns that a keyed state has for all key groups."""
+        """Return common columns of a keyed state for all key groups."""
         if self.known is not None and name not in self.known:
-            raise _missing(self.place, f"state of '{self.uid}'", name, self.known)
+            raise _to_missing_error(self.place, f"state of '{self.uid}'", name, self.known)
         sections = self.sections()
         for prefix, reader in _WITHOUT_KEYS.items():
             if prefix + name in sections and STATE_SECTION + name not in sections:
@@ -283,31 +285,31 @@ class StoredState:
                 )
         if STATE_SECTION + name not in sections:
             there = _names_of(sections, STATE_SECTION)
-            raise _missing(self.place, f"entry of the state of '{self.uid}'", name, there)
+            raise _to_missing_error(self.place, f"entry of the state of '{self.uid}'", name, there)
         try:
             return common_schema(name, sections[STATE_SECTION + name])
         except StateMismatch as error:
-            raise self._nothing_in_common(name, "keys", error) from error
+            raise self._to_no_common_error(name, "keys", error) from error
 
-    def without_keys(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
+    def find_unkeyed_state(self, prefix: str, name: str) -> tuple[str, pa.Schema, T.StructType]:
         """Return the section of a state without keys, and its columns."""
         sections = self.sections()
         found = sections.get(prefix + name, [])
         if not found:
             there = _names_of(sections, prefix)
-            raise _missing(self.place, f"state without keys of '{self.uid}'", name, there)
+            raise _to_missing_error(self.place, f"state without keys of '{self.uid}'", name, there)
         try:
             schema = common_columns(name, found)
         except StateMismatch as error:
-            raise self._nothing_in_common(name, "partitions", error) from error
+            raise self._to_no_common_error(name, "partitions", error) from error
         columns = [T.StructField(one.name, spark_type(one.type)) for one in schema]
         return prefix + name, schema, T.StructType(columns)
 
-    def _nothing_in_common(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:
+    def _to_no_common_error(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:
         return SavepointMisfit(
-            f"the state '{name}' of '{self.uid}' in {self.place} has no columns of its own",
+            f"the state '{name}' of '{self.uid}' in {self.place} has no common columns",
             why=str(error),
-            what_to_do=f"let the job touch all {who} with its present declaration, and read it then",
+            what_to_do=f"let the job write the state of all {who} with its present declaration, then read it",
         )
 
 
@@ -315,7 +317,7 @@ def _names_of(sections: Iterable[str], prefix: str) -> list[str]:
     return [one.removeprefix(prefix) for one in sections if one.startswith(prefix)]
 
 
-def stored_state(
+def open_stored_state(
     spark: SparkSession,
     path: str | Path,
     uid: str,
@@ -324,21 +326,21 @@ def stored_state(
     scratch: str | Path | None,
     store_options: Mapping[str, str] | None,
 ) -> StoredState:
-    """Return where the state of an operator is to be read; see :func:`read_state`."""
-    place, checkpoint = _place(place_of(path, store_options), checkpoint)
-    if checkpoint is None and (_has(place, METADATA_KEY) or not is_job_dir(place)):
-        return _in_savepoint(spark, place, uid, chain)
-    return _in_checkpoint(spark, place, checkpoint, uid, chain, scratch)
+    """Find the state of an operator; see :func:`read_state` for the parameters."""
+    place, checkpoint = _resolve_place(place_of(path, store_options), checkpoint)
+    if checkpoint is None and (_has_object(place, METADATA_KEY) or not is_job_dir(place)):
+        return _open_in_savepoint(spark, place, uid, chain)
+    return _open_in_checkpoint(spark, place, checkpoint, uid, chain, scratch)
 
 
-def _place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | None]:
-    """Return a savepoint's or job's directory, and the checkpoint that is meant."""
+def _resolve_place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | None]:
+    """Return the directory of a savepoint or job, and the id of the checkpoint in it, if any."""
     *_, above, name = ("", *place.url.split("/"))
     if above == "checkpoints" and name.isdecimal() and is_job_dir(place.to_parent(2)):
         own = int(name)
         if checkpoint not in (None, own):
             raise ConfigError(
-                f"the path {place.url} means checkpoint {own}, and checkpoint={checkpoint} was given",
+                f"the path {place.url} is that of checkpoint {own}, and checkpoint={checkpoint} was given",
                 what_to_do="give one of them",
             )
         return place.to_parent(2), own
@@ -353,7 +355,7 @@ def _place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec, int | N
 
 
 # -- savepoints -------------------------------------------------------------------------------------
-def _in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | None) -> StoredState:
+def _open_in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | None) -> StoredState:
     directory = savepoint_at(place)
     metadata = directory.metadata()
     files = files_of(metadata, uid, chain)
@@ -366,17 +368,17 @@ def _in_savepoint(spark: SparkSession, place: StoreSpec, uid: str, chain: str | 
 
 def files_of(metadata: SavepointMetadata, uid: str, chain: str | None) -> list[StateFile]:
     if uid not in metadata.operators:
-        raise _missing("the savepoint", "operator", uid, metadata.operators)
+        raise _to_missing_error("the savepoint", "operator", uid, metadata.operators)
     files = [file for file in metadata.files if file.operator == uid]
-    wanted = _chain(uid, chain, {file.chain for file in files})
+    wanted = _choose_chain(uid, chain, {file.chain for file in files})
     return [file for file in files if file.chain == wanted]
 
 
-def _chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
-    """Return the chain that is meant; None where there is none."""
+def _choose_chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
+    """Return the chain to read; None if the operator has no state."""
     known = sorted(there)
     if chain is not None and chain not in known:
-        raise _missing("the savepoint", f"chain of '{uid}'", chain, known)
+        raise _to_missing_error("the savepoint", f"chain of '{uid}'", chain, known)
     if chain is None and len(known) > 1:
         raise SavepointMisfit(
             f"operator '{uid}' has state in several chains",
@@ -385,13 +387,13 @@ def _chain(uid: str, chain: str | None, there: Iterable[str]) -> str | None:
     return chain or next(iter(known), None)
 
 
-def _missing(place: str, what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
+def _to_missing_error(place: str, what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
     known = ", ".join(sorted(there)) or "none"
     return SavepointMisfit(f"{place} has no {what} '{name}'", what_to_do=f"choose from: {known}")
 
 
 # -- checkpoints ------------------------------------------------------------------------------------
-def _in_checkpoint(
+def _open_in_checkpoint(
     spark: SparkSession,
     root: StoreSpec,
     checkpoint: int | None,
@@ -399,52 +401,52 @@ def _in_checkpoint(
     chain: str | None,
     scratch: str | Path | None,
 ) -> StoredState:
-    views = _checked_scratch(spark, root, scratch)
-    retained = retained_state(root, checkpoint)
+    views = _check_scratch(spark, root, scratch)
+    retained = find_retained_state(root, checkpoint)
     number = retained.manifest.checkpoint
     place = f"checkpoint {number} of {root.url}"
     numbers = retained.operators(uid)
     if not numbers:
-        raise _missing(place, "operator", uid, {one.uid for one in retained.layout.operators})
-    operator = numbers[str(_chain(uid, chain, numbers))]
+        raise _to_missing_error(place, "operator", uid, {one.uid for one in retained.layout.operators})
+    operator = numbers[str(_choose_chain(uid, chain, numbers))]
     view = retained.view(operator, views)
     pass_on(spark, view)
     try:
-        # Spark makes up its mind about the store's format while it loads.
+        # Spark decides about the store's format while it loads.
         own = session_of_its_own(spark, shuffle_partitions(spark))
-        # With its streams a session gets whom state stores report to; without it, in a session that has had
-        # no query, snapshots of RocksDB cannot be read.
+        # Accessing `streams` creates the coordinator to which state stores report; without it RocksDB
+        # snapshots cannot be read in a session that has had no query.
         _ = own.streams.active
         state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
         found = state.option("operatorId", str(operator.number)).load(view.hadoop_url)
-        frame = in_session(of_instance(found, operator), spark)
+        frame = in_session(filter_instance(found, operator), spark)
     except Exception as error:
-        raise SavepointFailed(
+        raise SavepointError(
             f"Spark cannot read the state of {place}",
             why=describe_error(error),
             what_to_do="run the Spark version that wrote it; the job is not affected",
         ) from error
     values = frame.select(F.col("value.groupState.value").alias("value"))
-    # Those of a job on a disk are in the view; of one in a bucket they stay where they are.
+    # Bases of a job on a disk are linked into the view; in a bucket they stay where they are.
     bases = view.to_child(f"{STATE}/{BASES}/{uid}")
     if not root.is_local:
         bases = bases_of(root.to_child(BASES), uid, operator.chain)
     return StoredState(place, uid, values, StoreValues(bases, uid))
 
 
-def _checked_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path | None) -> StoreSpec:
+def _check_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path | None) -> StoreSpec:
     if scratch is None:
         if not (spark.sparkContext.master or "").startswith("local"):
             raise ConfigError(
                 "to read a checkpoint on a cluster a scratch directory is needed",
-                why="links to the checkpoint's files, or copies, are made there, which executors have to see",
+                why="executors have to see links to the checkpoint's files, or copies, which are made there",
                 what_to_do="give scratch=, on a file system that driver and executors share, or in the "
                 "bucket of the job directory; or read a savepoint",
             )
         return StoreSpec(tempfile.gettempdir())
     place = target_place(str(scratch).removeprefix("file://"), root)
     is_relative = place.is_local and not Path(place.url).is_absolute()
-    if is_relative or in_and_around(place, root)[0]:
+    if is_relative or compare_places(place, root)[0]:
         raise ConfigError(
             f"scratch={str(scratch)!r} cannot be used",
             why="executors have other working directories, and the job directory is never changed",
@@ -471,21 +473,21 @@ def read_state(
     Parameters
     ----------
     spark
-        Any session; the state is read where its tasks run.
+        Any session; its tasks read the state.
     path
         The savepoint's directory; or a job directory, or ``<job directory>/checkpoints/<id>``. A path, or
         the URL of a bucket.
     uid, name
-        Of the operator, and of its state.
+        Uid of the operator, and name of its state.
     checkpoint
-        Which checkpoint of a job directory; None for the newest that is retained.
+        Id of a checkpoint of the job directory; None for the newest retained one.
     chain
-        Which chain's, where several chains have the operator; see `SavepointMetadata.chains`.
+        Name of the chain, if several chains have the operator; see `SavepointMetadata.chains`.
     scratch
-        Where links to a checkpoint's files are made: outside of the job directory, on a file system that
-        driver and executors share. They are deleted when this process ends. Local sessions can do without,
-        and use the system's folder of temporary files then. From and to a bucket files are copied; it may
-        be the URL of a folder there.
+        Folder for links to a checkpoint's files: outside of the job directory, on a file system that driver
+        and executors share. They are deleted when this process ends. Local sessions use the system's folder
+        of temporary files by default. From and to a bucket files are copied; it may be the URL of a folder
+        there.
     store_options
         Of the bucket of `path`, and of `scratch` if it is in the same one; see `StreamExecutionEnvironment`.
 
@@ -493,27 +495,27 @@ def read_state(
     -------
     DataFrame
         Columns: `key` (or `key_0`, `key_1`, ... for several key columns); `window_start` and `window_end`
-        for states of windows; `touched_at` where the state has a time to live (expired entries that were
-        not cleaned up yet are there, too), and of lists and maps `each_touched_at`, the times of their
-        elements, of which `touched_at` is the latest; then `value`, or the declared fields of the value. A
-        field by the name of one of these columns is `value_key`, `value_touched_at` or the like.
-        Where the declaration has changed, all fields that are still stored for any key.
+        for states of windows; `touched_at`, the time of the last access, for states with a time to live (rows
+        include expired entries that were not cleaned up yet), and for lists and maps `each_touched_at`, the
+        times of their elements, of which `touched_at` is the latest; then `value`, or the declared fields of
+        the value. A field with the name of one of these columns is called `value_key`, `value_touched_at` or
+        the like. If the declaration has changed, all fields that are still stored for any key.
 
     Raises
     ------
-    SavepointNotFound, SavepointDamaged
+    SavepointNotFoundError, SavepointDamagedError
         The savepoint is not there, or not whole.
-    CheckpointNotRetained
-        The job directory has no such checkpoint any more; says which there are.
+    CheckpointNotRetainedError
+        The job directory does not have the checkpoint any more; lists those that it has.
     SavepointMisfit
-        There is no such operator, state or chain; says which there are.
+        There is no such operator, state or chain; lists those that exist.
 
     Examples
     --------
     >>> read_state(spark, "/data/savepoints/7", "totals", "total").where("key = 'anna'")  # doctest: +SKIP
     >>> read_state(spark, "/data/jobs/orders", "totals", "total", checkpoint=41)  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     schema = stored.schema(name)
     read = ReadEntries(stored.values, STATE_SECTION + name, schema)
     return stored.rows.mapInArrow(read, reader_columns(schema))
@@ -529,26 +531,26 @@ def read_timers(
     scratch: str | Path | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return the timers of an operator that wait in a savepoint or a retained checkpoint.
+    """Return the pending timers of an operator in a savepoint or a retained checkpoint.
 
     Parameters are those of :func:`read_state`, and so are errors.
 
     Returns
     -------
     DataFrame
-        Columns: `key` (or `key_0`, ...); `clock`, ``EVENT_TIME`` or ``PROCESSING_TIME``; `time_ms` LONG,
-        when it is due; `window_start` and `window_end` of its window, null for a timer of a function.
+        Columns: `key` (or `key_0`, ...); `clock`, ``EVENT_TIME`` or ``PROCESSING_TIME``; `time_ms` LONG, the
+        due time; `window_start` and `window_end` of its window, null for a timer of a function.
 
     Examples
     --------
     >>> read_timers(spark, "/data/savepoints/7", "totals").groupBy("clock").count()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
     sections = stored.sections()
     keyed = {one: schemas for one, schemas in sections.items() if one.startswith((STATE_SECTION, TIMERS))}
     if not keyed:
         raise SavepointMisfit(
-            f"operator '{uid}' of {stored.place} has stored nothing by key",
+            f"operator '{uid}' of {stored.place} has no keyed state",
             what_to_do="choose another operator",
         )
     columns = timer_columns(next(iter(keyed.values()))[0])
@@ -579,8 +581,8 @@ def read_broadcast_state(
     --------
     >>> read_broadcast_state(spark, "/data/savepoints/7", "limited", "limits").show()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
-    section, schema, columns = stored.without_keys(BROADCAST, name)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    section, schema, columns = stored.find_unkeyed_state(BROADCAST, name)
     copies = stored.rows.mapInArrow(FirstCopy(stored.values, section), COPY)
     return copies.limit(1).mapInArrow(ReadSection(CopyValues(), section, schema), columns)
 
@@ -609,6 +611,6 @@ def read_list_state(
     --------
     >>> read_list_state(spark, "/data/savepoints/7", "merged", "open").count()  # doctest: +SKIP
     """
-    stored = stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
-    section, schema, columns = stored.without_keys(LISTS, name)
+    stored = open_stored_state(spark, path, uid, checkpoint, chain, scratch, store_options)
+    section, schema, columns = stored.find_unkeyed_state(LISTS, name)
     return stored.rows.mapInArrow(ReadSection(stored.values, section, schema), columns)

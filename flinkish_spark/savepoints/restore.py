@@ -1,4 +1,4 @@
-"""Preparing a new job directory with a savepoint, and another number of shuffle partitions."""
+"""Restoring a savepoint into a new job directory, and rescaling to another number of shuffle partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
-from flinkish_spark.core.errors import InternalError, JobDirError
+from flinkish_spark.core.errors import InternalError, JobDirError, UserError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
@@ -36,21 +36,20 @@ from flinkish_spark.protocol.savepoints import (
 )
 from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import (
-    RescaleRefused,
     RestoreSettings,
     SavepointDir,
     SavepointMisfit,
-    SavepointNotFound,
+    SavepointNotFoundError,
     savepoint_at,
 )
 from flinkish_spark.savepoints.seeds import (
     become_claimant,
-    beginning_of,
     bundles_per_partition_of,
-    claimant,
-    layout_so_far,
-    lost_seed,
-    recorded_layout,
+    find_beginning,
+    find_claimant,
+    find_layout,
+    find_lost_seed,
+    read_layout,
     remove_below,
     shuffle_partitions_of,
 )
@@ -95,12 +94,12 @@ def _sources(graph: StreamGraph) -> dict[str, SourceShape]:
     return found
 
 
-def begun_chains(
+def find_begun_chains(
     graph: StreamGraph, job_dir: JobDir, root: StoreSpec, restore: RestoreSettings | None
 ) -> frozenset[str] | None:
-    """Return the names of the chains that a job has begun with, or has to; None: as the program says."""
-    beginning = beginning_of(job_dir, root)
-    layout = layout_so_far(job_dir)
+    """Return the names of the chains that a job has begun, or has to begin, with; None if it is free."""
+    beginning = find_beginning(job_dir, root)
+    layout = find_layout(job_dir)
     if layout is not None:
         return frozenset(one.chain for one in layout.operators)
     if beginning.seed is not None:
@@ -109,7 +108,7 @@ def begun_chains(
 
 
 def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> frozenset[str] | None:
-    """Return the names of a savepoint's chains, if those that a program would have cannot begin with it."""
+    """Return the names of a savepoint's chains if a program's own chains do not fit it; else None."""
     sinks: dict[Chain, list[str]] = {}
     for sink in graph.sinks:
         for end in find_chain_ends(graph, sink.parent):
@@ -120,11 +119,11 @@ def chains_of_savepoint(graph: StreamGraph, metadata: SavepointMetadata) -> froz
 
 @dataclass(frozen=True)
 class Restore:
-    """One job's restore, at whatever start.
+    """The restore of a job, at its first start and later ones.
 
-    First everything is checked and nothing is written. Then, holding the job's lock, the savepoint is claimed
+    First everything is checked and nothing is written. Then, under the job's lock, the savepoint is claimed
     if the user wants that, its state files are copied below ``seeds/0/``, and ``seed.json`` is written. That
-    exists before job.json does, so a job that was meant to be restored never starts empty.
+    is done before job.json exists, so a job with a restore never starts empty.
     """
 
     #: None for a start without a savepoint.
@@ -136,27 +135,27 @@ class Restore:
     hooks: Collection[str] = ()
 
     def check(self) -> str:
-        """Refuse what cannot be restored; write nothing. Called before the lock is taken and after."""
+        """Refuse a restore that cannot work; write nothing. Called before and after taking the lock."""
         begun, seed = self.job_dir.find_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
         if self.settings is None:
             if seed is not None and not begun:
-                raise self._refused(
+                raise self._to_refusal(
                     "was prepared for a restore and not started yet", "start it with the same restore"
                 )
-            self._needed_again()
+            self._find_needed_seed()
             return "" if seed is None else seed.savepoint
         if seed is not None:
             name = self._check_same(seed, self.settings)
-            self._needed_again()
+            self._find_needed_seed()
             return name
         if begun:
-            raise self._refused(
+            raise self._to_refusal(
                 "has a job in it that did not begin with a savepoint", "restore into a new job_dir"
             )
         place = savepoint_at(self.settings.place)
         metadata = place.metadata()
-        self._fit(metadata, self.settings)
-        place.check_unclaimed(claimant(self.job_dir))
+        self._check_fit(metadata, self.settings)
+        place.check_unclaimed(find_claimant(self.job_dir))
         place.check_files(self._files(metadata))
         sources = {node.uid: node.source for node in self.graph.sources}
         for begins in self._chains(metadata):
@@ -165,24 +164,24 @@ class Restore:
         return metadata.savepoint
 
     def prepare(self, shuffle_partitions: int) -> str:
-        """Make the job directory begin with the savepoint; return its name as :meth:`check` does."""
+        """Write the seed of the savepoint into the job directory; return its name as :meth:`check` does."""
         name = self.check()
         if self.settings is None:
             return name
         place, folder = savepoint_at(self.settings.place), self.root.to_child(seed_folder(FIRST_LINEAGE))
         if self.job_dir.seed(FIRST_LINEAGE) is not None:
-            again = self._needed_again()
+            again = self._find_needed_seed()
             if again is not None:
-                _take(place, again.files, self.root.to_child(seed_folder(again.lineage)))
+                _copy_durably(place, again.files, self.root.to_child(seed_folder(again.lineage)))
             return name
         metadata = place.metadata()
-        report = self._fit(metadata, self.settings)
+        report = self._check_fit(metadata, self.settings)
         if self.settings.claim is ClaimMode.CLAIM:
             place.claim(become_claimant(self.job_dir), self.root.url)
-        # What is there is of a restore that was cut off.
+        # Left by a restore that was cut off.
         remove_below(folder)
         files = self._files(metadata)
-        _take(place, files, folder)
+        _copy_durably(place, files, folder)
         for node in self.graph.sources:
             if node.uid in metadata.sources and node.source.is_positionable:
                 for fact, value in metadata.sources[node.uid].identity.items():
@@ -205,7 +204,7 @@ class Restore:
         )
         return name
 
-    def _fit(self, metadata: SavepointMetadata, settings: RestoreSettings) -> RestoreReport:
+    def _check_fit(self, metadata: SavepointMetadata, settings: RestoreSettings) -> RestoreReport:
         report = check_restore(metadata, job_shape(self.graph, self.planned, self.hooks), settings.rules)
         if report.problems:
             first, *_ = report.problems
@@ -221,30 +220,30 @@ class Restore:
         return tuple(file for file in metadata.files if file.operator in self.planned.operators)
 
     def _chains(self, metadata: SavepointMetadata) -> tuple[SeededChain, ...]:
-        """Return how the chains of the job begin; operators without state have nothing to read."""
+        """Return the beginnings of the job's chains, without operators that have no state file."""
         shape = job_shape(self.graph, self.planned, self.hooks)
         begun = [
             begin_chain(chain, sinks, metadata.chains, shape.positionable)
             for chain, sinks in shape.chains.items()
         ]
-        return with_state_only(begun, metadata.files)
+        return keep_stateful_operators(begun, metadata.files)
 
     def _check_same(self, seed: Seed, settings: RestoreSettings) -> str:
         """Refuse a restore from another savepoint than the job began with."""
         try:
             same = savepoint_at(settings.place).metadata().savepoint == seed.savepoint
-        except SavepointNotFound:
-            # A claimed one is deleted in time, and a user may delete what the job does not need.
+        except SavepointNotFoundError:
+            # The job has deleted a claimed savepoint, or the user one that is not needed any more.
             same = settings.place.to_text() == seed.path
         if not same:
-            raise self._refused(
+            raise self._to_refusal(
                 f"began with another savepoint, from {seed.path}", "restore into a new job_dir"
             )
         return seed.savepoint
 
-    def _needed_again(self) -> Seed | None:
-        """Return the seed whose files have to be taken from the savepoint once more; None if none."""
-        lost = lost_seed(self.job_dir, self.root)
+    def _find_needed_seed(self) -> Seed | None:
+        """Return the seed whose files have to be copied from the savepoint again; None if it is complete."""
+        lost = find_lost_seed(self.job_dir, self.root)
         if lost is None:
             return None
         to_do = "begin with a new job_dir, and with a savepoint if you have one"
@@ -252,32 +251,34 @@ class Restore:
             to_do = "start it with the savepoint that it was restored from; or " + to_do
             place = None if self.settings is None else savepoint_at(self.settings.place)
             if place is not None and place.is_there(lost.savepoint):
-                place.check_unclaimed(claimant(self.job_dir))
+                place.check_unclaimed(find_claimant(self.job_dir))
                 place.check_files(lost.files)
                 return lost
         raise JobDirError(
-            f"the job directory {self.root.url} has no checkpoint to go on from, nor what it began with",
+            f"the job directory {self.root.url} has neither a checkpoint nor the state it began with",
             why="state that a job begins with is kept until its first checkpoint, and the checkpoints are "
             "gone: they are deleted when a job with DELETE_ON_CANCELLATION is cancelled",
             what_to_do=to_do,
         )
 
-    def _refused(self, what: str, to_do: str) -> JobDirError:
+    def _to_refusal(self, what: str, to_do: str) -> JobDirError:
         return JobDirError(
             f"the job directory {self.root.url} {what}",
-            why="a job has one beginning, and goes on from its own checkpoints afterwards",
+            why="only the first start of a job directory can restore; later starts use its own checkpoints",
             what_to_do=to_do,
         )
 
 
-def _take(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
-    """Bring state files durably below `folder`."""
-    place.bring(files, folder)
+def _copy_durably(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
+    """Copy state files durably to a folder."""
+    place.copy_to_place(files, folder)
     make_durable(folder, files)
 
 
-def with_state_only(chains: Collection[SeededChain], files: Collection[StateFile]) -> tuple[SeededChain, ...]:
-    """Return the chains without the operators of which there is no state file."""
+def keep_stateful_operators(
+    chains: Collection[SeededChain], files: Collection[StateFile]
+) -> tuple[SeededChain, ...]:
+    """Return the chains without operators that have no state file."""
     there = {(file.operator, file.chain) for file in files}
     return tuple(
         replace(chain, states={uid: name for uid, name in chain.states.items() if (uid, name) in there})
@@ -286,39 +287,39 @@ def with_state_only(chains: Collection[SeededChain], files: Collection[StateFile
 
 
 def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode], wanted: int) -> None:
-    """Refuse another number of shuffle partitions for a job that cannot be carried over to it."""
-    now = _old_number(job_dir, root, wanted)
+    """Refuse another number of shuffle partitions for a job that cannot be rescaled."""
+    now = _find_former_partitions(job_dir, root, wanted)
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if now is None or not fixed:
         return
-    raise RescaleRefused(
+    raise UserError(
         f"this job runs with {now} shuffle partitions and cannot change to {wanted}",
-        why=f"its source '{fixed[0]}' is a DataFrame, or a Delta table that Spark's own source reads: it "
-        "cannot be told where to go on",
+        why=f"its source '{fixed[0]}' is a DataFrame, or a Delta table that Spark's own source reads, and "
+        "cannot be positioned",
         what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
         "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
         uid=fixed[0],
     )
 
 
-def _old_number(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
-    """Return with how many partitions the log runs if the job is to have another number; else None."""
-    now = shuffle_partitions_of(job_dir, beginning_of(job_dir, root))
+def _find_former_partitions(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
+    """Return the number of shuffle partitions of the log if the job wants another number; else None."""
+    now = shuffle_partitions_of(job_dir, find_beginning(job_dir, root))
     return None if now == wanted else now
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """Carries a job over to another number of shuffle partitions; a :class:`.Reseeding`.
+    """Rescales a job to another number of shuffle partitions; a :class:`.Reseeding`.
 
-    Spark fixes the number for the life of a checkpoint. Its own repartition of one (SPARK-54590) moves a key
-    by the hash of what Spark groups by, which is a route, chosen for one number of partitions; and it adds a
-    micro-batch to Spark's logs, which no staged file covers. So the state is exported as for a savepoint, and
+    Spark fixes the number for the life of a checkpoint. Its own repartitioning (SPARK-54590) moves keys by
+    the hash of the grouping column, which is a route that depends on the number of partitions; and it adds a
+    micro-batch to Spark's logs that no staged file covers. So the state is exported as for a savepoint, and
     the next lineage begins with it.
     """
 
     spark: SparkSession
-    #: The plan of the graph, under any number of partitions and any beginning.
+    #: The plan of the graph; independent of the number of partitions and the beginning.
     planned: PlannedJob
     sources: Sequence[SourceNode]
     job_dir: JobDir
@@ -327,18 +328,18 @@ class Rescaling:
     shuffle_partitions: int
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        return _old_number(self.job_dir, self.root, self.shuffle_partitions) is not None
+        return _find_former_partitions(self.job_dir, self.root, self.shuffle_partitions) is not None
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Write the seed that `lineage` begins with: the state and the positions of `decision`."""
+        """Write the seed of `lineage`: state and positions of `decision`, or else the present beginning."""
         check_rescale(self.job_dir, self.root, self.sources, self.shuffle_partitions)
-        # What is there is of a start that was cut off before the lineage began.
+        # Left by a start that was cut off before the lineage began.
         remove_below(self.root.to_child(seed_folder(lineage)))
-        seed = self._as_before(lineage) if decision is None else self._from_checkpoint(decision, lineage)
+        seed = self._make_same_seed(lineage) if decision is None else self._from_checkpoint(decision, lineage)
         self.job_dir.write_seed(seed)
 
     def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
-        beginning = beginning_of(self.job_dir, self.root)
+        beginning = find_beginning(self.job_dir, self.root)
         before = shuffle_partitions_of(self.job_dir, beginning)
         if before is None:
             raise InternalError("a job that has a checkpoint has no number of shuffle partitions")
@@ -346,28 +347,28 @@ class Rescaling:
         if folder.is_local:
             # Tasks make folders in it.
             make_directories(folder.folder)
-        layout, bases = recorded_layout(self.job_dir), place_of_bases(self.root, self.log)
+        layout, bases = read_layout(self.job_dir), place_of_bases(self.root, self.log)
         bundled = bundles_per_partition_of(self.job_dir, beginning)
         files, _ = export_state(
             self.spark, folder, self.log, bases, decision, self.planned.operators, layout, before, bundled
         )
         make_durable(folder, files)
         positions = layout.positions(LoggedOffsets.parse(decision.offsets_text).sources)
-        chains = with_state_only(self._chains(positions), files)
+        chains = keep_stateful_operators(self._chains(positions), files)
         number = self.shuffle_partitions
         return Seed(lineage, SeedOrigin.RESCALE, "", decision.checkpoint, number, chains, files=files)
 
-    def _as_before(self, lineage: Lineage) -> Seed:
-        """Return the present log's beginning: nothing was decided in it."""
-        known = beginning_of(self.job_dir, self.root)
+    def _make_same_seed(self, lineage: Lineage) -> Seed:
+        """Return a seed with the present log's beginning, since no checkpoint was decided in it."""
+        known = find_beginning(self.job_dir, self.root)
         if known.seed is None:
-            chains = with_state_only(self._chains(self._first_positions()), ())
+            chains = keep_stateful_operators(self._chains(self._first_positions()), ())
             checkpoint = CheckpointId(0)
             return Seed(lineage, SeedOrigin.RESCALE, "", checkpoint, self.shuffle_partitions, chains)
         before, after = known.folder.open(), self.root.to_child(seed_folder(lineage)).open()
         for file in known.seed.files:
             after.put(file.path, before.read(file.path))
-        # Also who owns the savepoint stays as it was: nothing was checkpointed since.
+        # The claim on the savepoint stays, too: there was no checkpoint since.
         return replace(
             known.seed,
             lineage=lineage,
@@ -376,15 +377,15 @@ class Rescaling:
         )
 
     def _first_positions(self) -> dict[str, dict[str, Position]]:
-        """Return where Spark's own Kafka source began; other sources keep that themselves."""
+        """Return where Spark's own Kafka source began; other sources record that themselves."""
         recorded = self.log.first_positions()
         found: dict[str, dict[str, Position]] = {}
         if not recorded:
             # The query was never started, and has no layout.
             return found
-        layout, numbers = recorded_layout(self.job_dir), dict[tuple[ScanRole, str], int]()
+        layout, numbers = read_layout(self.job_dir), dict[tuple[ScanRole, str], int]()
         for at, scan in enumerate(layout.scans):
-            # Spark numbers sources, and chains that begin with nothing read the same one.
+            # Spark numbers sources, and chains without a beginning share one.
             number = numbers.setdefault((scan.role, scan.uid), len(numbers))
             if scan.role is ScanRole.RECORDS and number in recorded:
                 for chain, name in layout.inputs_of(at):

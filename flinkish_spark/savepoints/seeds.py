@@ -1,4 +1,4 @@
-"""Which seed the live lineage began with, and when its files may go."""
+"""The seed that the live lineage began with, and the deletion of its files."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 
 LOG = logging.getLogger(__name__)
-#: In job.json: the savepoint that the job began with.
+#: Key in job.json: the savepoint that the job began with.
 RESTORED_FROM = "restored_from"
-#: In job.json: in how many bundles each partition of the first log has its key groups.
+#: Key in job.json: the number of bundles per partition in the first log.
 BUNDLES = "bundles_per_partition"
 _CLAIMANT = "claimant"
 
 
-def beginning_of(job_dir: JobDir, root: StoreSpec) -> Beginning:
-    """Return what the live lineage began with. Called before every planning, holding the lock."""
-    # A plain rewind goes on with the same log and so with the same seed; one that a crash kept from being
-    # begun with does not count.
+def find_beginning(job_dir: JobDir, root: StoreSpec) -> Beginning:
+    """Return the beginning of the live lineage. Called before every planning, under the job's lock."""
+    # A plain rewind goes on with the same log and so with the same seed; a seed whose lineage a crash kept
+    # from beginning does not count.
     origin = job_dir.history().log_began_in
     seed = job_dir.seed(origin)
     was_restored = (job_dir.find_settings() or {}).get(RESTORED_FROM)
     if seed is None and (origin != FIRST_LINEAGE or was_restored):
         raise CorruptObjectError(
             f"the seed of lineage {origin} is gone from the job directory",
-            why="Spark's checkpoint cannot be read without it: it counts the sources of the plan",
+            why="Spark's checkpoint cannot be read without it: the numbers of its sources depend on the seed",
             what_to_do="restore seeds/ from a backup, or start a new job from a savepoint",
         )
     return Beginning() if seed is None else Beginning(seed, root.to_child(seed_folder(origin)))
 
 
 def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
-    """Return with how many shuffle partitions the live lineage runs; None before the first start."""
+    """Return the number of shuffle partitions of the live lineage; None before the first start."""
     if beginning.seed is not None:
         return beginning.seed.shuffle_partitions
     settings = job_dir.find_settings()
@@ -57,27 +57,27 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
 
 
 def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
-    """Return in how many bundles a partition of the live lineage has its key groups, or will have."""
+    """Return the number of bundles per partition in the live lineage."""
     if beginning.seed is not None:
         return beginning.seed.bundles_per_partition
     settings = job_dir.find_settings()
     return BUNDLES_PER_PARTITION if settings is None else int(settings[BUNDLES])
 
 
-def lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
-    """Return the seed that the live lineage has to begin with and whose files are gone; else None."""
-    beginning = beginning_of(job_dir, root)
+def find_lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
+    """Return the seed that the live lineage still needs and whose files are gone; else None."""
+    beginning = find_beginning(job_dir, root)
     seed = beginning.seed
     # This order matters: an owner that runs meanwhile decides a checkpoint before it deletes files.
-    if seed is None or not _lacks(beginning.folder, seed.files):
+    if seed is None or not _is_incomplete(beginning.folder, seed.files):
         return None
     # A job that was cancelled with DELETE_ON_CANCELLATION has no checkpoint any more and begins anew.
     newest = job_dir.newest_commit()
     return None if newest is not None and newest.lineage >= seed.lineage else seed
 
 
-def _lacks(place: StoreSpec, files: Collection[StateFile]) -> bool:
-    """Return whether a file is missing at a place, or has another size."""
+def _is_incomplete(place: StoreSpec, files: Collection[StateFile]) -> bool:
+    """Return whether a file is missing at a place or has another size."""
     if not place.is_local:
         there = place.open_bucket().sizes_below("") if files else {}
         return any(there.get(file.path) != file.size_bytes for file in files)
@@ -91,7 +91,7 @@ def _lacks(place: StoreSpec, files: Collection[StateFile]) -> bool:
 
 
 def remove_below(place: StoreSpec) -> None:
-    """Delete everything at a place; what cannot be deleted on a disk stays."""
+    """Delete everything at a place; on a disk, ignore errors."""
     if place.is_local:
         shutil.rmtree(place.folder, ignore_errors=True)
     else:
@@ -99,20 +99,20 @@ def remove_below(place: StoreSpec) -> None:
         bucket.delete_all(tuple(bucket.sizes_below("")))
 
 
-def claimant(job_dir: JobDir) -> JobUuid | None:
-    """Return as whom the job claims a savepoint; None if it never did."""
+def find_claimant(job_dir: JobDir) -> JobUuid | None:
+    """Return the id under which the job claims savepoints; None if it never did."""
     recorded = job_dir.find_fact(_CLAIMANT)
     return None if recorded is None else JobUuid(recorded["job"])
 
 
 def become_claimant(job_dir: JobDir) -> JobUuid:
-    """Return as whom the job claims a savepoint; recorded first, so that a crash makes it no stranger."""
+    """Return the id under which the job claims savepoints, recorded first so that it survives a crash."""
     return JobUuid(job_dir.record_fact(_CLAIMANT, {"job": uuid.uuid4().hex})["job"])
 
 
 def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
-    """Record the order of the plan's sources and operators; compare at every later start."""
-    # Spark's logs have no names: this record says whose position and whose state a checkpoint holds.
+    """Record the order of the plan's sources and operators; compare it at every later start."""
+    # Spark's logs have numbers and no names: this record maps positions and states to uids.
     now = planned.layout()
     recorded = PlanLayout.from_json(
         job_dir.record_fact(layout_fact(job_dir.history().log_began_in), now.to_json())
@@ -128,18 +128,18 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
     return now
 
 
-def layout_so_far(job_dir: JobDir) -> PlanLayout | None:
-    """Return the layout that the live log has; None if the log begins with the plan that is made now."""
+def find_layout(job_dir: JobDir) -> PlanLayout | None:
+    """Return the recorded layout of the live log; None before its first start."""
     recorded = job_dir.find_fact(layout_fact(job_dir.history().log_began_in))
     return None if recorded is None else PlanLayout.from_json(recorded)
 
 
-def recorded_layout(job_dir: JobDir) -> PlanLayout:
+def read_layout(job_dir: JobDir) -> PlanLayout:
     return layout_of(job_dir, job_dir.history().log_began_in)
 
 
 def layout_of(job_dir: JobDir, origin: Lineage) -> PlanLayout:
-    """Return the layout of the plan of the log that began in a lineage."""
+    """Return the recorded layout of the log that began in a lineage."""
     recorded = job_dir.find_fact(layout_fact(origin))
     if recorded is None:
         raise JobDirError(
@@ -155,17 +155,17 @@ def layout_fact(origin: Lineage) -> str:
 
 
 class SeedKeeper:
-    """Lets go of what a lineage began with, once it can never begin again."""
+    """Deletes the files of a seed once its lineage has a checkpoint."""
 
     def __init__(self, root: StoreSpec, beginning: Beginning, job: JobUuid | None) -> None:
         self._root, self._job = root, job
         self._seed: Seed | None = beginning.seed
 
-    def confirmed(self, decision: Decision) -> None:
-        """Delete the seed's files, and a claimed savepoint, behind the lineage's first checkpoint.
+    def on_confirmed(self, decision: Decision) -> None:
+        """Delete the seed's files, and a claimed savepoint, after the lineage's first checkpoint.
 
-        From here on the micro-batch that read the seed can never run again. Raises nothing: what cannot be
-        deleted now is tried again behind the first checkpoint after the next start.
+        From then on the micro-batch that read the seed never runs again. Errors are logged, and the next
+        start tries again after its first checkpoint.
         """
         seed = self._seed
         if seed is None or decision.lineage < seed.lineage:
@@ -174,7 +174,7 @@ class SeedKeeper:
         try:
             for key in self._root.open().list("seeds"):
                 number = key.rpartition("/")[2]
-                # Those of older lineages can be there too: of a log in which nothing was ever decided.
+                # Also seeds of older lineages, in which no checkpoint was decided.
                 if number.isdecimal() and int(number) <= int(seed.lineage):
                     remove_below(self._root.to_child(f"{key}/{STATE_FOLDER}"))
             if seed.claim is ClaimMode.CLAIM and self._job is not None:

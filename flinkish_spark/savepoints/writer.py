@@ -1,7 +1,7 @@
-"""Writing savepoints without a job: state from DataFrames, and the state of other savepoints, edited.
+"""Writing savepoints without a job: state from DataFrames, and edited state of other savepoints.
 
-In the spirit of Flink's State Processor API. A writer is a value: each method returns another one, and
-nothing is written before :meth:`SavepointWriter.write`. What it writes is a savepoint like any other.
+Follows Flink's State Processor API. A writer is immutable: each method returns another writer, and nothing is
+written before :meth:`SavepointWriter.write`, which writes an ordinary savepoint.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from flinkish_spark.savepoints.bootstrap import (
 )
 from flinkish_spark.savepoints.export import make_durable
 from flinkish_spark.savepoints.files import (
-    BootstrapRefused,
-    SavepointFailed,
+    BootstrapError,
+    SavepointError,
     check_apart,
     check_target,
     place_of,
     savepoint_at,
 )
-from flinkish_spark.savepoints.writer_jobs import WriteTarget, checked_key_types, write_operator
+from flinkish_spark.savepoints.writer_jobs import WriteTarget, check_key_types, write_operator
 from flinkish_spark.savepoints.writer_plan import (
     EditRows,
-    Filling,
+    OperatorBootstrap,
     PlannedOperator,
     WriterPlan,
+    add_operator,
+    drop_operator,
+    drop_times,
+    find_stored_columns,
     partition_rows,
+    rename_operator,
+    rename_times,
+    replace_due_timers,
     state_rows,
-    stored_columns,
     timer_rows,
-    times_with_timers,
-    times_with_uid,
-    times_without,
-    with_operator,
-    with_uid,
-    without_operator,
 )
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
 
@@ -58,15 +58,15 @@ if TYPE_CHECKING:
 
 
 class SavepointWriter:
-    """A savepoint that is to be written; from :meth:`new` or :meth:`from_existing`.
+    """A writer of a new savepoint; made by :meth:`new` or :meth:`from_existing`.
 
-    A value: each method returns another writer and leaves this one as it is.
+    Immutable: each method returns another writer and leaves this one unchanged.
 
     Examples
     --------
     >>> from flinkish_spark import ValueStateDescriptor
     >>> states = [(ValueStateDescriptor("total", "LONG"), "balance")]
-    >>> rows = keyed_by(spark.read.parquet("/data/balances"), "account")  # doctest: +SKIP
+    >>> rows = key_by(spark.read.parquet("/data/balances"), "account")  # doctest: +SKIP
     >>> writer = SavepointWriter.new(spark).with_operator("totals", rows, states)  # doctest: +SKIP
     >>> writer.write("/data/savepoints/first")  # doctest: +SKIP
     """
@@ -78,27 +78,28 @@ class SavepointWriter:
     def new(
         cls, spark: SparkSession, *, max_parallelism: int = 128, job: str = "bootstrap"
     ) -> SavepointWriter:
-        """Return a writer of a savepoint from nothing.
+        """Return a writer of an empty savepoint.
 
-        It has no sources, so those of a job that is restored from it begin where they say themselves.
+        It has no sources, so the sources of a job that is restored from it begin at their own start
+        positions.
 
         Parameters
         ----------
         max_parallelism
-            Number of key groups of its operators: that of the job, which can never change.
+            Number of key groups of its operators; must be that of the job, which can never change.
         job
-            A name, for people.
+            A job name, for display only.
 
         Raises
         ------
         ConfigError
-            The number or the name is not usable.
+            The number or the name is invalid.
         """
         check_max_parallelism(max_parallelism)
         with raise_config_errors("choose another name"):
             check_name(job, "job")
         partitions = shuffle_partitions(spark)
-        return cls(spark, WriterPlan.of_nothing(job, partitions, max_parallelism))
+        return cls(spark, WriterPlan.create_empty(job, partitions, max_parallelism))
 
     @classmethod
     def from_existing(
@@ -111,31 +112,31 @@ class SavepointWriter:
     ) -> SavepointWriter:
         """Return a writer of a savepoint that begins as a copy of another.
 
-        The other one is only read. The new one has its positions of sources, states of hooks and times.
+        The other savepoint is only read. The new one gets its source positions, hook states and event times.
 
         Parameters
         ----------
         path
-            Of the other savepoint, which must stay until the new one is written.
+            Path or URL of the other savepoint, which must exist until the new one is written.
         max_parallelism
-            Number of key groups of operators that are added.
+            Number of key groups of added operators.
         store_options
-            Of the bucket that it is in; see `StreamExecutionEnvironment`.
+            Options of its bucket; see `StreamExecutionEnvironment`.
 
         Raises
         ------
-        SavepointNotFound, SavepointDamaged
-            It is not there, or not whole.
+        SavepointNotFoundError, SavepointDamagedError
+            The other savepoint does not exist, or is damaged.
         ConfigError
-            The number is not usable.
+            The number is invalid.
         """
         check_max_parallelism(max_parallelism)
         place = savepoint_at(place_of(path, store_options))
-        return cls(spark, WriterPlan.of_stored(place, max_parallelism))
+        return cls(spark, WriterPlan.from_savepoint(place, max_parallelism))
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Return the uids of the operators that it will have."""
+        """Return the uids of the new savepoint's operators."""
         return tuple(self._plan.operators)
 
     def with_operator(
@@ -151,95 +152,95 @@ class SavepointWriter:
         Parameters
         ----------
         uid
-            Of the operator in the job.
+            Uid of the operator in the job.
         rows
-            What its state is made of; keys must have the types that the job's `key_by` has.
+            The rows that fill its state; keys must have the types of the job's `key_by`.
         states
-            A function; or pairs of a descriptor and the column or columns that go into that state. A value
-            state takes one row per key; a list state one element per row, or one ARRAY per key; a map state
-            one entry per row (key and value), or one MAP per key. A null leaves a state as it is.
+            A function; or pairs of a descriptor and the column or columns that fill that state. A value state
+            takes one row per key; a list state one element per row, or one ARRAY per key; a map state one
+            entry per row (key and value), or one MAP per key. A null leaves a state unchanged.
         beside
-            In a savepoint whose chains stood at different places: the chain whose place the operator shares.
+            Required if the chains of the savepoint have different source positions: the chain whose position
+            the operator shares.
 
         Raises
         ------
-        BootstrapRefused
-            The operator is there already, or `beside` is missing or unknown.
+        BootstrapError
+            The operator exists already, or `beside` is missing or unknown.
         ConfigError, SchemaError, UserFunctionError
-            An argument is wrong, columns do not fit the states, or the function cannot be sent.
+            An argument is wrong, columns do not fit the states, or the function cannot be serialised.
         """
         plan = self._plan
         plan.check_new(uid)
-        instance_of("rows", rows, KeyedRows, what_to_do='give keyed_by(rows, "user")')
+        instance_of("rows", rows, KeyedRows, what_to_do='give key_by(rows, "user")')
         function = bootstrap_function(states, rows.frame.schema, uid)
-        key_types = tuple(kind.simpleString() for kind in checked_key_types(rows.frame, rows.keys))
-        chains, chain = with_operator(plan.chains, uid, beside)
+        key_types = tuple(kind.simpleString() for kind in check_key_types(rows.frame, rows.keys))
+        chains, chain = add_operator(plan.chains, uid, beside)
         added = PlannedOperator(
-            OperatorState(plan.max_parallelism, key_types), filling=Filling(chain, rows, function)
+            OperatorState(plan.max_parallelism, key_types), bootstrap=OperatorBootstrap(chain, rows, function)
         )
-        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
+        return self._change(operators={**plan.operators, uid: added}, chains=chains)
 
-    def with_state(
+    def replace_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
-        """Return a writer in which one state of an operator has other entries; all others stay.
+        """Return a writer with new entries for one state of an operator; other states stay.
 
-        The state is what `frame` says: keys that it lacks have none. Its types may differ from those that are
-        stored, as long as the job declares them so. A state that the operator has not stored yet is added.
-        Timers are not touched.
+        Keys that are not in `frame` lose the state. Its types may differ from the stored ones, if the job
+        declares them so. A state that the operator has not stored yet is added. Timers do not change.
 
         Parameters
         ----------
         uid, name
-            Of the operator, and of its state.
+            Uid of the operator, and name of its state.
         frame
-            The columns that :func:`~flinkish_spark.read_state` gives: `key` (or `key_0`, ...),
-            `window_start` and `window_end`, `touched_at`, then `value` or the fields of the value. One row
-            per key (and window); a row with a null `value` is left out. Without `each_touched_at` all
-            elements of a list or a map were touched at `touched_at`.
+            The columns of :func:`~flinkish_spark.read_state`: `key` (or `key_0`, ...), `window_start` and
+            `window_end`, `touched_at`, then `value` or the fields of the value. One row per key (and window);
+            a row with a null `value` is left out. Without `each_touched_at`, all elements of a list or a map
+            have the time `touched_at`.
         chain
             Which chain's, where several chains have the operator.
 
         Raises
         ------
-        BootstrapRefused
-            There is no such operator or chain, or the operator is new in this writer.
+        BootstrapError
+            The operator or chain does not exist, or the operator is new in this writer.
         ConfigError, SchemaError
             The DataFrame is a streaming one, or its columns do not fit.
         """
-        planned = self._plan.existing(uid)
+        planned = self._plan.find_keyed_operator(uid)
         own = self._plan.chain_of(uid, chain)
-        stored = stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
-        return self._edited(uid, own, state_rows(frame, uid, name, planned.state.key_types, stored))
+        stored = find_stored_columns(self._plan.origin, planned.origin.get(own, ()), name)
+        return self._edit(uid, own, state_rows(frame, uid, name, planned.state.key_types, stored))
 
-    def with_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
-        """Return a writer in which an operator has other timers, of both clocks; its states stay.
+    def replace_timers(self, uid: str, frame: DataFrame, *, chain: str | None = None) -> SavepointWriter:
+        """Return a writer with new timers of both clocks for an operator; its states stay.
 
         Parameters
         ----------
         frame
-            The columns that :func:`~flinkish_spark.state_processor.read_timers` gives; timers of functions
-            need no window. Those of one time fire in no promised order.
+            The columns of :func:`~flinkish_spark.state_processor.read_timers`; timers of functions need no
+            window. The order of timers with the same time is undefined.
         chain
             Which chain's, where several chains have the operator.
 
         Raises
         ------
-        BootstrapRefused, ConfigError, SchemaError
-            As from :meth:`with_state`.
+        BootstrapError, ConfigError, SchemaError
+            As from :meth:`replace_state`.
         """
-        key_types = self._plan.existing(uid).state.key_types
-        return self._edited(uid, chain, timer_rows(frame, uid, key_types))
+        key_types = self._plan.find_keyed_operator(uid).state.key_types
+        return self._edit(uid, chain, timer_rows(frame, uid, key_types))
 
-    def with_broadcast_state(
+    def replace_broadcast_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
-        """Return a writer in which a broadcast state of an operator has other entries; all others stay.
+        """Return a writer with new entries for a broadcast state of an operator; other states stay.
 
         Parameters
         ----------
         uid, name
-            Of the operator, which may be new in this writer, and of its broadcast state.
+            Uid of the operator, which may be new in this writer, and name of its broadcast state.
         frame
             Columns `key` and `value` of the map, each key once, of the declared types; no nulls.
         chain
@@ -247,102 +248,103 @@ class SavepointWriter:
 
         Raises
         ------
-        BootstrapRefused, ConfigError, SchemaError
-            As from :meth:`with_state`.
+        BootstrapError, ConfigError, SchemaError
+            As from :meth:`replace_state`.
         """
-        return self._edited(uid, chain, partition_rows(frame, uid, name, BROADCAST_KIND))
+        return self._edit(uid, chain, partition_rows(frame, uid, name, BROADCAST_KIND))
 
-    def with_list_state(
+    def replace_list_state(
         self, uid: str, name: str, frame: DataFrame, *, chain: str | None = None
     ) -> SavepointWriter:
-        """Return a writer in which an operator list state of an operator has other items; all others stay.
+        """Return a writer with new items for an operator list state of an operator; other states stay.
 
-        All items are those of one partition, so a job with several deals them out. Parameters are those of
-        :meth:`with_broadcast_state`, but for a single column `item`, and so are errors.
+        All items are written to one partition; a job with several distributes them. Parameters and errors are
+        those of :meth:`replace_broadcast_state`, with a single column `item`.
         """
-        return self._edited(uid, chain, partition_rows(frame, uid, name, LIST_KIND))
+        return self._edit(uid, chain, partition_rows(frame, uid, name, LIST_KIND))
 
-    def with_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
-        """Return a writer with one more operator that has no keys, and no state yet.
+    def add_unkeyed_operator(self, uid: str, *, beside: str | None = None) -> SavepointWriter:
+        """Return a writer with one more operator, which has no keys and no state yet.
 
-        Its broadcast or operator list states are added with :meth:`with_broadcast_state` and
-        :meth:`with_list_state`. Parameters and errors are those of :meth:`with_operator`.
+        Add its broadcast or operator list states with :meth:`replace_broadcast_state` and
+        :meth:`replace_list_state`. Parameters and errors are those of :meth:`with_operator`.
         """
         plan = self._plan
         plan.check_new(uid)
-        chains, _ = with_operator(plan.chains, uid, beside)
+        chains, _ = add_operator(plan.chains, uid, beside)
         added = PlannedOperator(OperatorState(plan.max_parallelism, ()))
-        return self._changed(operators={**plan.operators, uid: added}, chains=chains)
+        return self._change(operators={**plan.operators, uid: added}, chains=chains)
 
     def remove_operator(self, uid: str) -> SavepointWriter:
         """Return a writer without the state and the timers of an operator.
 
         Raises
         ------
-        BootstrapRefused
+        BootstrapError
             There is no such operator.
         """
         plan = self._plan
-        plan.planned(uid)
-        return self._changed(
+        plan.find_operator(uid)
+        return self._change(
             operators={other: one for other, one in plan.operators.items() if other != uid},
-            chains=without_operator(plan.chains, uid),
-            times=times_without(plan.times, uid, plan.operators),
+            chains=drop_operator(plan.chains, uid),
+            times=drop_times(plan.times, uid, plan.operators),
         )
 
     def change_uid(self, old: str, new: str) -> SavepointWriter:
-        """Return a writer in which an operator has another uid; its state and timers stay.
+        """Return a writer with another uid for an operator; its state and timers stay.
 
         Raises
         ------
-        BootstrapRefused
+        BootstrapError
             There is no operator `old`, or `new` is taken.
         ConfigError
-            `new` cannot be a uid.
+            `new` is no valid uid.
         """
-        planned, plan = self._plan.planned(old), self._plan
+        planned, plan = self._plan.find_operator(old), self._plan
         with raise_config_errors("choose another uid"):
             check_name(new, "uid")
         if new in (*plan.operators, *plan.metadata.sources, *plan.metadata.sinks):
-            raise BootstrapRefused(f"there is a '{new}' already", what_to_do="choose another uid")
-        chains, names = with_uid(plan.chains, old, new)
+            raise BootstrapError(f"there is a '{new}' already", what_to_do="choose another uid")
+        chains, names = rename_operator(plan.chains, old, new)
         finished = tuple(new if uid == old else uid for uid in plan.metadata.finished)
         operators = {new if uid == old else uid: one for uid, one in plan.operators.items()}
         operators[new] = planned
-        return self._changed(
+        return self._change(
             metadata=replace(plan.metadata, finished=finished),
-            operators={uid: one.with_chains(names) for uid, one in operators.items()},
+            operators={uid: one.rename_chains(names) for uid, one in operators.items()},
             chains=chains,
-            times=times_with_uid(plan.times, old, new, plan.operators, names),
+            times=rename_times(plan.times, old, new, plan.operators, names),
         )
 
     def write(self, path: str | Path, *, store_options: Mapping[str, str] | None = None) -> SavepointMetadata:
-        """Write the savepoint, by Spark jobs; return what it says about itself.
+        """Write the savepoint with Spark jobs; return its metadata.
 
-        It exists when this returns, and not before: the description is created last. A directory with what a
-        crash left of an earlier call can be given again. Nothing that exists is overwritten.
+        The savepoint exists when this returns and not before: its metadata is created last. A directory with
+        files of an earlier call that crashed can be used again. No existing savepoint is overwritten.
 
         Parameters
         ----------
         path
-            Absolute, new or empty, on a file system that driver and executors share, not in or around the
-            savepoint that this one comes from; or the URL of such a folder in a bucket.
+            An absolute path of a new or empty directory, on a file system that driver and executors share,
+            not inside or around the savepoint of :meth:`from_existing`; or the URL of such a folder in a
+            bucket.
         store_options
-            Of the bucket; see `StreamExecutionEnvironment`.
+            Options of the bucket; see `StreamExecutionEnvironment`.
 
         Raises
         ------
-        SavepointFailed
+        SavepointError
             The place cannot be used, or Spark failed.
-        BootstrapRefused, UserFunctionError
+        BootstrapError, UserFunctionError
             The rows do not fit together, or the function failed.
-        SavepointDamaged
-            The savepoint that it comes from is damaged.
+        SavepointDamagedError
+            The savepoint of :meth:`from_existing` is damaged.
         StoreError
-            The disk refuses.
+            The disk or bucket cannot be written.
         """
         plan, text = self._plan, str(path).removeprefix("file://")
-        # A relative path is refused, and not made absolute: it is looked at in `check_target`.
+        # `check_target` refuses a relative path, which is not made absolute here.
         place = place_of(text, store_options) if "://" in text or store_options else StoreSpec(text)
         check_target(place, self._check_place)
         target = WriteTarget(self._spark, place, plan.origin, uuid.uuid4().hex[:8], wall_ms())
@@ -351,7 +353,7 @@ class SavepointWriter:
         for uid, one in written.items():
             chains = {file.chain for file in one.files} | one.due.keys()
             for chain, due in one.due.items():
-                times = times_with_timers(times, uid, chain, chains, due)
+                times = replace_due_timers(times, uid, chain, chains, due)
         files = tuple(file for one in written.values() for file in one.files)
         make_durable(place, files)
         metadata = replace(
@@ -365,19 +367,19 @@ class SavepointWriter:
         # The savepoint exists from here on.
         found = savepoint_at(place).finish(metadata)
         if found.savepoint != metadata.savepoint:
-            raise SavepointFailed(
-                f"somebody else has written a savepoint to {place.url} meanwhile",
+            raise SavepointError(
+                f"another savepoint was written to {place.url} meanwhile",
                 what_to_do="give another directory",
             )
         return found
 
-    def _edited(self, uid: str, chain: str | None, rows: EditRows) -> SavepointWriter:
-        planned, own = self._plan.planned(uid), self._plan.chain_of(uid, chain)
-        return self._changed(operators={**self._plan.operators, uid: planned.with_edit(own, rows)})
+    def _edit(self, uid: str, chain: str | None, rows: EditRows) -> SavepointWriter:
+        planned, own = self._plan.find_operator(uid), self._plan.chain_of(uid, chain)
+        return self._change(operators={**self._plan.operators, uid: planned.add_edit(own, rows)})
 
     def _check_place(self, target: StoreSpec) -> None:
         if self._plan.origin is not None:
             check_apart(target, self._plan.origin.place)
 
-    def _changed(self, **changes: object) -> SavepointWriter:
+    def _change(self, **changes: object) -> SavepointWriter:
         return SavepointWriter(self._spark, replace(self._plan, **changes))  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""The Spark jobs that write the state files of a savepoint, as it was planned.
+"""The Spark jobs that write the state files of a planned savepoint.
 
-The savepoint that a plan comes from is only read.
+The savepoint that a plan starts from is only read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile
-from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDamaged, SavepointDir, SavepointFailed
+from flinkish_spark.savepoints.files import (
+    BootstrapError,
+    SavepointDamagedError,
+    SavepointDir,
+    SavepointError,
+)
 from flinkish_spark.savepoints.group_edits import (
     KEY_GROUP,
     PACKED,
@@ -33,11 +38,11 @@ from flinkish_spark.savepoints.group_edits import (
     PackRows,
     PackValues,
     WriteGroups,
-    WriterRefused,
+    WriterError,
 )
 from flinkish_spark.savepoints.writer_plan import (
     EditRows,
-    Filling,
+    OperatorBootstrap,
     PlannedOperator,
     WrittenOperator,
 )
@@ -54,41 +59,41 @@ if TYPE_CHECKING:
 
 #: About how many bytes of state files one task rewrites.
 _TASK_BYTES = 64 << 20
-#: Types whose values cannot be compared reliably; a job refuses them as keys, too.
+#: Types whose values cannot be compared reliably; jobs refuse them as keys, too.
 _UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, T.VariantType)
 
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """Where a savepoint is written, and from what."""
+    """The target of a new savepoint, and the savepoint that it starts from."""
 
     spark: SparkSession
     place: StoreSpec
-    #: The old one; None for a savepoint from nothing.
+    #: The old savepoint; None for a new one.
     origin: SavepointDir | None
-    #: Opens the names of all files that this writer makes.
+    #: Prefix of the names of all files that this writer makes.
     token: str
     #: Processing time for bootstrap functions.
     now_ms: int
 
 
 def write_operator(target: WriteTarget, uid: str, planned: PlannedOperator) -> WrittenOperator:
-    """Write the state files of one operator; Spark jobs, unless nothing changes."""
-    if planned.filling is not None:
-        chain = planned.filling.chain
-        found = _fill(target, uid, planned.state, planned.filling, planned.edits.get(chain, ()))
+    """Write the state files of one operator; runs Spark jobs, unless nothing changes."""
+    if planned.bootstrap is not None:
+        chain = planned.bootstrap.chain
+        found = _fill(target, uid, planned.state, planned.bootstrap, planned.edits.get(chain, ()))
         state = replace(planned.state, states={**planned.state.states, **found.states})
         return WrittenOperator(state, found.files, {chain: found.due})
     written: list[StateFile] = []
     timers: dict[str, tuple[DueTimers, ...]] = {}
     chains = sorted(planned.origin.keys() | planned.edits.keys())
-    # What is stored in several chains has to be known as long as one of them has it.
+    # With several chains the states of the other chains stay known.
     state = planned.state if len(chains) > 1 else replace(planned.state, states={})
     for chain in chains:
         old, edits = planned.origin.get(chain, ()), planned.edits.get(chain, ())
         if not edits and all(file.operator == uid for file in old):
             assert target.origin is not None
-            target.origin.bring(old, target.place)
+            target.origin.copy_to_place(old, target.place)
             written += [replace(file, chain=chain) for file in old]
             state = replace(state, states={**state.states, **planned.state.states})
             continue
@@ -104,7 +109,7 @@ def key_columns(keys: Sequence[str | Column]) -> list[Column]:
     return [F.col(quote_name(key)) if isinstance(key, str) else key for key in keys]
 
 
-def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
+def check_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T.DataType, ...]:
     fields = frame.select(*key_columns(keys)).schema.fields
     for one in fields:
         if isinstance(one.dataType, _UNFIT_KEYS):
@@ -118,10 +123,14 @@ def checked_key_types(frame: DataFrame, keys: Sequence[str | Column]) -> tuple[T
 
 # -- parts ------------------------------------------------------------------------------------------
 def _fill(
-    target: WriteTarget, uid: str, state: OperatorState, filling: Filling, edits: Sequence[EditRows]
+    target: WriteTarget,
+    uid: str,
+    state: OperatorState,
+    bootstrap: OperatorBootstrap,
+    edits: Sequence[EditRows],
 ) -> WrittenFiles:
-    rows, frame = filling.rows, filling.rows.frame
-    keys, key_types = key_columns(rows.keys), checked_key_types(frame, rows.keys)
+    rows, frame = bootstrap.rows, bootstrap.rows.frame
+    keys, key_types = key_columns(rows.keys), check_key_types(frame, rows.keys)
     columns: list[Column] = [F.xxhash64(*keys).alias(HASH)]
     fields = [T.StructField(HASH, T.LongType())]
     if rows.timestamp is not None:
@@ -134,15 +143,15 @@ def _fill(
         columns.append(key.alias(f"k{number}"))
         fields.append(T.StructField(f"k{number}", kind))
     schema = arrow_schema(fields)
-    by_group = _by_group(frame.select(*columns), state.max_parallelism)
+    by_group = _add_key_group(frame.select(*columns), state.max_parallelism)
     packed = by_group.mapInArrow(PackRows(VALUE + 1, schema), PACKED)
     fill = FillGroup(
-        uid, state.max_parallelism, filling.function, schema, frame.schema.names, key_types, target.now_ms
+        uid, state.max_parallelism, bootstrap.function, schema, frame.schema.names, key_types, target.now_ms
     )
     frames, by_part = _edit_blocks(edits, state.max_parallelism, VALUE + 2)
     together = reduce(lambda one, other: one.unionByName(other), [packed, *frames])
-    groups = _shuffled(target, together, state, 0)
-    return _run(target, state, filling.chain, groups, EditGroup(uid, by_part, fill))
+    groups = _shuffle(target, together, state, 0)
+    return _run(target, state, bootstrap.chain, groups, EditGroup(uid, by_part, fill))
 
 
 def _rewrite(
@@ -159,36 +168,36 @@ def _rewrite(
         target.origin.check_files(old)
         described = [(json.dumps(file.to_json()),) for file in old]
         listed = target.spark.createDataFrame(described, "file STRING").repartition(len(old))
-        # Where values are shuffled, copies of broadcast state become one.
+        # In a shuffle, the copies of broadcast state become one.
         together = frozenset({BROADCAST_KIND} if edits else ())
         frames.insert(0, listed.mapInArrow(PackValues(target.origin.place, together), PACKED))
     groups = reduce(lambda one, other: one.unionByName(other), frames)
     if edits:
-        groups = _shuffled(target, groups, state, sum(file.size_bytes for file in old))
+        groups = _shuffle(target, groups, state, sum(file.size_bytes for file in old))
     return _run(target, state, chain, groups, EditGroup(uid, by_part))
 
 
 def _edit_blocks(
     edits: Sequence[EditRows], groups: int, first_part: int
 ) -> tuple[list[DataFrame], dict[int, Edit]]:
-    """Return the rows of edits as blocks, and the edits by their parts."""
+    """Return the rows of edits as blocks, and the edits by part."""
     by_part = dict(enumerate(edits, start=first_part))
     partition = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
     frames = []
     for part, rows in by_part.items():
         is_keyed = rows.edit.kind is None
-        frame = _by_group(rows.frame, groups) if is_keyed else rows.frame.select(partition, "*")
+        frame = _add_key_group(rows.frame, groups) if is_keyed else rows.frame.select(partition, "*")
         frames.append(map_in_arrow(frame, PackRows(part, rows.edit.rows), PACKED))
     return frames, {part: rows.edit for part, rows in by_part.items()}
 
 
-def _by_group(frame: DataFrame, groups: int) -> DataFrame:
-    # As a job's `key_by` does it: that looks for the key in this key group.
+def _add_key_group(frame: DataFrame, groups: int) -> DataFrame:
+    # As in a job's `key_by`, which looks for the key in this key group.
     group = F.pmod(F.col(HASH), F.lit(groups)).cast("int").alias(KEY_GROUP)
     return frame.select(group, "*")
 
 
-def _shuffled(target: WriteTarget, packed: DataFrame, state: OperatorState, size_bytes: int) -> DataFrame:
+def _shuffle(target: WriteTarget, packed: DataFrame, state: OperatorState, size_bytes: int) -> DataFrame:
     wanted = shuffle_partitions(target.spark)
     partitions = min(state.max_parallelism, max(wanted, size_bytes // _TASK_BYTES + 1))
     return packed.repartition(partitions, KEY_GROUP).sortWithinPartitions(KEY_GROUP, PART)
@@ -215,15 +224,18 @@ def _failure(uid: str, error: Exception) -> FlinkishError:
             what_to_do="correct the function or the row; no savepoint was written",
             uid=uid,
         )
-    for name, kind in ((WriterRefused.__name__, BootstrapRefused), ("SavepointDamaged", SavepointDamaged)):
+    for name, kind in (
+        (WriterError.__name__, BootstrapError),
+        ("SavepointDamagedError", SavepointDamagedError),
+    ):
         if f"{name}: " in text:
             says = text[text.index(f"{name}: ") + len(name) + 2 :].split("\n", 1)[0]
             return kind(
                 f"the state of '{uid}' cannot be written",
                 why=says[:1_500],
-                what_to_do="correct that and write again; no savepoint was written",
+                what_to_do="correct the input and write again; no savepoint was written",
             )
-    return SavepointFailed(
+    return SavepointError(
         f"the state of '{uid}' cannot be written",
         why=describe_error(error),
         what_to_do="write again; no savepoint was written",

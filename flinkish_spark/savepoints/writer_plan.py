@@ -1,4 +1,4 @@
-"""The plan of a savepoint that is to be written: chains, timers, and what is done to each operator."""
+"""The plan of a new savepoint: its chains, its timers, and the changes to each operator."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from flinkish_spark.savepoints.entries import (
     file_values,
     value_columns,
 )
-from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDir
+from flinkish_spark.savepoints.files import BootstrapError, SavepointDir
 from flinkish_spark.savepoints.group_edits import Edit, EditedPartition, EditedState, EditedTimers
 from flinkish_spark.savepoints.written_files import DueTimers
 from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
-from flinkish_spark.state.evolution import spread_types, stored_values
-from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, stored_tables
+from flinkish_spark.state.evolution import flatten_types, read_value_types
+from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, read_tables
 from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quote_name
@@ -46,49 +46,50 @@ if TYPE_CHECKING:
 
 
 # A savepoint is restored by uid, but the state of an operator belongs to a chain, and operators in one chain
-# of a job must have stood at the same place.
+# of a job must have had the same source positions.
 Chains = tuple[SavedChain, ...]
 
 
-def with_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
-    """Return the chains with one more operator, and the name of the chain in which it is.
+def add_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, str]:
+    """Return the chains with one more operator, and the name of its chain.
 
-    It stands where that chain stood, so it goes with every operator of it, and of chains at the same place.
-    In a savepoint without chains it stands nowhere: whatever source a job puts in front of it begins where
-    it says itself.
+    The operator gets the source positions of that chain, so it can be restored into a chain with any operator
+    at the same positions. In a savepoint without chains it has no positions, and the sources of a job begin
+    where they say themselves.
     """
     if not chains:
         return (SavedChain(Chain((), (uid,), (uid,)), {}),), uid
     names = [one.chain.name for one in chains]
     if beside is None:
-        if any(_places(one) != _places(chains[0]) for one in chains):
-            raise BootstrapRefused(
-                f"it is not clear where the new operator '{uid}' stands",
-                why="the chains of the savepoint stood at different places",
-                what_to_do=f"say in front of which it will run: beside={' or '.join(map(repr, names))}",
+        if any(_find_positions(one) != _find_positions(chains[0]) for one in chains):
+            raise BootstrapError(
+                f"it is not clear which source positions the new operator '{uid}' has",
+                why="the chains of the savepoint have different positions",
+                what_to_do=f"name the chain whose positions it has: beside={' or '.join(map(repr, names))}",
             )
         beside = names[0]
     if beside not in names:
-        raise BootstrapRefused(
+        raise BootstrapError(
             f"the savepoint has no chain '{beside}'", what_to_do=f"choose from: {', '.join(names)}"
         )
     changed = [
-        _with_operators(one, (*one.chain.operators, uid)) if one.chain.name == beside else one
+        _replace_operators(one, (*one.chain.operators, uid)) if one.chain.name == beside else one
         for one in chains
     ]
     return tuple(changed), beside
 
 
-def without_operator(chains: Chains, uid: str) -> Chains:
-    """Return the chains without an operator; a chain with sources stays, since it says where they stood."""
+def drop_operator(chains: Chains, uid: str) -> Chains:
+    """Return the chains without an operator; a chain with sources stays, since it has their positions."""
     changed = [
-        _with_operators(one, tuple(other for other in one.chain.operators if other != uid)) for one in chains
+        _replace_operators(one, tuple(other for other in one.chain.operators if other != uid))
+        for one in chains
     ]
     return tuple(one for one in changed if one.chain.operators or one.chain.inputs)
 
 
-def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
-    """Return the chains with an operator under another uid, and the chains' new names by the old ones."""
+def rename_operator(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, str]]:
+    """Return the chains with another uid for an operator, and the chains' new names by their old ones."""
 
     def rename(uids: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(new if uid == old else uid for uid in uids)
@@ -101,41 +102,41 @@ def with_uid(chains: Chains, old: str, new: str) -> tuple[Chains, Mapping[str, s
     return tuple(changed), names
 
 
-def _places(one: SavedChain) -> dict[str, Position]:
-    """Return where all inputs of a chain stood; None for one that Spark had not asked yet."""
+def _find_positions(one: SavedChain) -> dict[str, Position]:
+    """Return the positions of all inputs of a chain; None for one that Spark had not read yet."""
     return {name: one.positions.get(name) for name in one.chain.inputs}
 
 
-def _with_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
-    """Return a chain with other operators; sinks that were known to read it still are."""
+def _replace_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
+    """Return a chain with other operators and the same sinks."""
     sinks = tuple(sorted(one.readers))
-    # The name stays as long as there are operators, because their state files go by it.
+    # The name stays as long as there are operators, because their state files refer to it.
     consumers = one.chain.consumers if operators else sinks or one.chain.consumers
     return replace(one, chain=replace(one.chain, operators=operators, consumers=consumers), sinks=sinks)
 
 
 # -- timers -----------------------------------------------------------------------------------------
-def times_without(times: EventTime | None, uid: str, operators: Collection[str]) -> EventTime | None:
+def drop_times(times: EventTime | None, uid: str, operators: Collection[str]) -> EventTime | None:
     if times is None:
         return None
     groups = {
         place: timers
         for place, timers in times.agenda.groups.items()
-        if operator_of(place[0], operators) != uid
+        if find_operator_uid(place[0], operators) != uid
     }
     others = {name: one for name, one in times.operators.items() if name != uid}
     levels = {name: one for name, one in times.levels.items() if name != uid}
     return replace(times, agenda=Agenda(groups), operators=others, levels=levels)
 
 
-def times_with_uid(
+def rename_times(
     times: EventTime | None, old: str, new: str, operators: Collection[str], names: Mapping[str, str]
 ) -> EventTime | None:
     if times is None:
         return None
 
     def instance_now(name: str) -> str:
-        uid = operator_of(name, operators)
+        uid = find_operator_uid(name, operators)
         chain = name.removeprefix(f"{uid}.") if name != uid else ""
         now = new if uid == old else uid
         return f"{now}.{names.get(chain, chain)}" if chain else now
@@ -143,9 +144,9 @@ def times_with_uid(
     def operator_now(one: OperatorTime) -> OperatorTime:
         return replace(
             one,
-            inputs=frozenset(_renamed(uid, names) for uid in one.inputs),
+            inputs=frozenset(_rename(uid, names) for uid in one.inputs),
             instances=frozenset(map(instance_now, one.instances)),
-            valve=_valve_renamed(one.valve, names),
+            valve=_rename_valve(one.valve, names),
         )
 
     return replace(
@@ -153,17 +154,17 @@ def times_with_uid(
         agenda=Agenda(
             {(instance_now(name), group): timers for (name, group), timers in times.agenda.groups.items()}
         ),
-        assigners={_renamed(uid, names): one for uid, one in times.assigners.items()},
-        valve=_valve_renamed(times.valve, names),
+        assigners={_rename(uid, names): one for uid, one in times.assigners.items()},
+        valve=_rename_valve(times.valve, names),
         operators={(new if uid == old else uid): operator_now(one) for uid, one in times.operators.items()},
         levels={(new if uid == old else uid): one for uid, one in times.levels.items()},
     )
 
 
-def times_with_timers(
+def replace_due_timers(
     times: EventTime | None, uid: str, chain: str, chains: Collection[str], due: Iterable[DueTimers]
 ) -> EventTime | None:
-    """Return where time stood, with these timers of an operator in a chain in the place of those it had."""
+    """Return the event time with the timers of an operator in a chain replaced by `due`."""
     own = f"{uid}.{chain}"
     known = {own} if len(chains) > 1 else {uid, own}
     reports = [
@@ -178,17 +179,17 @@ def times_with_timers(
     return replace(before, agenda=Agenda(others).update(reports))
 
 
-def operator_of(name: str, operators: Collection[str]) -> str:
-    """Return the uid of an operator from a name under which its timers are known."""
+def find_operator_uid(name: str, operators: Collection[str]) -> str:
+    """Return the uid of the operator whose timers are stored under a name."""
     fitting = [uid for uid in operators if name == uid or name.startswith(f"{uid}.")]
     return max(fitting, key=len, default=name)
 
 
-def _valve_renamed(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
-    return replace(valve, channels={_renamed(uid, names): one for uid, one in valve.channels.items()})
+def _rename_valve(valve: Valve[str], names: Mapping[str, str]) -> Valve[str]:
+    return replace(valve, channels={_rename(uid, names): one for uid, one in valve.channels.items()})
 
 
-def _renamed(assigner: str, names: Mapping[str, str]) -> str:
+def _rename(assigner: str, names: Mapping[str, str]) -> str:
     old = max((old for old in names if assigner.endswith(f".{old}")), key=len, default=None)
     return assigner if old is None else assigner.removesuffix(old) + names[old]
 
@@ -196,26 +197,26 @@ def _renamed(assigner: str, names: Mapping[str, str]) -> str:
 _WINDOW = (TIMES["from"], TIMES["to"])
 _TOUCHED = TIMES[TOUCHED]
 _NO_FIELDS: Mapping[str, str] = {}
-_ADVICE = "give the columns that reading gives, cast to the types that they have there"
+_ADVICE = "give the columns that the reader returns, with their types there"
 
 
 @dataclass(frozen=True)
 class EditRows:
-    """All entries that a state is to have, or all timers of an operator."""
+    """The new entries of a state, or the new timers of an operator."""
 
-    #: Columns in the order that `edit` says; the key's hash is in front of those of keyed state.
+    #: Columns in the order of `edit`; for keyed state, after the key's hash.
     frame: DataFrame
     edit: Edit
 
 
 def partition_rows(frame: DataFrame, uid: str, name: str, kind: str) -> EditRows:
-    """Return the rows of a state without keys, checked as far as that is possible without reading them."""
+    """Return the rows for a state without keys, after the checks that need no read of the rows."""
     _refuse_streaming(frame)
     names = ("key", "value") if kind == BROADCAST_KIND else ("item",)
     if set(frame.columns) != set(names):
         raise SchemaError(
-            f"the {kind} '{name}' of '{uid}' is given as {', '.join(frame.columns)}",
-            what_to_do=f"give the columns that reading it gives: {' and '.join(names)}",
+            f"the {kind} '{name}' of '{uid}' cannot have the columns {', '.join(frame.columns)}",
+            what_to_do=f"give the columns that the reader returns: {' and '.join(names)}",
         )
     ordered = frame.select(*names)
     return EditRows(ordered, EditedPartition(PREFIXES[kind] + name, arrow_schema(ordered.schema), kind))
@@ -224,42 +225,42 @@ def partition_rows(frame: DataFrame, uid: str, name: str, kind: str) -> EditRows
 def _refuse_streaming(frame: DataFrame) -> None:
     if frame.isStreaming:
         raise ConfigError(
-            "state and timers cannot be made of a streaming DataFrame", what_to_do="use spark.read"
+            "state and timers cannot come from a streaming DataFrame", what_to_do="use spark.read"
         )
 
 
 def state_rows(
     frame: DataFrame, uid: str, name: str, key_types: Sequence[str], stored: pa.Schema | None
 ) -> EditRows:
-    """Return the rows of a state, checked as far as that is possible without reading them."""
+    """Return the rows for a state, after the checks that need no read of the rows."""
     _refuse_streaming(frame)
     fields = {} if stored is None else fields_by_column(stored)
     layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
     _check_same_slots(layout.schema, stored, uid, name)
     if len(layout.values) == 1:
-        # A null is what a state has that has nothing.
+        # A null means that the key has no value.
         frame = frame.where(F.col(quote_name(columns[-1].name)).isNotNull())
-    selected, schema = _hashed(frame, columns, len(key_types))
+    selected, schema = _add_hash(frame, columns, len(key_types))
     return EditRows(selected, EditedState(STATE_SECTION + name, schema, layout.schema))
 
 
 def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows:
-    """Return the timers of an operator, checked as far as that is possible without reading them."""
+    """Return the timers for an operator, after the checks that need no read of the rows."""
     _refuse_streaming(frame)
     for window in _WINDOW:
         if window not in frame.columns:
             frame = frame.withColumn(window, F.lit(None).cast("timestamp"))
     columns = timer_fields(frame.schema, uid, key_types)
     kinds = [one.dataType for one in columns[: len(key_types)]]
-    selected, schema = _hashed(frame, columns, len(key_types))
+    selected, schema = _add_hash(frame, columns, len(key_types))
     layouts = {domain: timer_layout(domain, kinds) for domain in TimeDomain}
     return EditRows(selected, EditedTimers(schema, layouts))
 
 
 def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
-    """Return the columns of timers in the order in which they travel."""
+    """Return the columns of timers in the order of blocks."""
     what, windows = f"the timers of '{uid}'", dict.fromkeys(_WINDOW, "timestamp")
-    wanted = {**_by_name(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
+    wanted = {**_name_key_columns(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
     _check_types(schema, wanted, what)
     strange = sorted(set(schema.names) - wanted.keys())
     if strange:
@@ -267,8 +268,8 @@ def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> li
     return [schema[name] for name in wanted]
 
 
-def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
-    """Return columns, the first of which are keys, behind their hash, and what they are in a block."""
+def _add_hash(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tuple[DataFrame, pa.Schema]:
+    """Return the columns after a hash of the first `keys` ones, and their schema in a block."""
     named = [F.col(quote_name(one.name)) for one in columns]
     selected = frame.select(
         F.xxhash64(*named[:keys]).alias(HASH), *(one.alias(f"c{number}") for number, one in enumerate(named))
@@ -277,8 +278,8 @@ def _hashed(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> tu
     return selected, arrow_schema([T.StructField(HASH, T.LongType()), *fields])
 
 
-def _by_name(key_types: Sequence[str]) -> dict[str, str]:
-    """Return the types of the key's columns by their names."""
+def _name_key_columns(key_types: Sequence[str]) -> dict[str, str]:
+    """Return the types of the key columns by name."""
     if len(key_types) == 1:
         return {"key": key_types[0]}
     return {f"key_{number}": kind for number, kind in enumerate(key_types)}
@@ -299,9 +300,9 @@ def state_columns(
     key_types: Sequence[str],
     fields: Mapping[str, str] = _NO_FIELDS,
 ) -> tuple[TableLayout, list[T.StructField]]:
-    """Return how a state with these columns is stored, and the columns in stored order."""
+    """Return the stored layout of a state with these columns, and the columns in stored order."""
     what = f"the state '{name}' of '{uid}'"
-    keys, given = _by_name(key_types), {field.name: field for field in schema}
+    keys, given = _name_key_columns(key_types), {field.name: field for field in schema}
     ours = given.keys() - set(fields)
     has_window = [window in ours for window in _WINDOW]
     if any(has_window) and not all(has_window):
@@ -316,7 +317,7 @@ def state_columns(
         if _TOUCHED not in given or not isinstance(values[0].dataType, T.ArrayType | T.MapType):
             raise SchemaError(
                 f"{what} has the column {EACH_TOUCHED_AT}",
-                why=f"that is for lists and maps with a time to live, beside {_TOUCHED}",
+                why=f"only lists and maps with a time to live have it, together with {_TOUCHED}",
                 what_to_do=_ADVICE,
             )
         times.append(EACH_TOUCHED_AT)
@@ -339,12 +340,12 @@ def state_columns(
 
 
 def fields_by_column(stored: pa.Schema) -> dict[str, str]:
-    fields = spread_types(stored_values(stored))
+    fields = flatten_types(read_value_types(stored))
     return {column: field for field, column in value_columns(stored, fields).items()}
 
 
 def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:
-    """Refuse other windows and times than the state has: its operator could not read them."""
+    """Refuse other windows and times than the state has, since its operator could not read them."""
     own, before = (
         [] if one is None else sorted(TIMES[field.name] for field in one if field.name in TIMES)
         for one in (schema, stored)
@@ -357,19 +358,21 @@ def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, nam
         )
 
 
-def stored_columns(place: SavepointDir | None, files: Sequence[StateFile], name: str) -> pa.Schema | None:
-    """Return the stored columns of a state, of the first key group that has it; None if none has."""
+def find_stored_columns(
+    place: SavepointDir | None, files: Sequence[StateFile], name: str
+) -> pa.Schema | None:
+    """Return the stored columns of a state in the first key group that has it; None if none has."""
     for file in files:
         assert place is not None
         for _, value in file_values(place.place, file):
-            table = stored_tables(value).get(STATE_SECTION + name)
+            table = read_tables(value).get(STATE_SECTION + name)
             if table is not None:
                 return table.schema
     return None
 
 
 @dataclass(frozen=True)
-class Filling:
+class OperatorBootstrap:
     """New state of an operator, from rows by key."""
 
     #: Name of the chain in which the operator is.
@@ -380,27 +383,27 @@ class Filling:
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    #: Of which `states` are known for what is stored already.
+    #: Its `states` are those that are stored already.
     state: OperatorState
-    #: State files of the old savepoint, as they are named there, by the present name of the chain.
+    #: State files of the old savepoint, by the present name of their chain.
     origin: Mapping[str, tuple[StateFile, ...]] = field(default_factory=dict)
-    #: By chain, states that are replaced.
+    #: Replaced states, by chain.
     edits: Mapping[str, tuple[EditRows, ...]] = field(default_factory=dict)
-    #: For an operator that is new; it has no origin, and only edits of states without keys.
-    filling: Filling | None = None
+    #: For a new operator, which has no origin and only edits of states without keys.
+    bootstrap: OperatorBootstrap | None = None
 
-    def with_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
+    def add_edit(self, chain: str, rows: EditRows) -> PlannedOperator:
         others = tuple(one for one in self.edits.get(chain, ()) if one.edit.section != rows.edit.section)
         return replace(self, edits={**self.edits, chain: (*others, rows)})
 
-    def with_chains(self, names: Mapping[str, str]) -> PlannedOperator:
-        """Return the plan with other names of chains, by the old ones."""
-        filling = self.filling
-        if filling is not None:
-            filling = replace(filling, chain=names.get(filling.chain, filling.chain))
+    def rename_chains(self, names: Mapping[str, str]) -> PlannedOperator:
+        """Return the plan with new names of chains, given by the old ones."""
+        bootstrap = self.bootstrap
+        if bootstrap is not None:
+            bootstrap = replace(bootstrap, chain=names.get(bootstrap.chain, bootstrap.chain))
         origin = {names.get(chain, chain): files for chain, files in self.origin.items()}
         edits = {names.get(chain, chain): rows for chain, rows in self.edits.items()}
-        return replace(self, origin=origin, edits=edits, filling=filling)
+        return replace(self, origin=origin, edits=edits, bootstrap=bootstrap)
 
 
 @dataclass(frozen=True)
@@ -410,28 +413,28 @@ class WrittenOperator:
     #: With all of its states.
     state: OperatorState
     files: tuple[StateFile, ...]
-    #: By chain in which the timers are new: key group, next event-time timer, next processing-time timer.
+    #: Key groups with their next timers by both clocks, by chain, for chains with new timers.
     due: Mapping[str, tuple[DueTimers, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WriterPlan:
-    """A value; writers make others of it. It refers to files of the savepoint that it comes from."""
+    """An immutable plan, which refers to the files of the savepoint that it starts from."""
 
-    #: What is taken over as it is.
+    #: The metadata that are taken over unchanged.
     metadata: SavepointMetadata
-    #: The savepoint that the new one begins as a copy of; None for none.
+    #: The savepoint that the new one starts as a copy of; None for an empty one.
     origin: SavepointDir | None
     operators: Mapping[str, PlannedOperator]
-    #: As they will be, without the timers that are new.
+    #: Chains and event time of the new savepoint, without the new timers.
     chains: Chains
     times: EventTime | None
-    #: Of operators that are added.
+    #: Number of key groups of added operators.
     max_parallelism: int
 
     @classmethod
-    def of_nothing(cls, job: str, shuffle_partitions: int, max_parallelism: int) -> WriterPlan:
-        """Return the plan of an empty savepoint; its checkpoint is 0, which no job has."""
+    def create_empty(cls, job: str, shuffle_partitions: int, max_parallelism: int) -> WriterPlan:
+        """Return the plan of an empty savepoint, of checkpoint 0, which no job has."""
         metadata = SavepointMetadata(
             savepoint=uuid.uuid4().hex,
             job=job,
@@ -448,7 +451,7 @@ class WriterPlan:
         return cls(metadata, None, {}, (), None, max_parallelism)
 
     @classmethod
-    def of_stored(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
+    def from_savepoint(cls, place: SavepointDir, max_parallelism: int) -> WriterPlan:
         metadata = place.metadata()
         place.check_files(metadata.files)
         operators = {}
@@ -464,45 +467,43 @@ class WriterPlan:
         with raise_config_errors("give the operator's uid in the job"):
             check_name(uid, "uid")
         if uid in self.operators:
-            raise BootstrapRefused(
+            raise BootstrapError(
                 f"there is an operator '{uid}' already",
-                what_to_do="use remove_operator() first, or with_state() to replace one of its states",
+                what_to_do="use remove_operator() first, or replace_state() to replace one of its states",
             )
 
-    def planned(self, uid: str) -> PlannedOperator:
+    def find_operator(self, uid: str) -> PlannedOperator:
         found = self.operators.get(uid)
         if found is None:
             known = ", ".join(self.operators) or "none"
-            raise BootstrapRefused(
-                f"the savepoint has no operator '{uid}'", what_to_do=f"choose from: {known}"
-            )
+            raise BootstrapError(f"the savepoint has no operator '{uid}'", what_to_do=f"choose from: {known}")
         return found
 
-    def existing(self, uid: str) -> PlannedOperator:
-        """Return an operator whose keyed state is stored."""
-        planned = self.planned(uid)
+    def find_keyed_operator(self, uid: str) -> PlannedOperator:
+        """Return an operator with stored keyed state; refuse other operators."""
+        planned = self.find_operator(uid)
         if not planned.state.key_types:
-            raise BootstrapRefused(
+            raise BootstrapError(
                 f"the operator '{uid}' has no keys, and so no keyed state",
-                what_to_do="use with_broadcast_state() or with_list_state()",
+                what_to_do="use replace_broadcast_state() or replace_list_state()",
             )
-        if planned.filling is not None:
-            raise BootstrapRefused(
+        if planned.bootstrap is not None:
+            raise BootstrapError(
                 f"the operator '{uid}' is new in this writer",
                 why="its keyed state is made by one function",
-                what_to_do="let that fill the state; or write the savepoint, and edit that one",
+                what_to_do="let that function fill the state; or write the savepoint, and edit that one",
             )
         return planned
 
     def chain_of(self, uid: str, chain: str | None) -> str:
-        """Return the name of the chain in which an operator has the state that is meant."""
+        """Return the name of the chain with an operator's state; refuse a missing or ambiguous one."""
         having = [one.chain.name for one in self.chains if uid in one.chain.operators]
-        known = sorted(self.planned(uid).origin) or having
+        known = sorted(self.find_operator(uid).origin) or having
         if chain is None and len(known) == 1:
             return known[0]
         if chain is None or chain not in known:
             several = f"operator '{uid}' has state in {len(known)} chains"
-            raise BootstrapRefused(
+            raise BootstrapError(
                 several if chain is None else f"there is no chain '{chain}' of '{uid}'",
                 what_to_do=f"say which: chain={' or '.join(map(repr, known))}",
             )

@@ -1,4 +1,4 @@
-"""State files as tasks write them, and what the driver is told of each."""
+"""State files that tasks write, and their reports to the driver."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile, check_groups, state_path
-from flinkish_spark.savepoints.files import SavepointFailed
+from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.state.savepoint_files import StateFileWriter, new_state_file
 
-#: What a task says about the file that it has written, as JSON.
+#: The report of a task about the file that it has written, as JSON.
 REPORT = T.StructType([T.StructField("report", T.StringType())])
 #: A key group, and when its next timers are due by event time and by processing time.
 DueTimers = tuple[int, int | None, int | None]
@@ -28,12 +28,12 @@ def write_state_file(
     values: Iterable[tuple[Sequence[int], Sequence[bytes]]],
     facts: Mapping[str, Any],
 ) -> Iterator[pa.RecordBatch]:
-    """Write values by their groups into one file, if there are any, and yield a row of REPORT.
+    """Write the values of key groups into one file, if there are any, and yield a row of REPORT.
 
-    It says `facts`, too: `states`, and maybe `due`, which may grow as long as values come.
+    The report includes `facts`: `states`, and perhaps `due`, which may grow while values are written.
     """
     task = TaskContext.get()
-    # An attempt of its own has a name of its own: a lost one leaves a file that nobody names.
+    # Each attempt has its own file name; no report names the file of a lost attempt.
     name += "-0" if task is None else f"-{task.partitionId()}-{task.taskAttemptId()}"
     writer: StateFileWriter | None = None
     found: list[int] = []
@@ -56,15 +56,15 @@ class WrittenFiles(NamedTuple):
 
 
 def read_reports(rows: Iterable[Any], uid: str, chain: str, groups: int) -> WrittenFiles:
-    """Return what rows of REPORT say; refuse key groups that an operator with so many cannot have."""
+    """Parse rows of REPORT; refuse key groups that an operator with `groups` of them cannot have."""
     reports = sorted((json.loads(row["report"]) for row in rows), key=lambda one: str(one["file"]["name"]))
     try:
         check_groups(uid, groups, [group for one in reports for group in one["groups"] if group >= 0])
     except ValueError as error:
-        raise SavepointFailed(
-            f"the state of '{uid}' was not written as it has to be",
+        raise SavepointError(
+            f"the state of '{uid}' was not written correctly",
             why=str(error),
-            what_to_do="keep what it was read from, and report this",
+            what_to_do="keep the checkpoint or savepoint that it was read from, and report this",
         ) from None
     files, states, due = list[StateFile](), dict[str, str](), list[DueTimers]()
     for report in reports:

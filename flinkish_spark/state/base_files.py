@@ -1,11 +1,11 @@
-"""Bases of key groups as files: what of a big state does not change stays out of the state value.
+"""Base files of key groups: the unchanged part of a big state, kept out of the state value.
 
-A file is written once, by whichever attempt of a task; its name is new, and only the state value that this
-attempt stores names it. So what a lost attempt wrote is named by nobody.
+An attempt of a task writes a file once, under a new name, and only the state value of the same attempt names
+it. So no state value names the file of a lost attempt.
 
-On a disk it lies in the query's checkpoint, is pinned and restored like Spark's own state
-(:mod:`.checkpoint.retention`), and state values delete the files that they named once. In a bucket it lies
-beside the checkpoint; the driver is told of it, and deletes it (:mod:`flinkish_spark.protocol.bases`).
+On a disk the files lie in the query's checkpoint, are pinned and restored like Spark's own state
+(:mod:`.checkpoint.retention`), and later state values delete them. In a bucket they lie beside the
+checkpoint; tasks report them to the driver, which deletes them (:mod:`flinkish_spark.protocol.bases`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import IO
 from flinkish_spark.core.store import ObjectMissing, Store
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.bases import BASE_NAME
-from flinkish_spark.state.codec import BaseRef, Frame, FrameError, checked_frame
+from flinkish_spark.state.codec import BaseRef, Frame, FrameError, check_frame
 from flinkish_spark.state.evolution import StateMismatch
 
-#: Key groups of which a worker keeps the base mapped.
+#: Number of key groups whose base a worker keeps mapped.
 _MAPPED_GROUPS = 4096
 
 
@@ -33,11 +33,11 @@ def bases_of(bases: StoreSpec, uid: str, chain: str) -> StoreSpec:
 
 
 class MappedBases:
-    """Files of an operator, mapped once per worker: each is checked when it is read first."""
+    """Base files of an operator, mapped once per worker; each is checked at its first read."""
 
     def __init__(self, place: StoreSpec) -> None:
         self.place = place
-        #: By key group, the file and what is in it.
+        #: By key group, the file's name and its sections.
         self._frames: OrderedDict[str, tuple[str, Frame]] = OrderedDict()
 
     @cached_property
@@ -47,19 +47,19 @@ class MappedBases:
 
     def frame(self, ref: BaseRef) -> Frame:
         known, frame = self._frames.get(_group(ref.file), (None, {}))
-        return frame if known == ref.file else self._kept(ref, self._opened(checked_name(ref.file)))
+        return frame if known == ref.file else self._map(ref, self._open(check_base_name(ref.file)))
 
-    def _opened(self, name: str) -> IO[bytes]:
+    def _open(self, name: str) -> IO[bytes]:
         try:
             if self.place.is_local:
                 return open(self.place.folder / name, "rb")
-            return _without_a_name(self._bucket.read(name))
+            return _to_unnamed_file(self._bucket.read(name))
         except ObjectMissing:
             raise FrameError(f"the base {name!r} is gone") from None
         except OSError as error:
             raise FrameError(f"the base {name!r} cannot be read: {error}") from error
 
-    def _kept(self, ref: BaseRef, file: IO[bytes]) -> Frame:
+    def _map(self, ref: BaseRef, file: IO[bytes]) -> Frame:
         try:
             with file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -67,7 +67,7 @@ class MappedBases:
             raise FrameError(f"the base {ref.file!r} cannot be read: {error}") from error
         if len(mapped) != ref.offset + ref.length:
             raise FrameError(f"the base {ref.file!r} has {len(mapped)} bytes instead of {ref.length}")
-        frame = checked_frame(memoryview(mapped)[ref.offset :])
+        frame = check_frame(memoryview(mapped)[ref.offset :])
         self._frames.pop(_group(ref.file), None)
         self._frames[_group(ref.file)] = ref.file, frame
         while len(self._frames) > _MAPPED_GROUPS:
@@ -76,7 +76,7 @@ class MappedBases:
 
     def put(self, ref: BaseRef, frame: bytes) -> None:
         self._bucket.put(ref.file, frame)
-        self._kept(ref, _without_a_name(frame))
+        self._map(ref, _to_unnamed_file(frame))
 
     def forget(self, name: str) -> None:
         if self._frames.get(_group(name), (None, {}))[0] == name:
@@ -87,38 +87,37 @@ def _group(name: str) -> str:
     return name.partition("-")[0]
 
 
-def _without_a_name(content: bytes) -> IO[bytes]:
-    """Return a file that is gone when it is closed and nobody has it mapped."""
-    # Whoever maps it closes it.
+def _to_unnamed_file(content: bytes) -> IO[bytes]:
+    """Return a temporary file, which the caller closes after mapping it."""
     file = tempfile.TemporaryFile()  # noqa: SIM115
     file.write(content)
     file.flush()
     return file
 
 
-def checked_name(name: str) -> str:
+def check_base_name(name: str) -> str:
     if not BASE_NAME.fullmatch(name):
         raise FrameError(f"{name!r} is not the name of a base")
     return name
 
 
 class Bases:
-    """Where bases are kept, as a micro-batch sees it; each is written once, never changed. Here: nowhere."""
+    """The store of bases as a micro-batch sees it, each written once; this class keeps none."""
 
-    #: The micro-batch's number; and that of the oldest one to which the job may still go back, if known.
+    #: The micro-batch, and the oldest one to which the job may still go back, if known.
     batch = 0
     retained_batch: int | None = None
 
     def read(self, ref: BaseRef) -> Frame:
-        """Return a base's sections, looked at (`checked_frame`); the file stays mapped while in use."""
+        """Return the sections of a base, checked by `check_frame`; the file stays mapped while in use."""
         raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Keep a frame and return where."""
+        """Store a frame and return its place."""
         raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
 
     def delete(self, file: str) -> None:
-        """Give a file up; a missing one is no error."""
+        """Delete a file; a missing one is no error."""
 
 
 class BaseFiles(Bases):
@@ -134,7 +133,7 @@ class BaseFiles(Bases):
         name = self._new_name(group)
         path = self._mapped.place.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Not synced here: the state value that names it is Spark's, and is made durable with it.
+        # Not synced here: it becomes durable with the state value that names it.
         path.write_bytes(frame)
         return BaseRef(name, 0, len(frame))
 
@@ -143,14 +142,14 @@ class BaseFiles(Bases):
 
     def delete(self, file: str) -> None:
         self._mapped.forget(file)
-        (self._mapped.place.folder / checked_name(file)).unlink(missing_ok=True)
+        (self._mapped.place.folder / check_base_name(file)).unlink(missing_ok=True)
 
 
 class BaseObjects(BaseFiles):
     """The bases of an operator in a bucket, as one task sees them."""
 
     def __init__(self, mapped: MappedBases, batch: int, tell: Callable[[str], None]) -> None:
-        # Which checkpoints name a base is known to the driver, which deletes it. A task only lets go of it.
+        # The driver knows which checkpoints name a base and deletes it; a task only forgets it.
         super().__init__(mapped, batch, retained_batch=batch)
         self._tell = tell
 

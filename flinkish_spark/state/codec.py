@@ -1,4 +1,4 @@
-"""Stored state: a checked frame of Arrow tables; nothing but typed columns, no pickle."""
+"""The stored form of state: a frame of Arrow tables with checksums; typed columns only, no pickle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flinkish_spark.state.descriptors import (
     StateDescriptor,
     StateTtl,
     ValueStateDescriptor,
-    made_by,
+    find_maker,
 )
 from flinkish_spark.state.tables import Touch, naming_of
 from flinkish_spark.types.arrow_types import arrow_type
@@ -37,9 +37,9 @@ from flinkish_spark.types.to_arrow import ColumnTooLarge, ValueMismatch, strict_
 from flinkish_spark.types.to_python import to_values
 
 _MAGIC, _VERSION = b"FSKS", 3
-#: Magic, version, number of sections; of a section the lengths of name and payload, and the CRC32 of both.
+#: Magic, version, number of sections; and per section the lengths of name and payload and their CRC32.
 _HEAD, _SECTION = struct.Struct("<4sBH"), struct.Struct("<HQI")
-#: Payloads begin at its multiples, so that Arrow's columns in a mapped file can be used where they lie.
+#: Alignment of payloads, so that Arrow can use the columns of a mapped file in place.
 _ALIGNED = 64
 
 #: Sections by name; views into the bytes that were read.
@@ -47,7 +47,7 @@ Frame = Mapping[str, memoryview]
 
 
 class FrameError(ValueError):
-    """The bytes are torn, altered, or written by another version."""
+    """The bytes of a frame are torn, altered, or of another version."""
 
 
 def pack_frame(sections: Mapping[str, bytes | memoryview]) -> bytes:
@@ -92,11 +92,11 @@ def unpack_frame(data: bytes | memoryview) -> dict[str, memoryview]:
     return sections
 
 
-#: Name of the section that says whose a value is.
+#: Name of the section that describes the owner of a value.
 OWNER = ""
 #: What Arrow raises over bytes that are no table.
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, StopIteration, ValueError, TypeError, MemoryError)
-#: Members of what says whose a value is, and their types.
+#: Members of the owner section, and their types.
 _MEMBERS: Mapping[str, type] = {"uid": str, "kind": str, "former": list, "registered": dict}
 
 
@@ -117,56 +117,56 @@ def table_bytes(batch: pa.RecordBatch) -> memoryview:
 
 
 def read_table(what: str, payload: memoryview) -> pa.RecordBatch:
-    """Return the table of a section; it refers to its memory."""
-    table = known_table(what, payload)
-    # A checksum says only that somebody wrote it so. Arrow reads columns without looking at them, and one
-    # whose offsets point nowhere ends the process: so all is looked at before any of it is used.
+    """Return the checked table of a section; it refers to the payload's memory."""
+    table = read_trusted_table(what, payload)
+    # A checksum does not prove that the content is valid. Arrow reads columns without checks, and wrong
+    # offsets crash the process, so the table is validated before it is used.
     try:
         table.validate(full=True)
     except pa.ArrowException as error:
         if "UTF8" not in str(error):
-            raise _damaged(what, error) from error
-        # What Spark takes for text need not be UTF-8, and columns with it are kept as they are.
+            raise _to_damage_error(what, error) from error
+        # Strings of Spark need not be UTF-8; such columns are kept as they are.
         _validate_bytes(what, payload)
     return table
 
 
 def read_entries(what: str, payload: memoryview) -> pa.RecordBatch:
-    """Return the entries of a key group's section: a table by the hashes of keys; see :func:`read_table`."""
+    """Return the entries in a section of a key group, sorted by the keys' hashes; see :func:`read_table`."""
     table = read_table(what, payload)
     if table.num_columns < 2 or table.schema.field(0).type != pa.int64():
-        raise _damaged(what, "it has no hashes")
+        raise _to_damage_error(what, "it has no hashes")
     touched = table.schema.get_field_index("touched")
     for at in (0, touched, table.num_columns - 1):
         if at >= 0 and table.column(at).null_count:
-            raise _damaged(what, f"{table.schema.names[at]} is null")
+            raise _to_damage_error(what, f"{table.schema.names[at]} is null")
     hashes = table.column(0).to_numpy()
     if (hashes[1:] < hashes[:-1]).any():
-        raise _damaged(what, "it is not in the order of its hashes")
+        raise _to_damage_error(what, "it is not in the order of its hashes")
     return table
 
 
-def known_table(what: str, payload: memoryview) -> pa.RecordBatch:
-    """Return the table of a section that was looked at before, as those of a base; see `read_table`."""
+def read_trusted_table(what: str, payload: memoryview) -> pa.RecordBatch:
+    """Return the table of a section that was validated before, such as one of a base; see `read_table`."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             table = reader.read_next_batch()
-            # Names that are no text would fail whoever looks at them.
+            # Names that are no text would fail at their first use.
             _ = table.schema.names
             return table
     except _UNREADABLE as error:
-        raise _damaged(what, error) from error
+        raise _to_damage_error(what, error) from error
 
 
 def values_in(state: str, column: pa.Array) -> list[Any]:
     try:
         return to_values(column)
     except (KeyError, ValueError, OverflowError) as error:
-        raise FrameError(f"what is stored of state {state!r} cannot be read: {error}") from error
+        raise FrameError(f"the stored values of state {state!r} cannot be read: {error}") from error
 
 
-def checked_frame(data: bytes | memoryview) -> Frame:
-    """Return the sections of a base, of which all tables have been looked at."""
+def check_frame(data: bytes | memoryview) -> Frame:
+    """Return the sections of a base after checking all of its tables."""
     frame = unpack_frame(data)
     for name, payload in frame.items():
         if name != OWNER:
@@ -174,14 +174,14 @@ def checked_frame(data: bytes | memoryview) -> Frame:
     return frame
 
 
-def owner_in(frame: Frame) -> dict[str, Any]:
-    """Return what a value says about whose it is: `uid`, `kind`, `base`, `former`, `registered`, or less."""
+def read_owner(frame: Frame) -> dict[str, Any]:
+    """Return the owner section of a value: `uid`, `kind`, `base`, `former`, `registered`, each optional."""
     try:
         owner = json.loads(bytes(frame.get(OWNER, b"{}")))
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"what says whose the state is cannot be read: {error}") from error
+        raise FrameError(f"the section with the owner of the state cannot be read: {error}") from error
     if not isinstance(owner, dict) or not _is_owner(owner):
-        raise FrameError(f"what says whose the state is, is none: {owner!r:.200}")
+        raise FrameError(f"the section with the owner of the state is damaged: {owner!r:.200}")
     return owner
 
 
@@ -190,29 +190,29 @@ def base_of(owner: Mapping[str, Any]) -> BaseRef | None:
 
 
 def _validate_bytes(what: str, payload: memoryview) -> None:
-    """Look at a table with bytes in the place of texts: at all but whether texts are UTF-8."""
+    """Validate a table in all but whether its strings are UTF-8."""
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(payload))
         schema = pa.ipc.read_schema(messages.read_next_message())
-        bytewise = pa.schema([field.with_type(_with_bytes(field.type)) for field in schema])
+        bytewise = pa.schema([field.with_type(_to_bytes_type(field.type)) for field in schema])
         pa.ipc.read_record_batch(messages.read_next_message(), bytewise).validate(full=True)
     except _UNREADABLE as error:
-        raise _damaged(what, error) from error
+        raise _to_damage_error(what, error) from error
 
 
-def _damaged(what: str, why: object) -> FrameError:
+def _to_damage_error(what: str, why: object) -> FrameError:
     return FrameError(f"the section {what!r} is damaged: {str(why) or type(why).__name__}")
 
 
-def _with_bytes(kind: pa.DataType) -> pa.DataType:
+def _to_bytes_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string(kind):
         return pa.binary()
     if pa.types.is_map(kind):
-        return pa.map_(_with_bytes(kind.key_type), _with_bytes(kind.item_type))
+        return pa.map_(_to_bytes_type(kind.key_type), _to_bytes_type(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(_with_bytes(kind.value_type))
+        return pa.list_(_to_bytes_type(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
+        return pa.struct([field.with_type(_to_bytes_type(field.type)) for field in kind])
     return kind
 
 
@@ -232,7 +232,7 @@ def _is_owner(owner: Mapping[str, Any]) -> bool:
 
 
 class Row(NamedTuple):
-    """One entry; `touches` are those of its elements, None where they are the same."""
+    """One entry; `touches` are the access times of its elements, None if all are the same."""
 
     slot: Any
     value: Any
@@ -242,7 +242,7 @@ class Row(NamedTuple):
     touches: list[int] | None = None
 
 
-#: Makes a row of its fields: what `Row(...)` does, of a tuple, without a call of Python for each.
+#: Makes a row of a tuple of its fields; `Row(*fields)` would cost a Python call for each.
 to_row = cast(Callable[[tuple[Any, ...]], Row], partial(tuple.__new__, Row))
 
 
@@ -264,25 +264,25 @@ class StateValueError(ValueError):
     """A state has a value that does not fit the declared type."""
 
 
-def decoded(
+def decode_each(
     state: str,
     decode: Callable[[Any], Any],
     values: Sequence[Any],
     keys: Sequence[Any],
     living: Sequence[Any],
 ) -> list[Any]:
-    """Return values as they are declared, None for entries that are not there."""
+    """Convert values to their declared classes; None for entries that are not there."""
     found: list[Any] = []
     try:
-        # What was made before one fails stays in the list, and so says which one that is.
+        # Values before a failing one stay in the list, so its length tells which one failed.
         found.extend(
             decode(one) if one is not None and is_there else None
             for one, is_there in zip(values, living, strict=True)
         )
     except Exception as error:
         raise StateValueError(
-            f"state {state!r}: what is stored of key {keys[len(found)]!r:.200} cannot be made the declared "
-            f"class: {type(error).__name__}: {error}"
+            f"state {state!r}: the stored value of key {keys[len(found)]!r:.200} cannot be converted to the "
+            f"declared class: {type(error).__name__}: {error}"
         ) from error
     return found
 
@@ -291,30 +291,30 @@ def decoded(
 #
 #     hash          the key's hash, by which rows are sorted and found
 #     key_0..       the key
-#     time          when it is due, for timers
-#     from, to      the window, for timers and for states that have one per window
-#     touched       when the entry was touched last, for states that expire
-#     touches       when each element of a list or entry of a map was, in order, of those that expire one
-#                   by one; null where all are as `touched` says, which is the latest of them in any case
-#     value_0..     the value; null in every column where `alive` is false. Of a timer: its place in the
-#                   order of registration, and the place that it had in the layer below. Of an entry that is
-#                   due some time: when, its place in that order, and then the value
-#     alive         false: the entry was removed (only in what lies over other rows)
+#     time          when a timer is due
+#     from, to      the window, for timers and for states with an entry per window
+#     touched       time of the last access, for states with a time to live
+#     touches       the same per element of a list or entry of a map, in order; null if all of them equal
+#                   `touched`, which is the latest of them in any case
+#     value_0..     the value; null in every column where `alive` is false. For a timer: its place in the
+#                   order of registration, and its place in the base. For an entry with a due time: that time,
+#                   its place in the order of registration, and then the value
+#     alive         false if the entry was removed (only in a delta over a base)
 HASH, ALIVE, TOUCHED, TOUCHES, TIME = "hash", "alive", "touched", "touches", "time"
-#: Metadata of a value's column: its field's name.
+#: In the metadata of a value's column: its field's name.
 NAME = "name"
-#: In the metadata of a table: which kind of state it is of.
+#: In the metadata of a table: the kind of its state.
 KIND = "kind"
 _WINDOW = ("from", "to")
 
-#: The first field of the value of an entry that is due some time, by the clock: there is no timer beside it.
-#: It is stored, so a reader knows it too.
+#: Name of the first value field of entries with a due time, by clock. Such an entry has no separate timer.
+#: The name is stored, so readers see it.
 DUE_FIELDS = {
     TimeDomain.EVENT_TIME: "_fs_due_by_event_time_ms",
     TimeDomain.PROCESSING_TIME: "_fs_due_by_processing_time_ms",
 }
-#: The second one, where entries are objects: its place in the order of registration, as of a timer. Below
-#: zero (-1 stands for 0) it says that nothing is in the entry, which is there all the same.
+#: Name of the second field, if entries are objects: the place in the order of registration, as for a timer. A
+#: place below zero (-1 stands for 0) marks an entry that exists without a value.
 ORDER_FIELD = "_fs_order"
 
 Convert = Callable[[Any], Any]
@@ -324,7 +324,7 @@ _SLOT_COLUMNS = {"key": (), "key and window": _WINDOW, "timer": (TIME, *_WINDOW)
 
 
 class SlotForm(enum.Enum):
-    """What tells the entries of one state apart, and which columns that is besides the key's."""
+    """The slot that identifies an entry of a state, and its columns besides the key's."""
 
     KEY = "key"
     KEY_AND_WINDOW = "key and window"
@@ -333,11 +333,11 @@ class SlotForm(enum.Enum):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        # They are no values of the members: Python 3.11.2 makes an object of a member that is `()`.
+        # Not as values of the members: Python 3.11.2 makes an object of a member whose value is `()`.
         return _SLOT_COLUMNS[self.value]
 
     def split(self, slots: Sequence[Any]) -> tuple[Sequence[Any], list[Sequence[Any]]]:
-        """Return the keys of slots, of which there is one at least, and the other columns."""
+        """Return the keys of one or more slots, and the other columns."""
         if self is SlotForm.KEY:
             return slots, []
         *times, keys, windows = zip(*slots, strict=True)
@@ -350,7 +350,7 @@ class SlotForm(enum.Enum):
         windows = [None if a is None else (a, b) for a, b in zip(*others[-2:], strict=True)]
         if self is SlotForm.KEY_AND_WINDOW:
             return list(zip(keys, windows, strict=True))
-        # What `Timer(...)` does, without a call of Python for each.
+        # `Timer(...)` would cost a Python call for each.
         return list(map(partial(tuple.__new__, Timer), zip(others[0], keys, windows, strict=True)))
 
 
@@ -358,7 +358,7 @@ _EXPIRY_COLUMNS = {"nothing": (), "whole": (TOUCHED,), "elements": (TOUCHED, TOU
 
 
 class Expiry(enum.Enum):
-    """What of an entry expires, and which columns say when that was touched."""
+    """The unit that expires, and the columns with its access times."""
 
     NOTHING = "nothing"
     WHOLE = "whole"
@@ -378,18 +378,18 @@ class TableLayout:
     name: str
     keys: tuple[pa.DataType, ...]
     values: tuple[pa.DataType, ...]
-    #: What a slot is; a window is a tuple of two integers.
+    #: The form of slots; a window is a tuple of two integers.
     form: SlotForm = SlotForm.KEY
-    #: What has the time of its last touch.
+    #: The unit that has an access time.
     expiry: Expiry = Expiry.NOTHING
-    #: From what Arrow makes of a value to what the state holds; None where that is the same.
+    #: Converts Arrow's Python value to that of the state; None if both are the same.
     decode: Convert | None = None
-    #: What readers call the values; stored beside their types, and never compared.
+    #: Names of the values' fields for readers; stored with the types, and never compared.
     value_names: tuple[str, ...] = ()
-    #: How long entries live; None: for ever. For whoever works on columns.
+    #: How long entries live, for code that works on columns; None for ever.
     ttl: StateTtl | None = None
-    #: Which kind of state it is, as in "list state"; stored, since a value means something else in another
-    #: kind. Empty where nobody says it.
+    #: The kind, such as "list state"; stored, since a value means something else in another kind. Empty if
+    #: unknown.
     kind: str = ""
 
     @property
@@ -398,12 +398,12 @@ class TableLayout:
 
     @property
     def is_due(self) -> bool:
-        """Return whether a row's value is when it is due, its place in the order, and the entry itself."""
+        """Return whether a row's value begins with a due time and a place in the order of registration."""
         return self.value_names[1:2] == (ORDER_FIELD,)
 
     @cached_property
     def contents(self) -> TableLayout:
-        """The same without when an entry is due."""
+        """The layout without due time and place."""
         return replace(self, values=self.values[2:], value_names=self.value_names[2:])
 
     @cached_property
@@ -433,7 +433,8 @@ def layout_of(
     due: TimeDomain | None = None,
 ) -> TableLayout:
     stored = descriptor.stored_type
-    # A value with several fields has a column for each; one field alone would look like no tuple.
+    # A value with several fields has a column for each; with one column a single field would look like a
+    # scalar.
     fields = stored.fields if _has_several_fields(stored) else []
     kinds = [field.dataType for field in fields] or [stored]
     has_elements = isinstance(descriptor, ListStateDescriptor | MapStateDescriptor)
@@ -464,7 +465,7 @@ _KINDS: dict[type, str] = {
 
 
 def reader_name(field: pa.Field) -> str:
-    """Return what readers call a value's column: its field's name, or `value` where it has none."""
+    """Return the readers' name of a value's column: its field's name, or `value` without fields."""
     return str((field.metadata or {}).get(NAME.encode(), b"value").decode())
 
 
@@ -472,11 +473,11 @@ def value_fields(schema: pa.Schema) -> list[pa.Field]:
     return [field for field in schema if field.name.startswith("value_")]
 
 
-def kind_in(schema: pa.Schema) -> str:
+def read_kind(schema: pa.Schema) -> str:
     return str((schema.metadata or {}).get(KIND.encode(), b"").decode())
 
 
-def expiry_in(names: Collection[str]) -> Expiry:
+def find_expiry(names: Collection[str]) -> Expiry:
     return next(one for one in reversed(Expiry) if set(one.columns) <= set(names))
 
 
@@ -486,32 +487,35 @@ def timer_layout(domain: TimeDomain, key_types: Sequence[T.DataType]) -> TableLa
 
 
 def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
-    """Return rows as a batch, sorted by hash; rows of one hash keep their order."""
+    """Return rows as a batch, sorted stably by hash."""
     if not rows:
         return layout.empty
     slots, values, hashes, touched, alive, touches = zip(*rows, strict=True)
     keys, others = layout.form.split(slots)
-    columns: list[Sequence[Any]] = [hashes, *_spread(keys, len(layout.keys)), *others]
+    columns: list[Sequence[Any]] = [hashes, *_split_columns(keys, len(layout.keys)), *others]
     if layout.expires:
         columns.append(touched)
     if layout.expiry is Expiry.ELEMENTS:
         columns.append(touches)
     width = 3 if layout.is_due else len(layout.values)
     nothing = (None,) * width if width > 1 else None
-    # Of a timer that is gone it still has to be said which one of the layer below that is.
+    # A removed timer keeps its value, which tells the timer of the base that it removes.
     keeps = layout.form is SlotForm.TIMER
     if not keeps and not all(alive):
         values = tuple(one if there else nothing for one, there in zip(values, alive, strict=True))
-    columns += [*_values(layout, values, keys), alive]
+    columns += [*_to_value_columns(layout, values, keys), alive]
     batch = pa.RecordBatch.from_arrays(
-        [_array(layout, field, column, keys) for field, column in zip(layout.schema, columns, strict=True)],
+        [
+            _to_array(layout, field, column, keys)
+            for field, column in zip(layout.schema, columns, strict=True)
+        ],
         schema=layout.schema,
     )
     return batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))
 
 
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
-    """Return the rows of a batch that has the layout's columns, in their order."""
+    """Return the rows of a batch with the layout's columns, in their order."""
     columns = {
         name: values_in(layout.name, column)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -525,22 +529,22 @@ def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
 
 
 def encode_values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[pa.Array]:
-    """Return the columns of what is in entries; None where nothing is."""
+    """Return the columns of values; None is an entry without a value."""
     fields = value_fields(layout.schema)
-    columns = _values(layout, _filled(values, len(fields)), keys)
-    return [_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
+    columns = _to_value_columns(layout, _fill_nulls(values, len(fields)), keys)
+    return [_to_array(layout, field, column, keys) for field, column in zip(fields, columns, strict=True)]
 
 
 def decode_values(
     layout: TableLayout, columns: Sequence[list[Any]], keys: Sequence[Any], alive: Sequence[bool]
 ) -> list[Any]:
-    """Return values of their columns, as lists; those of removed entries do not matter."""
+    """Return values from their columns, as lists; those of removed entries do not matter."""
     if not layout.is_due:
         values = _gather(columns)
         decode = layout.decode
-        return values if decode is None else decoded(layout.name, decode, values, keys, alive)
+        return values if decode is None else decode_each(layout.name, decode, values, keys, alive)
     times, stored, *given = columns
-    # Whoever has written an entry with a savepoint writer need not know of places.
+    # Entries of a savepoint writer may have no places.
     there = [place is None or place >= 0 for place in stored]
     places = [place if is_there else ~place for place, is_there in zip(stored, there, strict=True)]
     own = decode_values(layout.contents, given, keys, list(map(operator.and_, there, alive)))
@@ -548,20 +552,20 @@ def decode_values(
     return list(zip(times, places, own, strict=True))
 
 
-def places_with(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the places of a batch's rows, sorted by hash, whose hash is one of `hashes` (sorted, unique)."""
+def find_places(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the places of rows whose hash is in `hashes` (sorted, unique); the batch is sorted by hash."""
     stored = batch.column(0).to_numpy()
     if not len(stored) or not len(hashes):
         return np.empty(0, dtype=np.int64)
     first = np.searchsorted(stored, hashes, side="left")
     counts = np.searchsorted(stored, hashes, side="right") - first
-    # Places of all ranges, one behind the other: a range's first place, repeated, plus 0, 1, 2, ...
+    # Places of all ranges in turn: a range's first place, repeated, plus 0, 1, 2, ...
     begins = np.cumsum(counts) - counts
     places: np.ndarray[Any, Any] = np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
     return places
 
 
-def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
+def _to_array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:
     try:
         return strict_array(column, field.type)
     except ColumnTooLarge as error:
@@ -575,16 +579,16 @@ def _array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Se
 
 
 def too_large(state: str, says: str) -> StateValueError:
-    """Return what is raised where a state has outgrown a column, which has all keys of a bundle."""
+    """Return the error for a state that has outgrown one Arrow column, which holds all keys of a bundle."""
     return StateValueError(
-        f"state {state!r} is too large: {says}. What keys of one bundle of key groups have in a state is one "
-        "column. If it is many keys, raise spark.sql.shuffle.partitions: there are four bundles to each "
-        "partition; if it is one key, keep it in several states or keys, or outside"
+        f"state {state!r} is too large: {says}. All keys of one bundle of key groups share one Arrow column. "
+        "If many keys are the cause, raise spark.sql.shuffle.partitions: each partition has four bundles; if "
+        "one key is, split it into several states or keys, or keep its data outside"
     )
 
 
-def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return the columns of values; those of several fields are any rows."""
+def _to_value_columns(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return the columns of values; values with several fields may be any kind of row."""
     width = len(layout.values)
     if width == 1:
         return [values]
@@ -595,25 +599,25 @@ def _values(layout: TableLayout, values: Sequence[Any], keys: Sequence[Any]) -> 
             for place, one in zip(places, own, strict=True)
         ]
         contents = layout.contents
-        return [times, stored, *_values(contents, _filled(own, len(contents.values)), keys)]
+        return [times, stored, *_to_value_columns(contents, _fill_nulls(own, len(contents.values)), keys)]
     form = RowForm(layout.value_names or ("",) * width)
     try:
         rows = form.tuples(list(values))
         if rows and set(map(len, rows)) != {width}:
             raise RowError(f"a row with other fields than {', '.join(layout.value_names)}")
     except RowError:
-        raise _refused(layout, form, values, keys) from None
-    return _spread(rows, width)
+        raise _to_value_error(layout, form, values, keys) from None
+    return _split_columns(rows, width)
 
 
-def _filled(values: Sequence[Any], width: int) -> Sequence[Any]:
-    """Return values with fields of null in the place of None."""
+def _fill_nulls(values: Sequence[Any], width: int) -> Sequence[Any]:
+    """Replace None by a tuple of None for each field."""
     if width == 1 or not any(one is None for one in values):
         return values
     return [(None,) * width if one is None else one for one in values]
 
 
-def _refused(
+def _to_value_error(
     layout: TableLayout, form: RowForm, values: Sequence[Any], keys: Sequence[Any]
 ) -> StateValueError:
     width = len(layout.values)
@@ -629,7 +633,7 @@ def _refused(
     raise AssertionError("a value was refused, and none is")
 
 
-def _spread(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
+def _split_columns(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
     if width == 1:
         return [values]
     return [list(column) for column in zip(*values, strict=True)] if values else [[] for _ in range(width)]
@@ -640,7 +644,7 @@ def _gather(columns: Sequence[list[Any]]) -> list[Any]:
 
 
 def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
-    """Return what makes values of what Arrow makes: instances of declared classes, or tuples of dicts."""
+    """Return the converter of Arrow's values, to instances of declared classes or from dicts to tuples."""
     match descriptor:
         case ListStateDescriptor(element_type=ddl):
             return each_of_list(_element_decoder(ddl, named))
@@ -650,7 +654,7 @@ def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
             own = ddl
         case ValueStateDescriptor(value_type=ddl) | ReducingStateDescriptor(value_type=ddl):
             own = ddl
-    made = made_by(own)
+    made = find_maker(own)
     stored = descriptor.stored_type
     if made is None and isinstance(stored, T.StructType) and not _has_several_fields(stored):
         return lambda value: tuple(value.values())
@@ -658,11 +662,11 @@ def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
 
 
 def _element_decoder(ddl: str, named: bool) -> Convert | None:
-    made = made_by(ddl)
+    made = find_maker(ddl)
     if made is None and is_field_list(ddl):
         naming = naming_of(ddl) if named else None
         make: Convert = tuple if naming is None else naming.kind._make
-        # A map may have a key whose value is None, as with Flink.
+        # A map may have a key whose value is None, as in Flink.
         return lambda value: None if value is None else make(value.values())
     return made
 

@@ -1,4 +1,4 @@
-"""States of many keys at once, as columns: what vectorised functions and windows read and write."""
+"""States of many keys at once, as columns, for vectorised functions and windows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flinkish_spark.state.codec import (
     SlotForm,
     StateValueError,
     TableLayout,
-    places_with,
+    find_places,
     reader_name,
 )
 from flinkish_spark.state.descriptors import TtlUpdate
@@ -42,17 +42,17 @@ from flinkish_spark.types.to_python import to_values
 @dataclass(frozen=True)
 class GivenColumns:
     layout: TableLayout
-    #: The keys, and the numbers of those that get a value.
+    #: All keys, and the numbers of the keys that get a value.
     index: KeyIndex
     chosen: Array
 
     def of(self, values: Sequence[Any]) -> list[pa.Array]:
-        """Return a column per column of the state's type, as long as `chosen`."""
+        """Return the values cast to the state's columns, one for each number in `chosen`."""
         kinds = self.layout.values
         if not isinstance(values, list | tuple) or len(values) != len(kinds):
             given = f"{len(values)} columns" if isinstance(values, list | tuple) else type(values).__name__
             names = f": {', '.join(self.layout.value_names)}" if self.layout.value_names else ""
-            raise self._refused(f"it is a list of {len(kinds)} columns{names}; {given} came")
+            raise self._to_error(f"it is a list of {len(kinds)} columns{names}; {given} came")
         return [self._column(at, *one) for at, one in enumerate(zip(values, kinds, strict=True))]
 
     def _column(self, at: int, given: Any, kind: pa.DataType) -> pa.Array:
@@ -60,39 +60,39 @@ class GivenColumns:
             array = _as_array(given, kind)
         except ValueMismatch as error:
             wrong = next((at for at, value in enumerate(given) if value is error.value), None)
-            raise self._wrong(at, wrong, len(given), str(error)) from error
+            raise self._to_error_of(at, wrong, len(given), str(error)) from error
         except (pa.ArrowException, TypeError, ValueError) as error:
-            raise self._wrong(at, None, 0, f"{type(given).__name__}: {error}") from error
+            raise self._to_error_of(at, None, 0, f"{type(given).__name__}: {error}") from error
         if len(array) not in (len(self.chosen), len(self.index)):
-            raise self._wrong(at, None, 0, f"{len(array)} values for {len(self.chosen)} of the keys")
-        # Of a time a DATE keeps the day, as where single values are put.
+            raise self._to_error_of(at, None, 0, f"{len(array)} values for {len(self.chosen)} of the keys")
+        # A DATE keeps the day of a timestamp, as for single values.
         is_day = pa.types.is_date(kind) and pa.types.is_timestamp(array.type)
         if not is_day and not is_of_kind(array.type, kind):
             says = f"the column has the type {array.type}, declared is {kind}{first_of(array)}"
-            raise self._wrong(at, first_valid(array), len(array), says)
+            raise self._to_error_of(at, first_valid(array), len(array), says)
         if len(array) != len(self.chosen):
             array = array.take(pa.array(self.chosen))
         try:
             cast = exact_cast(array, kind)
         except pa.ArrowException as error:
             wrong = first_refused(len(array), lambda count: exact_cast(array.slice(0, count), kind))
-            raise self._wrong(at, wrong, len(array), str(error)) from error
+            raise self._to_error_of(at, wrong, len(array), str(error)) from error
         if (found := first_repeated(cast)) is not None:
             wrong, key = found
-            raise self._wrong(at, wrong, len(cast), f"a map has the key {key!r} twice")
+            raise self._to_error_of(at, wrong, len(cast), f"a map has the key {key!r} twice")
         return cast
 
-    def _wrong(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
+    def _to_error_of(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
         names = self.layout.value_names
         what = f"field {names[at]!r}" if names else "the value"
         if wrong is None:
-            return self._refused(f"{what}: {says}")
+            return self._to_error(f"{what}: {says}")
         number = int(self.chosen[wrong]) if count == len(self.chosen) else wrong
         parts = [to_values(column.slice(number, 1))[0] for column in self.index.keys]
         key = parts[0] if len(parts) == 1 else tuple(parts)
-        return self._refused(f"{what} of key {key!r:.200}: {says}")
+        return self._to_error(f"{what} of key {key!r:.200}: {says}")
 
-    def _refused(self, says: str) -> StateValueError:
+    def _to_error(self, says: str) -> StateValueError:
         return StateValueError(f"state {self.layout.name!r} got a wrong value: {says}")
 
 
@@ -126,7 +126,7 @@ class ColumnarState:
 
     @cached_property
     def _places(self) -> tuple[Array, Array]:
-        """Each key's row in the delta and in the base; -1 where there is none."""
+        """Each key's row in the delta and in the base; -1 for none."""
         base = self._table.base
         nowhere = np.full(len(self._index), _NOWHERE)
         return (
@@ -136,12 +136,12 @@ class ColumnarState:
 
     @cached_property
     def _living(self) -> tuple[Array, Array]:
-        """The same, without the rows of entries that are expired."""
+        """The same, without the rows of expired entries."""
         (upper, lower), ttl = self._places, self._table.layout.ttl
         if ttl is None:
             return upper, lower
         is_expired = np.zeros(len(self._index), dtype=bool)
-        # The delta's last: its row stands for the base's.
+        # The delta last: its row replaces that of the base.
         for layer, places in ((self._table.base, lower), (self._table.delta, upper)):
             there = np.flatnonzero(places != _NOWHERE)
             if layer is not None and len(there):
@@ -151,7 +151,7 @@ class ColumnarState:
 
     @cached_property
     def exists(self) -> Array:
-        """Whether there is a value, by the key's number; shape (keys,), bool."""
+        """True for keys that have a value, by the key's number; shape (keys,), bool."""
         upper, lower = self._living
         found: Array = lower != _NOWHERE
         in_delta = upper != _NOWHERE
@@ -160,9 +160,9 @@ class ColumnarState:
         return found
 
     def column(self, at: int = 0) -> pa.Array:
-        """Return one column of the value by the key's number, null where there is none; shape (keys,).
+        """Return one column of the values by the key's number, null for keys without one; shape (keys,).
 
-        If reads count as touches, the time to live of the keys' entries begins anew.
+        With TtlUpdate.ON_READ_AND_WRITE this restarts the time to live of the keys' entries.
         """
         self._touch()
         return self._column(at)
@@ -180,7 +180,7 @@ class ColumnarState:
 
     @cached_property
     def _in_delta(self) -> pa.Array:
-        """Each key's living row in the delta, null where there is none: what `take` wants."""
+        """Each key's living row in the delta, null for none, as an argument of `take`."""
         upper, _ = self._living
         is_missing = upper == _NOWHERE
         return pa.array(upper, mask=is_missing) if is_missing.any() else pa.array(upper)
@@ -201,9 +201,9 @@ class ColumnarState:
         return pa.concat_arrays(parts).take(pa.array(places, mask=places == _NOWHERE))
 
     def numbers(self, at: int = 0, absent: float = 0) -> Array:
-        """Return one column of numbers by the key's number, with `absent` where there is none.
+        """Return one column of numbers by the key's number, `absent` for keys without one.
 
-        They are floats where `absent` is no whole number, such as NaN.
+        They are floats if `absent` is no whole number, such as NaN.
         """
         column = self.column(at)
         if pa.types.is_integer(column.type) and not float(absent).is_integer():
@@ -212,20 +212,20 @@ class ColumnarState:
         return filled
 
     def put(self, values: Sequence[pa.Array | Array], where: Array | None = None) -> None:
-        chosen = self._chosen(where)
+        chosen = self._choose(where)
         columns = GivenColumns(self._table.layout, self._index, chosen).of(values)
         self._replace(chosen, columns, alive=np.ones(len(chosen), dtype=bool))
 
     def remove(self, where: Array) -> None:
-        """Remove the values of the keys where the array says so; shape (keys,), bool."""
-        meant = self._chosen(where)
+        """Remove the values of the keys for which the array is true; shape (keys,), bool."""
+        meant = self._choose(where)
         chosen = meant[self.exists[meant]]
         columns = [pa.nulls(len(chosen), kind) for kind in self._table.layout.values]
         self._replace(chosen, columns, alive=np.zeros(len(chosen), dtype=bool))
 
-    def _chosen(self, where: Array | None) -> Array:
+    def _choose(self, where: Array | None) -> Array:
         try:
-            return self._index.chosen(where)
+            return self._index.choose(where)
         except ValueError as error:
             raise StateValueError(f"state {self._table.layout.name!r}: {error}") from None
 
@@ -233,7 +233,7 @@ class ColumnarState:
         table, layout = self._table, self._table.layout
         upper, lower = self._places
         gone = upper[chosen]
-        # A removed entry leaves a trace only where there is a base in which it could be found again.
+        # A removed entry needs a row only if the base has it.
         written = alive | (lower[chosen] != _NOWHERE)
         keys = self._index.keys
         if len(chosen) < len(self._index):
@@ -272,7 +272,7 @@ def _places_of(layer: pa.RecordBatch, index: KeyIndex) -> Array:
 
 
 def _equal(here: pa.Array, there: pa.Array) -> Array:
-    """Return where two columns are equal; null is equal to null."""
+    """Compare two columns element by element; null equals null."""
     equal = pc.equal(here, there if there.type == here.type else there.cast(here.type))
     if here.null_count or there.null_count:
         equal = pc.or_(pc.fill_null(equal, False), pc.and_(here.is_null(), there.is_null()))
@@ -288,20 +288,19 @@ def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int
     return _NOWHERE
 
 
-#: The first column of such a state's value says when something has to be done about an entry: there are no
-#: timers beside it.
+#: The first value column of a state with due times: when an entry is due. It has no separate timers.
 DUE = "value_0"
 FROM, TO = SlotForm.KEY_AND_WINDOW.columns
 _NONE: Array = np.empty(0, dtype=np.int64)
 
 
 def due_clock(layout: TableLayout) -> TimeDomain | None:
-    """Return the clock by which the entries of a state are due; None where they are not."""
+    """Return the clock by which the entries of a state are due; None without due times."""
     return next((clock for clock, name in DUE_FIELDS.items() if layout.value_names[:1] == (name,)), None)
 
 
 def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
-    """Return when the first entry of a stored state without a base is due; None if none is, by that clock."""
+    """Return the earliest due time of a stored state without a base; None without one by this clock."""
     if DUE not in table.schema.names:
         return None
     if reader_name(table.schema.field(DUE)) != DUE_FIELDS[clock]:
@@ -311,14 +310,14 @@ def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Rows of a table, those of the base in front of those of the delta."""
+class SelectedRows:
+    """Selected rows of a table: those of the base, then those of the delta."""
 
-    #: With the table's columns; living ones, ones that others stand for, and removed ones.
+    #: In the table's columns: living rows, rows of the base that the delta replaces, and removed ones.
     rows: pa.RecordBatch
-    #: How many are of the base.
+    #: How many of them are of the base.
     in_base: int
-    #: Of the others, in the delta.
+    #: Places of the others in the delta.
     places: Array
 
     def __len__(self) -> int:
@@ -346,7 +345,7 @@ class Stored:
         return [self.rows.column(name) for name in names]
 
     def living(self, key: Array) -> Array:
-        """Return the places of the entries: rows that count, in the order of keys and windows."""
+        """Return the places of living entries, in the order of keys and windows."""
         start_ms, end_ms = self.bounds
         order = np.lexsort((end_ms, start_ms, key))
         if not self.in_base:
@@ -357,7 +356,7 @@ class Stored:
 
 
 class DueTable:
-    """A state of :class:`~flinkish_spark.state.key_group.GroupState` whose entries are due some time."""
+    """A state of :class:`~flinkish_spark.state.key_group.GroupState` whose entries have due times."""
 
     def __init__(self, table: LayeredTable) -> None:
         if table.layout.form is not SlotForm.KEY_AND_WINDOW:
@@ -371,7 +370,7 @@ class DueTable:
         ]
 
     def due(self, limit_ms: int) -> Array:
-        """Return the hashes of keys that have entries due up to a time."""
+        """Return the hashes of keys with entries that are due up to a time."""
         base, delta = self._table.base, self._table.delta
         due = _numbers(delta, HASH)[_due(delta) <= limit_ms]
         if base is not None:
@@ -379,21 +378,21 @@ class DueTable:
             due = np.concatenate([due, _numbers(base, HASH)[places]])
         return due
 
-    def select(self, hashes: Array, limit_ms: int) -> Stored:
-        """Return all rows of keys with these hashes, and of keys that have entries due up to a time."""
+    def select(self, hashes: Array, limit_ms: int) -> SelectedRows:
+        """Return all rows of keys with these hashes, and of keys with entries that are due up to a time."""
         base, delta = self._table.base, self._table.delta
         wanted = np.unique(np.concatenate([hashes, self.due(limit_ms)]))
-        places = places_with(delta, wanted)
+        places = find_places(delta, wanted)
         upper = delta if len(places) == delta.num_rows else delta.take(pa.array(places))
         if base is None:
-            return Stored(upper, 0, places)
-        lower = base.take(pa.array(places_with(base, wanted)))
-        return Stored(pa.concat_batches([lower, upper]), lower.num_rows, places)
+            return SelectedRows(upper, 0, places)
+        lower = base.take(pa.array(find_places(base, wanted)))
+        return SelectedRows(pa.concat_batches([lower, upper]), lower.num_rows, places)
 
     def next_due_ms(self) -> int | None:
         base, delta = self._table.base, self._table.delta
         column = delta.column(DUE)
-        # Windows of elements at the end of time are due then: that time is no sign of none.
+        # A window at the end of time has the latest possible due time; that does not mean that none is due.
         found: Array = (column.drop_null() if column.null_count else column).to_numpy()
         if base is not None:
             first_ms = int(found.min(initial=MAX_WATERMARK_MS))
@@ -402,8 +401,10 @@ class DueTable:
             found = np.concatenate([found, due[self._counting(np.flatnonzero(earlier))]])
         return int(found.min()) if len(found) else None
 
-    def write(self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array) -> None:
-        """Put what became of the rows of :meth:`select`."""
+    def write(
+        self, stored: SelectedRows, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array
+    ) -> None:
+        """Replace the rows of :meth:`select` by those that are kept and new `rows`."""
         goes = np.ones(len(stored), dtype=bool)
         goes[kept] = False
         if stored.in_base:
@@ -411,9 +412,9 @@ class DueTable:
         self._table.put_rows(rows, stored.places[goes[stored.in_base :]])
 
     def _traces(
-        self, stored: Stored, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array
+        self, stored: SelectedRows, key: Array, kept: Array, rows: pa.RecordBatch, row_key: Array
     ) -> pa.RecordBatch:
-        """Return a removed row for each slot of the base that nothing else stands for any more."""
+        """Return a row with `alive` false for each slot of the base that has no other row any more."""
         below = np.arange(stored.in_base)
         start_ms, end_ms = stored.bounds
         above_start, above_end = _numbers(rows, FROM), _numbers(rows, TO)
@@ -432,12 +433,12 @@ class DueTable:
         return pa.RecordBatch.from_arrays(columns, schema=self.layout.schema)
 
     def _counting(self, places: Array) -> Array:
-        """Return those places of the base for which no row of the delta stands."""
+        """Return the places of the base whose slots have no row in the delta."""
         base, delta = self._table.base, self._table.delta
         if base is None or not len(places) or not delta.num_rows:
             return places
         lower = base.take(pa.array(places))
-        upper = delta.take(pa.array(places_with(delta, np.unique(_numbers(lower, HASH)))))
+        upper = delta.take(pa.array(find_places(delta, np.unique(_numbers(lower, HASH)))))
         if not upper.num_rows:
             return places
         both = pa.concat_batches([lower, upper])
@@ -447,7 +448,7 @@ class DueTable:
 
 
 def _slot_numbers(key: Array, start_ms: Array, end_ms: Array) -> Array:
-    """Return a number per row, the same for rows of the same key and window."""
+    """Assign numbers to rows, equal ones to rows of the same key and window."""
     order = np.lexsort((end_ms, start_ms, key))
     number = np.empty(len(order), dtype=np.int64)
     number[order] = np.cumsum(np.concatenate([[0], _changes(order, key, start_ms, end_ms)]))[: len(order)]
@@ -455,7 +456,7 @@ def _slot_numbers(key: Array, start_ms: Array, end_ms: Array) -> Array:
 
 
 def _changes(order: Array, *columns: Array) -> Array:
-    """Return at each place of an order but the first whether it differs from the one before."""
+    """Compare each place of an order, except the first, with the one before; True if they differ."""
     changed = np.zeros(max(len(order) - 1, 0), dtype=bool)
     for column in columns:
         ordered = column[order]
@@ -469,7 +470,7 @@ def _numbers(rows: pa.RecordBatch, name: str) -> Array:
 
 
 def _due(rows: pa.RecordBatch) -> Array:
-    """Return when rows are due; never for removed ones."""
+    """Return the due times of rows; the end of time for removed ones."""
     column = rows.column(DUE)
     found: Array = (pc.fill_null(column, MAX_WATERMARK_MS) if column.null_count else column).to_numpy()
     return found

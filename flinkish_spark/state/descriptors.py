@@ -1,4 +1,4 @@
-"""What a function says about a state when it asks for it in `open`, and how long entries live."""
+"""Descriptors, by which functions declare states in `open`, and the time to live of entries."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import Made, NoSuchType, StateType, maker_of, refuse_as_key, to_ddl
 
-#: A time of today and this much more is far from what 64 bits cannot hold.
+#: Longest time to live: added to a time of today it does not overflow 64 bits.
 _MOST_MS = 1 << 53
 
 
 class TtlUpdate(Choice):
-    """What begins an entry's time to live anew (Flink's `StateTtlConfig.UpdateType`)."""
+    """The accesses that restart an entry's time to live (Flink's `StateTtlConfig.UpdateType`)."""
 
     ON_CREATE_AND_WRITE = "ON_CREATE_AND_WRITE"
     ON_READ_AND_WRITE = "ON_READ_AND_WRITE"
@@ -35,20 +35,21 @@ class TtlUpdate(Choice):
 
 @dataclass(frozen=True, slots=True)
 class StateTtl:
-    """Time to live of a state's entries, by processing time; of lists and maps that of each element.
+    """Time to live of a state's entries, by processing time; in lists and maps each element has its own.
 
-    The clock is the micro-batch's processing time, which a micro-batch that is run again has again. What has
-    expired is never returned. It is removed when its key is worked on, and when its key group stores
-    something: of a small one (up to 128 KiB) at once, of a larger one when most of its older entries have
-    expired, or when enough has changed that they are written anew. A key group that gets nothing more is
-    called when all that a state has there has expired, at the next full quarter of the time to live.
+    The clock is the micro-batch's processing time, which stays the same when a micro-batch runs again.
+    Expired entries are never returned. They are removed when a record or timer of their key is processed, and
+    when their key group is stored: a small group (up to 128 KiB) drops them at once, a larger one when most
+    of its older entries have expired, or when enough entries have changed that it is rewritten. A key group
+    without new records is cleaned when all entries of a state in it have expired, at the next full quarter of
+    the time to live.
 
     Parameters
     ----------
     ttl_ms
-        1 or more. An entry, or element, is expired when this much time has passed since it was touched last.
+        Milliseconds, 1 or more, after the last access at which an entry, or element, expires.
     update
-        What counts as a touch.
+        Which accesses restart the time.
 
     Raises
     ------
@@ -72,7 +73,7 @@ class StateTtl:
         instance_of("update", self.update, TtlUpdate, what_to_do=what_to_do)
 
     def is_expired(self, touched_ms: int, now_ms: int) -> bool:
-        """Return whether an entry that was touched then is expired now."""
+        """Return whether an entry that was last accessed at `touched_ms` is expired at `now_ms`."""
         return touched_ms + self.ttl_ms <= now_ms
 
 
@@ -81,9 +82,9 @@ def check_ttl(name: str, ttl: StateTtl | None) -> None:
         instance_of(name, ttl, StateTtl, what_to_do="give a StateTtl(3_600_000), or leave it out")
 
 
-# A type is DDL, a type of Spark's, a type of Python's, a dataclass or a NamedTuple class. One type makes a
-# value a scalar, fields make it a tuple with those in order, a class makes it an instance. A name is unique
-# within the operator; name and types are part of the stored format, which knows DDL only, no classes.
+# A type is DDL, a type of Spark's, a type of Python's, a dataclass or a NamedTuple class. Values of one type
+# are scalars, of a list of fields tuples, of a class its instances. A name is unique within the operator;
+# name and types are part of the stored format, which knows DDL only, no classes.
 @dataclass(frozen=True, slots=True, init=False)
 class ValueStateDescriptor:
     """Name and type of a :class:`~flinkish_spark.state.ValueState`.
@@ -95,17 +96,17 @@ class ValueStateDescriptor:
     value_type
         Of the value; the attribute is its DDL.
     default
-        What `value()` returns where there is none; never stored.
+        Returned by `value()` if the key has no value; never stored.
     ttl
-        How long a value lives; None: for ever.
+        How long a value lives; None for ever.
 
     Raises
     ------
     SchemaError
-        It is no type that a state can have; of every descriptor.
+        The type cannot be stored; raised by every descriptor.
     ConfigError
-        The name is no text, the time to live no :class:`StateTtl`; or what a state reduces or aggregates with
-        cannot do that.
+        The name is no text, the time to live no :class:`StateTtl`, or the function cannot reduce or
+        aggregate.
 
     Examples
     --------
@@ -131,7 +132,7 @@ class ValueStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return parse_ddl(self.value_type)
 
 
@@ -156,7 +157,7 @@ class ListStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return T.ArrayType(parse_ddl(self.element_type))
 
 
@@ -193,15 +194,15 @@ class MapStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return T.MapType(parse_ddl(self.key_type), parse_ddl(self.value_type))
 
 
 class Reducer(Protocol):
-    """What reduces: a :class:`~flinkish_spark.ReduceFunction`, or any object with this method."""
+    """A :class:`~flinkish_spark.ReduceFunction`, or any object with this method."""
 
     def reduce(self, first: Any, second: Any) -> Any:
-        """Return the value that stands for both."""
+        """Combine two values to one."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -231,15 +232,15 @@ class ReducingStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return parse_ddl(self.value_type)
 
 
 class Aggregate(Protocol):
-    """What aggregates: an :class:`~flinkish_spark.AggregateFunction`, or any object with these methods."""
+    """An :class:`~flinkish_spark.AggregateFunction`, or any object with these methods."""
 
     def create_accumulator(self) -> Any:
-        """Return an accumulator to which nothing was added."""
+        """Return an empty accumulator."""
 
     def add(self, value: Any, accumulator: Any) -> Any:
         """Return the accumulator with a value added."""
@@ -248,7 +249,7 @@ class Aggregate(Protocol):
         """Return the result of an accumulator."""
 
     def merge(self, first: Any, second: Any) -> Any:
-        """Return one accumulator for two."""
+        """Merge two accumulators to one."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -273,7 +274,7 @@ class AggregatingStateDescriptor:
 
     @property
     def stored_type(self) -> T.DataType:
-        """Type of what is stored per key and namespace."""
+        """Type of the value that is stored per key and namespace."""
         return parse_ddl(self.accumulator_type)
 
 
@@ -287,9 +288,9 @@ StateDescriptor = (
 
 
 class TypeText(str):
-    """The DDL of a declared type that remembers the hint with its classes; compared as text."""
+    """The DDL of a declared type, with the type hint that names its classes; compared as text."""
 
-    #: What instances are made by again.
+    #: The type hint, by which stored values become instances again.
     hint: Any
 
     def __new__(cls, ddl: str, hint: Any) -> TypeText:
@@ -302,7 +303,7 @@ class TypeText(str):
 
 
 def state_type(name: str, given: StateType) -> str:
-    """Return the DDL of a declared type; a :class:`TypeText` if values are to be instances of classes."""
+    """Return the DDL of a declared type; a :class:`TypeText` if its values are instances of classes."""
     try:
         ddl = to_ddl(given)
         if isinstance(given, str | T.DataType) or maker_of(given) is None:
@@ -312,12 +313,12 @@ def state_type(name: str, given: StateType) -> str:
         raise _unusable(name, given, str(error)) from None
 
 
-def made_by(ddl: str) -> Made | None:
+def find_maker(ddl: str) -> Made | None:
     return maker_of(ddl.hint) if isinstance(ddl, TypeText) else None
 
 
 def set_fields(descriptor: Any, **facts: Any) -> None:
-    """Set the attributes of a frozen descriptor; for its constructor, with the checks that all have."""
+    """Check and set the attributes of a frozen descriptor, in its constructor."""
     instance_of("name", facts["name"], str, what_to_do='give the state a name: "total"')
     check_ttl("ttl", facts.get("ttl"))
     for name, value in facts.items():

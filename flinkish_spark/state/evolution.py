@@ -1,8 +1,7 @@
-"""State that was stored with another declaration: what may change, and how its entries become the new ones.
+"""Schema evolution: entries that were stored under another declaration of a state.
 
-Allowed is what loses nothing by itself and what a program says on purpose: fields that are new (null in what
-is stored), fields that are gone, and types that are wider. Fields are found by their names, at any depth, and
-keys of maps may become wider numbers. Keys of the operator, windows and times never change.
+Allowed are new fields (null in stored entries), removed fields, and wider types. Fields are matched by name,
+at any depth, and keys of maps may become wider numbers. The operator's keys, windows and times never change.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from flinkish_spark.state.codec import (
     TOUCHED,
     TOUCHES,
     TableLayout,
-    kind_in,
+    read_kind,
     reader_name,
     value_fields,
 )
 
-#: How names of fields begin that a program cannot declare.
+#: Prefix of our own field names, which programs cannot declare.
 _OURS = "_fs_"
-#: What a value is called that has no fields, or only one.
+#: Name of the column of a value without fields, or with a single one.
 _UNNAMED = "value"
 
 
 class StateMismatch(ValueError):
-    """What is stored is another operator's, or of a declaration that cannot become this one."""
+    """The stored state belongs to another operator, or its declaration cannot evolve to the present one."""
 
 
-def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
+def evolve(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
-    kind = kind_in(stored.schema)
+    kind = read_kind(stored.schema)
     if kind and layout.kind and kind != layout.kind:
         raise StateMismatch(
             f"state {layout.name!r} is stored as {kind} and declared as {layout.kind}, in which its values "
@@ -54,7 +53,7 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             arrays.append(_cast(layout, name, values[name], field.type))
         else:
             arrays.append(pa.nulls(stored.num_rows, field.type))
-    # What is ours (when an entry is due, and its place) says nothing of what the program declares.
+    # Our own fields (due time and place) do not count: the program has not declared them.
     if not set(_names_of_program(values)) & set(_names_of_program(_values_in(layout.schema))):
         raise StateMismatch(
             f"state {layout.name!r} is stored as {types_text(stored.schema)} and declared as "
@@ -64,12 +63,12 @@ def evolved(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _check_clock(layout: TableLayout, stored: Collection[str]) -> None:
-    """Refuse entries that are due by the other clock: by this one they never would be."""
+    """Refuse entries that are due by the other clock."""
     was, now = _clock_in(stored), _clock_in(_values_in(layout.schema))
     if now is not None and was is not None and was is not now:
         raise StateMismatch(
             f"state {layout.name!r} is stored with entries that are due by {_clock_text(was)} and declared "
-            f"with ones that are due by {_clock_text(now)}, and nobody knows when they would be; give the "
+            f"with ones that are due by {_clock_text(now)}, and their due times are unknown; give the "
             "operator another uid"
         )
 
@@ -83,9 +82,9 @@ def _clock_text(clock: TimeDomain) -> str:
 
 
 def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Array]:
-    """Return stored values by the names of a declaration."""
+    """Return the columns of stored values under the names of a declaration."""
     # A value with several fields has a column for each, one with a single field is a struct in a column
-    # without a name. Where a field came or went, one becomes the other.
+    # without a name. A new or removed field turns one form into the other.
     found = {reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
     wanted = _values_in(declared)
     theirs, ours = _names_of_program(found), _names_of_program(wanted)
@@ -109,9 +108,10 @@ def _names_of_program(names: Iterable[str]) -> list[str]:
 
 
 def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = ()) -> str:
-    """Return where a stored type has no place in a declared one; empty if every value has its place.
+    """Return which part of a stored type does not fit into a declared one; empty if every value fits.
 
-    `path` leads there from the value: `element` of a list, `key` and `value` of a map, names of fields.
+    `path` is the way from the value to this type: `element` of a list, `key` and `value` of a map, field
+    names.
     """
     if stored.equals(declared):
         return ""
@@ -120,8 +120,7 @@ def misfit(stored: pa.DataType, declared: pa.DataType, path: tuple[str, ...] = (
         return misfit(stored.value_type, declared.value_type, (*path, "element"))
     if kinds.is_map(stored) and kinds.is_map(declared):
         key, other = stored.key_type, declared.key_type
-        # Wider numbers are equal to what they were, and different ones stay different. Of keys with fields
-        # two might become one.
+        # Widened numbers stay equal, or different. Two keys with fields might become equal.
         if not key.equals(other) and not _is_wider_number(key, other):
             return _describe_narrower((*path, "key"), key, other)
         return misfit(stored.item_type, declared.item_type, (*path, "value"))
@@ -139,7 +138,7 @@ def _describe_narrower(path: tuple[str, ...], stored: pa.DataType, declared: pa.
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds values of both: all fields, and the wider numbers; None if there is none."""
+    """Return a type for the values of both, with all fields and the wider numbers; None if there is none."""
     if one.equals(other):
         return one
     kinds = pa.types
@@ -157,7 +156,7 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return next((b for a, b in ((one, other), (other, one)) if _is_wider_number(a, b)), None)
 
 
-def stored_values(schema: pa.Schema) -> dict[str, pa.DataType]:
+def read_value_types(schema: pa.Schema) -> dict[str, pa.DataType]:
     return {name: field.type for name, field in _values_in(schema).items()}
 
 
@@ -165,8 +164,8 @@ def is_single(names: Iterable[str]) -> bool:
     return _names_of_program(names) == [_UNNAMED]
 
 
-def spread_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types of values with a column for each field, also of those with a single one."""
+def flatten_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of values with a column for each field, even for a single field."""
     if not is_single(values) or not pa.types.is_struct(values[_UNNAMED]):
         return values
     ours = {name: kind for name, kind in values.items() if name != _UNNAMED}
@@ -185,7 +184,7 @@ def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def types_text(schema: pa.Schema) -> str:
-    """Return keys and values of a stored table with their types, for people."""
+    """Format the keys and values of a stored table with their types."""
     keys = [f"{field.name} {field.type}" for field in schema if field.name.startswith("key_")]
     return ", ".join([*keys, *(f"{reader_name(field)} {field.type}" for field in value_fields(schema))])
 
@@ -198,13 +197,13 @@ def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataTyp
 
 def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
     if field.name == TOUCHES and field.name not in stored.schema.names:
-        # A writer of savepoints was told no times of elements: each has that of the whole.
+        # A savepoint writer got no times of elements: each has the time of the whole entry.
         return pa.nulls(stored.num_rows, field.type)
     if field.name == TOUCHED and field.name not in stored.schema.names:
-        # A time to live was added: what is there was touched at the beginning of time, so to speak.
+        # A time to live was added, and stored entries have no time of their last access.
         raise StateMismatch(
             f"state {layout.name!r} is stored without a time to live and declared with one, "
-            "and nobody knows when its entries were touched; give it another name"
+            "and the times of its entries are unknown; give it another name"
         )
     if field.name not in stored.schema.names or not stored.schema.field(field.name).type.equals(field.type):
         raise StateMismatch(

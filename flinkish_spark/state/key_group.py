@@ -1,4 +1,4 @@
-"""The stored state of one key group: read for the keys at hand, worked on, written again."""
+"""The stored state of one key group: loaded for some keys, changed by an operator, stored again."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from flinkish_spark.state.codec import (
     SlotForm,
     TableLayout,
     base_of,
-    expiry_in,
-    known_table,
+    find_expiry,
+    find_places,
     layout_of,
-    owner_in,
     pack_frame,
-    places_with,
     read_entries,
+    read_owner,
     read_table,
+    read_trusted_table,
     reader_name,
     rows_by_slot,
     table_bytes,
@@ -45,8 +45,8 @@ from flinkish_spark.state.codec import (
     value_fields,
 )
 from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
-from flinkish_spark.state.evolution import StateMismatch, evolved, types_text
-from flinkish_spark.state.keyed_states import KeyedStates, StateNotDeclared
+from flinkish_spark.state.evolution import StateMismatch, evolve, types_text
+from flinkish_spark.state.keyed_states import KeyedStates, to_undeclared_error
 from flinkish_spark.state.layered import KeyIndex, LayeredTable, note_changes_in_place
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND, pack_tables
 from flinkish_spark.state.timers import TimerQueue, Timers
@@ -56,24 +56,24 @@ Array = np.ndarray[Any, Any]
 _NONE: Array = np.empty(0, dtype=np.int64)
 _NO_PLACE = -1
 
-#: Names of sections, besides the owner's: timers by clock; states by name.
+#: Prefixes of section names: timers by clock, states by name.
 TIMERS = "timers/"
 STATE_SECTION = "state/"
 
 
 class StoredTimers:
-    """A table of timers per clock."""
+    """The stored timers, in a table per clock."""
 
     def __init__(
         self, tables: Mapping[TimeDomain, LayeredTable], registered: Mapping[TimeDomain, int]
     ) -> None:
         self._tables = tables
         self.registered = dict(registered)
-        #: Hash of each key that has one of the timers that were selected.
+        #: The hash of each key of the selected timers.
         self.hash_of: dict[Any, int] = {}
 
     def living(self, domain: TimeDomain) -> tuple[Array, Array]:
-        """Return times and hashes of a clock's timers, without making objects of them."""
+        """Return times and hashes of a clock's timers, as arrays."""
         table = self._tables[domain]
         if not len(table):
             return _NONE, _NONE
@@ -81,7 +81,7 @@ class StoredTimers:
         times, hashes = (living.column(name).to_numpy() for name in (TIME, HASH))
         if table.base is None:
             return times, hashes
-        # One that fired or was deleted stays in the base until the next base; the delta says its place.
+        # A fired or deleted timer stays in the base until the next base; a row of the delta has its place.
         covered = table.delta.column("value_1").drop_null().to_numpy()
         kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
         below = [table.base.column(name).to_numpy()[kept] for name in (TIME, HASH)]
@@ -93,7 +93,7 @@ class StoredTimers:
         return found
 
     def select(self, hashes: Array) -> dict[TimeDomain, TimerQueue]:
-        """Return the timers of keys with these hashes, which are sorted and unique."""
+        """Return the timers of keys with these hashes (sorted, unique)."""
         queues = {}
         for domain, table in self._tables.items():
             found = table.select(hashes)
@@ -108,13 +108,13 @@ class StoredTimers:
         hash_of: Mapping[Any, int],
         with_entries: Mapping[TimeDomain, Container[Timer]] = MappingProxyType({}),
     ) -> None:
-        """Take over the timers of queues, without those that are stored with entries."""
+        """Store the timers of queues, except those that are stored with their entries."""
         for domain, queue in queues.items():
             self.registered[domain] = queue.registered
             stored = self._tables[domain]
             in_base = stored.in_base
             own = with_entries.get(domain, ())
-            new, gone = queue.new(own), queue.gone(own)
+            new, gone = queue.find_new(own), queue.find_gone(own)
             below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
             values = list(zip(new.values(), below, strict=True))
             rows = rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
@@ -123,8 +123,8 @@ class StoredTimers:
                 rows[timer] = Row(timer, value, hash_of[timer.key], alive=False)
             stored.replace(rows, gone)
 
-    def set_only(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
-        """Give keys one timer each, in place of those that they have; called behind :meth:`replace`."""
+    def set_single_timers(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
+        """Replace all timers of keys by one each; called after :meth:`replace`."""
         table = self._tables[domain]
         rows = _TimerRows.of(table, index, where)
         wanted = where & (times_ms < MAX_WATERMARK_MS)
@@ -138,13 +138,13 @@ class StoredTimers:
         in_base = np.full(len(index), _NO_PLACE)
         again = np.flatnonzero(below & is_same & wanted[rows.keys])
         in_base[rows.keys[again]] = rows.places[again]
-        # What lies below and is not the wanted timer, or comes again at another place, is said to be gone.
+        # Mark base timers as removed unless they are the wanted timer at an unchanged place.
         goes = np.flatnonzero(below & ~(is_same & wanted[rows.keys]))
         stays_above = ~below & is_kept
         gone_above = rows.rows[~below & ~stays_above]
         if not len(new) and not len(goes[rows.is_living[goes]]) and not len(gone_above):
             return
-        # Rows that said of the base that a timer is gone are among those that go, and are said anew.
+        # Rows that marked base timers as removed are deleted with the others and written again.
         places = np.concatenate([np.arange(len(new)) + self.registered[domain], rows.places[goes]])
         self.registered[domain] += len(new)
         covered = np.concatenate([in_base[new], rows.places[goes]])
@@ -169,13 +169,13 @@ class StoredTimers:
 
 @dataclass(frozen=True)
 class _TimerRows:
-    #: Number of the key, the time, and the place in the order of registration.
+    #: Number of the key, time, and place in the order of registration.
     keys: Array
     times_ms: Array
     places: Array
-    #: Where in its layer each is.
+    #: The place of each row in its layer.
     rows: Array
-    #: Which layer that is, and whether the timer counts.
+    #: Whether the row is in the base, and whether its timer exists.
     is_in_base: Array
     is_living: Array
 
@@ -184,7 +184,7 @@ class _TimerRows:
         hashes = np.unique(index.hashes[where])
         parts = []
         for layer in table.layers:
-            places = places_with(layer, hashes)
+            places = find_places(layer, hashes)
             parts.append((layer.take(pa.array(places)), places, np.full(len(places), layer is table.base)))
         stored = pa.concat_batches([own for own, _, _ in parts])
         rows, is_base = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
@@ -201,7 +201,7 @@ class _TimerRows:
         covered = above.filter(pa.array(~is_base)).drop_null().to_numpy()
         alive = stored.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
         is_living = np.where(is_base, ~np.isin(registered, covered), alive)
-        # A timer of a window is nobody's here; keys of one hash are told apart.
+        # Leave out timers of windows, and of other keys with the same hash.
         own = (found != _NO_PLACE) & where[np.maximum(found, 0)]
         return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 
@@ -210,26 +210,26 @@ class _TimerRows:
 class BasePolicy:
     """When a key group's entries move into a base."""
 
-    #: A value that is smaller stays in one piece.
+    #: A smaller value has no base.
     smallest_bytes: int = 128 * 1024
-    #: The delta moves into a new base when it has more than this share of the base's rows, or of its bytes.
+    #: The delta is merged into a new base when it exceeds this share of the base's rows, or of its bytes.
     delta_share: float = 0.125
-    #: A delta that is smaller in both stays in the value.
+    #: A delta that is smaller in both is not merged.
     smallest_delta_rows: int = 1024
     smallest_delta_bytes: int = 1024 * 1024
 
 
-#: Everything stays in the value.
+#: Never writes a base.
 NO_BASE = BasePolicy(smallest_bytes=1 << 62)
 
 
 class NoBases(Bases):
-    """For values that stay in one piece."""
+    """The bases of values that have none."""
 
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """The tables of an operator's key groups, known once it is open."""
+    """The tables in the key groups of an operator, known once it is open."""
 
     uid: str
     states: Mapping[str, TableLayout]
@@ -268,12 +268,12 @@ class GroupState:
     def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
         self._layout, self._bases = layout, bases
         delta = {} if value is None else unpack_frame(value)
-        owner = owner_in(delta)
+        owner = read_owner(delta)
         delta.pop(OWNER, None)
         if owner.get("uid", layout.uid) != layout.uid:
             raise StateMismatch(f"the state belongs to operator {owner['uid']!r}, not to {layout.uid!r}")
         self.base = base_of(owner)
-        #: Files of former bases, and behind which micro-batch no state names them any more.
+        #: Files of former bases, and the micro-batch after which no state names them any more.
         self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
         base: Frame = {} if self.base is None else bases.read(self.base)
         sections = layout.sections
@@ -288,7 +288,7 @@ class GroupState:
         self._tables = {
             name: LayeredTable(
                 table,
-                _read(table, name, base.get(name), known_table),
+                _read(table, name, base.get(name), read_trusted_table),
                 _read(table, name, delta.get(name), read_entries),
             )
             for name, table in sections.items()
@@ -298,20 +298,20 @@ class GroupState:
             {domain: owner.get("registered", {}).get(domain.value, 0) for domain in TimeDomain},
         )
         self._hash_of: dict[Any, int] = {}
-        #: By state and slot, when an entry that was loaded is due, and its place in that order.
+        #: By state and slot, due time and place of the loaded entries.
         self._first_timers: dict[str, dict[Any, tuple[int, int | None]]] = {}
         given_up = [name for name in sorted(layout.dropped) if STATE_SECTION + name in {*delta, *base}]
-        #: Entries of states that are given up, which are here for the last time: they are not stored again.
+        #: Entries of dropped states, for the last time: they are not stored again.
         self.given_up = {
-            name: _merged(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
+            name: _merge_layers(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
             for name in given_up
         }
-        #: Whether the base holds what does not count any more. A state that was given up would be there again
-        #: for whoever declares one of its name later.
+        #: Whether the base has to be rewritten. A dropped state in it would come back if a state of its name
+        #: is declared later.
         self._is_base_over = not base.keys().isdisjoint(STATE_SECTION + name for name in layout.dropped)
 
     def clean_up(self, now_ms: int) -> None:
-        """Forget the states of which everything has expired; called in front of :meth:`load`."""
+        """Drop states in which all entries have expired; called before :meth:`load`."""
         for table in self._tables.values():
             expired_at_ms = table.expired_at_ms
             if expired_at_ms is not None and expired_at_ms <= now_ms:
@@ -326,7 +326,7 @@ class GroupState:
         progress: Progress,
         also: Array = _NONE,
     ) -> None:
-        """Give an operator the entries of keys that have elements, and of those whose timers are due."""
+        """Load the entries of keys that have elements, and of keys with due timers."""
         due = [self.timers.due(domain, limit_ms) for domain, limit_ms in progress.limits_ms.items()]
         due += [self.due_table(name).due(progress.limits_ms[clock]) for name, clock in states.due.items()]
         more = np.concatenate([*due, also])
@@ -346,9 +346,9 @@ class GroupState:
         more: Array = _NONE,
         knows_all: bool = True,
     ) -> None:
-        """Give an operator entries without those of due timers; what is columns is written behind `store`.
+        """Load the entries of keys that have elements, and of keys with `more` hashes.
 
-        They are those of keys with elements, and of keys with `more` hashes.
+        Unlike :meth:`load` it adds no keys with due timers. Columns are written after :meth:`store`.
         """
         own = np.fromiter(hash_of.values(), dtype=np.int64, count=len(hash_of))
         hashes = np.unique(np.concatenate([own, more]))
@@ -360,16 +360,19 @@ class GroupState:
         for name, table in states.tables.items():
             found = self._tables[STATE_SECTION + name].select(only.get(name, hashes))
             if not knows_all or layouts[name].expires or name in states.due:
-                # Of keys of the same hash something may have expired.
+                # Keys with the same hash may have been loaded, too, and some of their entries may have
+                # expired.
                 self._hash_of.update(
                     (slot[0] if name in states.namespaced else slot, row.hash) for slot, row in found.items()
                 )
             if name in states.due:
-                found = self._with_timers(name, found, timers.queues[states.due[name]])
-            table.take(found, now_ms)
+                found = self._register_entry_timers(name, found, timers.queues[states.due[name]])
+            table.load(found, now_ms)
 
-    def _with_timers(self, state: str, found: Mapping[Any, Row], queue: TimerQueue) -> dict[Any, Row]:
-        """Register the timers that are stored with entries; return the entries without them."""
+    def _register_entry_timers(
+        self, state: str, found: Mapping[Any, Row], queue: TimerQueue
+    ) -> dict[Any, Row]:
+        """Register the timers that are stored in entries; return the entries without them."""
         timers, entries = list[tuple[Timer, int | None]](), dict[Any, Row]()
         known = self._first_timers[state] = dict[Any, tuple[int, int | None]]()
         for slot, row in found.items():
@@ -382,7 +385,7 @@ class GroupState:
         return entries
 
     def store(self, states: KeyedStates, timers: Timers) -> bool:
-        """Take over what an operator has changed since :meth:`load`; return whether it has."""
+        """Take over the changes that an operator made since :meth:`load`; return whether there are any."""
         with_entries = {domain: set[Timer]() for domain in TimeDomain}
         for name, table in states.tables.items():
             has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
@@ -414,7 +417,7 @@ class GroupState:
         return self.is_changed
 
     def forget_timers(self) -> None:
-        """Give up all timers: an earlier program had them, and this one's are with its entries."""
+        """Drop all timers of an earlier program; the present one stores its timers in entries."""
         for domain in TimeDomain:
             table = self._tables[TIMERS + domain.value]
             if len(table):
@@ -423,7 +426,7 @@ class GroupState:
 
     def columns(self, state: str, index: KeyIndex, now_ms: int) -> ColumnarState:
         if state not in self._layout.states:
-            raise StateNotDeclared(self._layout.uid, state)
+            raise to_undeclared_error(self._layout.uid, state)
         return ColumnarState(self._tables[STATE_SECTION + state], index, now_ms)
 
     def due_table(self, state: str) -> DueTable:
@@ -435,10 +438,10 @@ class GroupState:
         )
 
     def keys_of(self, state: str, hashes: Array) -> pa.RecordBatch:
-        """Return hash and key columns of entries of a state; a key may be there twice, or be gone."""
+        """Return hash and key columns of a state's entries; keys may be repeated, or removed already."""
         table = self._tables[STATE_SECTION + state]
         columns = list(range(1 + len(table.layout.keys)))
-        own = [one.take(pa.array(places_with(one, hashes))).select(columns) for one in table.layers]
+        own = [one.take(pa.array(find_places(one, hashes))).select(columns) for one in table.layers]
         return pa.concat_batches(own)
 
     @property
@@ -446,7 +449,7 @@ class GroupState:
         return bool(self.given_up) or any(table.is_changed for table in self._tables.values())
 
     def living(self) -> Iterable[tuple[str, pa.RecordBatch]]:
-        return ((name, self._tables[STATE_SECTION + name].merged()) for name in self._layout.states)
+        return ((name, self._tables[STATE_SECTION + name].merge()) for name in self._layout.states)
 
     def next_due_ms(self, domain: TimeDomain) -> int | None:
         times = self.timers.living(domain)[0]
@@ -457,23 +460,23 @@ class GroupState:
         return min(found, default=None)
 
     def next_call_ms(self, domain: TimeDomain) -> int | None:
-        """Return when the key group is to be called by a clock: something is due, or to be cleaned up."""
+        """Return when a clock has to call the key group, for a timer or a cleaning; None for never."""
         times = [self.next_due_ms(domain)]
         if domain is TimeDomain.PROCESSING_TIME:
             times += [table.clean_up_at_ms for table in self._tables.values()]
         return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def timer_count(self) -> int:
-        """Return how many timers there are; of those of an entry that is due, its first one counts, too."""
+        """Return the number of timers; an entry with a due time counts as one."""
         count = sum(len(self.timers.living(domain)[0]) for domain in TimeDomain)
         due = [name for name, table in self._layout.states.items() if table.is_due]
-        entries = (self._tables[STATE_SECTION + name].merged() for name in due)
+        entries = (self._tables[STATE_SECTION + name].merge() for name in due)
         return count + sum(int(one.num_rows - one.column(DUE).null_count) for one in entries)
 
     def dump(self, group: int, policy: BasePolicy, now_ms: int) -> bytes:
-        """Return the value to store, without what has expired; move it into a new base if it is time to."""
-        # Whatever becomes of this micro-batch, no state to which the job may go back names these: so they are
-        # deleted before its end.
+        """Return the value to store, without expired entries; write a new base if the policy says so."""
+        # No state to which the job may go back names these files, even if this micro-batch fails, so they can
+        # be deleted now.
         retained, former = self._bases.retained_batch, []
         for file, batch in self._former:
             if retained is None or batch > retained:
@@ -490,33 +493,33 @@ class GroupState:
             grown = is_expired or self._is_delta_full(policy, len(value))
         if not grown:
             return value
-        merged = {name: _whole(name, table, now_ms) for name, table in self._tables.items()}
+        merged = {name: _merge_unexpired(name, table, now_ms) for name, table in self._tables.items()}
         if self.base is not None:
             self._former.append((self.base.file, self._bases.batch))
         whole = self._frame(merged, None)
-        if len(whole) <= policy.smallest_bytes:  # So much has expired that it fits into the value again.
+        if len(whole) <= policy.smallest_bytes:  # Enough has expired that it fits into the value again.
             return whole
         return self._frame({}, self._bases.write(group, whole))
 
-    def take_in(self, other: GroupState) -> None:
-        """Take over all entries of another key group, which has none of the same keys."""
+    def add_group(self, other: GroupState) -> None:
+        """Add all entries of another key group, which has none of the same keys."""
         registered = self.timers.registered
         for name, table in self._tables.items():
-            rows = other._tables[name].merged()
+            rows = other._tables[name].merge()
             if name.startswith(TIMERS):
-                rows = _moved(rows, "value_0", registered[TimeDomain(name.removeprefix(TIMERS))])
+                rows = _shift_places(rows, "value_0", registered[TimeDomain(name.removeprefix(TIMERS))])
             elif table.layout.is_due and (clock := due_clock(table.layout)) is not None:
-                rows = _moved(rows, "value_1", registered[clock])
+                rows = _shift_places(rows, "value_1", registered[clock])
             table.put_rows(rows, _NONE)
         for domain, count in other.timers.registered.items():
             registered[domain] += count
 
     def dump_whole(self) -> bytes:
         self._former = []
-        return self._frame({name: table.merged() for name, table in self._tables.items()}, None)
+        return self._frame({name: table.merge() for name, table in self._tables.items()}, None)
 
     def timer_rows(self, domain: TimeDomain) -> Iterable[Row]:
-        """Return all timers of a clock; the value is the place in the order of registration, and another."""
+        """Return all timers of a clock; the value is the place of registration, and that in the base."""
         return self._tables[TIMERS + domain.value].rows()
 
     def rows(self, state: str) -> Iterable[Row]:
@@ -526,15 +529,15 @@ class GroupState:
         upper = sum(table.delta.num_rows for table in self._tables.values())
         if upper > max(policy.smallest_delta_rows, policy.delta_share * self._base_rows):
             return True
-        # A value of hundreds of megabytes is one row: in the delta, Spark would store it again whenever a key
-        # of its bundle is touched.
+        # A row may have hundreds of megabytes: in the delta, Spark would store it again at every change in
+        # its bundle.
         if delta_bytes <= policy.smallest_delta_bytes:
             return False
         base_bytes = sum(0 if table.base is None else table.base.nbytes for table in self._tables.values())
         return delta_bytes > policy.delta_share * base_bytes
 
     def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
-        expired = sum(table.expired_in_base(now_ms) for table in self._tables.values())
+        expired = sum(table.count_expired_in_base(now_ms) for table in self._tables.values())
         return bool(expired > max(policy.smallest_delta_rows, self._base_rows / 2))
 
     @property
@@ -543,13 +546,13 @@ class GroupState:
 
     def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
         registered = {domain.value: count for domain, count in self.timers.registered.items() if count}
-        owner = _owned_by(self._layout.uid, registered, base, self._former)
+        owner = _encode_owner(self._layout.uid, registered, base, self._former)
         sections: dict[str, bytes | memoryview] = {OWNER: owner}
         sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
         return pack_frame(sections)
 
 
-def _owned_by(
+def _encode_owner(
     uid: str,
     registered: Mapping[str, int],
     base: BaseRef | None = None,
@@ -559,9 +562,9 @@ def _owned_by(
     return json.dumps({"uid": uid, "base": named, "former": former, "registered": registered}).encode()
 
 
-def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
+def _merge_unexpired(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
     try:
-        return table.fresh(table.merged(), now_ms)
+        return table.drop_expired(table.merge(), now_ms)
     except pa.ArrowInvalid as error:
         if "offset overflow" not in str(error):
             raise
@@ -569,11 +572,11 @@ def _whole(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBatch:
         raise StateMismatch(str(too_large(state, "its layers together take more than 2 GiB"))) from error
 
 
-def _moved(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
-    """Return rows whose places in the order of registration are so many behind others."""
+def _shift_places(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
+    """Return rows with their places in the order of registration increased by `by`."""
     at = rows.schema.get_field_index(name)
     places = rows.column(at)
-    # One below zero stands for a place, too.
+    # Places below zero are complements of places.
     moved = pc.if_else(pc.less(places, 0), pc.subtract(places, by), pc.add(places, by))
     return rows.set_column(at, rows.schema.field(at), moved)
 
@@ -587,24 +590,24 @@ def _read(
     if payload is None:
         return None
     try:
-        return evolved(layout, read(name, payload))
+        return evolve(layout, read(name, payload))
     except (FrameError, StateMismatch):
         raise
     except (pa.ArrowException, ValueError, LookupError) as error:
         raise FrameError(f"the section {name!r} is damaged: {error}") from error
 
 
-def bundled_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
+def bundle_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
     groups = [GroupState(layout, value, NoBases()) for value in values]
     if len(values) == 1:
         return values[0]
     bundle = GroupState(layout, None, NoBases())
     for group in groups:
-        bundle.take_in(group)
+        bundle.add_group(group)
     return bundle.dump_whole()
 
 
-#: Open the names of states without keys: what partitions keep may have the names of keyed states.
+#: Prefixes for states without keys, which may have the names of keyed states.
 BROADCAST, LISTS = "broadcast/", "lists/"
 PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
 
@@ -616,9 +619,9 @@ class StoredGroup:
 
 
 def describe_group(value: bytes | memoryview, operator: str | None = None) -> StoredGroup:
-    """Return whose a whole value is and what it holds; checks all of it, and that it is an operator's."""
+    """Check a whole value, and its owner if given; return the owner and the types of its states."""
     sections = unpack_frame(value)
-    owner = str(owner_in(sections).get("uid", ""))
+    owner = str(read_owner(sections).get("uid", ""))
     if operator not in (None, owner):
         raise StateMismatch(f"state of {owner!r} is where that of {operator!r} has to be")
     types = {}
@@ -630,10 +633,10 @@ def describe_group(value: bytes | memoryview, operator: str | None = None) -> St
     return StoredGroup(owner, types)
 
 
-def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
-    """Return the stored entries of a whole value by the names of sections."""
+def read_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
+    """Return the tables of a whole value by section."""
     sections = unpack_frame(value)
-    prefix = PREFIXES.get(owner_in(sections).get("kind", ""), STATE_SECTION)
+    prefix = PREFIXES.get(read_owner(sections).get("kind", ""), STATE_SECTION)
     return {
         prefix + name.removeprefix(STATE_SECTION) if name.startswith(STATE_SECTION) else name: read_table(
             name, payload
@@ -644,84 +647,84 @@ def stored_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
 
 
 def kind_of(value: bytes | memoryview) -> str | None:
-    kind = owner_in(unpack_frame(value)).get("kind")
+    kind = read_owner(unpack_frame(value)).get("kind")
     return None if kind is None else str(kind)
 
 
-def changed_partition(
+def change_partition(
     value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
     found = kind if value is None else kind_of(value)
     if found is None or kind not in (None, found):
         raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
-    stored = {} if value is None else stored_tables(value)
+    stored = {} if value is None else read_tables(value)
     tables = {name.removeprefix(PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
     if not any(table.num_rows for table in tables.values()):
         return None
     return pack_tables(owner, found, tables)
 
 
-def changed_group(
+def change_group(
     value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
-    """Return a whole value with other entries in some sections, and maybe another owner."""
+    """Return a whole value with some sections replaced, and perhaps another owner."""
     frame = {} if value is None else unpack_frame(value)
-    registered = owner_in(frame).get("registered", {})
+    registered = read_owner(frame).get("registered", {})
     sections: dict[str, bytes | memoryview] = {name: part for name, part in frame.items() if name != OWNER}
     for name, table in changes.items():
         sections.pop(name, None)
         if table.num_rows:
             sections[name] = table_bytes(table)
         if name.startswith(TIMERS):
-            # Their places in the order of registration count from 0.
+            # The places of the new timers count from 0.
             clock = name.removeprefix(TIMERS)
             registered[clock] = max(registered.get(clock, 0), table.num_rows)
     if not sections:
         return None
-    return pack_frame({OWNER: _owned_by(owner, registered), **sections})
+    return pack_frame({OWNER: _encode_owner(owner, registered), **sections})
 
 
-def unbundled_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
-    """Return the state of a bundle, which is in one piece, by its key groups: of those that have any."""
+def unbundle_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
+    """Split the whole value of a bundle into its key groups; those without state are left out."""
     found: dict[int, dict[str, bytes | memoryview]] = {}
-    for name, table in stored_tables(value).items():
+    for name, table in read_tables(value).items():
         groups = np.mod(table.column(HASH).to_numpy(), bundling.key_groups)
         for group in np.unique(groups).tolist():
             found.setdefault(group, {})[name] = table_bytes(table.filter(pa.array(groups == group)))
-    # Places in the order of registration stay what they are in the bundle.
-    owned = _owned_by(owner, owner_in(unpack_frame(value)).get("registered", {}))
+    # Places in the order of registration stay those of the bundle.
+    owned = _encode_owner(owner, read_owner(unpack_frame(value)).get("registered", {}))
     return {group: pack_frame({OWNER: owned, **own}) for group, own in sorted(found.items())}
 
 
-def whole_group(value: bytes | memoryview, bases: Bases) -> bytes:
-    """Return a value that names no base: for savepoints, which hold all of their state themselves."""
+def inline_base(value: bytes | memoryview, bases: Bases) -> bytes:
+    """Merge the base of a value into it; savepoints hold all of their state themselves."""
     upper = unpack_frame(value)
-    owner = owner_in(upper)
+    owner = read_owner(upper)
     base = base_of(owner)
     if base is None:
         return bytes(value)
     lower = bases.read(base)
-    kept = _owned_by(owner.get("uid", ""), owner.get("registered", {}))
+    kept = _encode_owner(owner.get("uid", ""), owner.get("registered", {}))
     sections: dict[str, bytes | memoryview] = {OWNER: kept}
     for name in dict.fromkeys([*lower, *upper]):
         if name != OWNER:
-            table = _merged(name, lower.get(name), upper.get(name))
+            table = _merge_layers(name, lower.get(name), upper.get(name))
             if table.num_rows:
                 sections[name] = table_bytes(table)
     return pack_frame(sections)
 
 
-def _merged(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
+def _merge_layers(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
     base, delta = (None if payload is None else read_table(name, payload) for payload in (lower, upper))
     newest = delta if delta is not None else base
     assert newest is not None
-    layout = stored_layout(newest.schema)
+    layout = infer_layout(newest.schema)
     # The base may have been written with another declaration than the delta.
-    base = None if base is None else evolved(layout, base)
-    return LayeredTable(layout, base, delta).merged() if delta is not None else newest
+    base = None if base is None else evolve(layout, base)
+    return LayeredTable(layout, base, delta).merge() if delta is not None else newest
 
 
-def stored_layout(schema: pa.Schema) -> TableLayout:
+def infer_layout(schema: pa.Schema) -> TableLayout:
     values = value_fields(schema)
     form = SlotForm.KEY
     if TIME in schema.names:
@@ -733,7 +736,7 @@ def stored_layout(schema: pa.Schema) -> TableLayout:
         tuple(field.type for field in schema if field.name.startswith("key_")),
         tuple(field.type for field in values),
         form,
-        expiry_in(schema.names),
+        find_expiry(schema.names),
         None,
         tuple(map(reader_name, values)),
     )

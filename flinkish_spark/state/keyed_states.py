@@ -1,4 +1,4 @@
-"""What an operator's function is given: states, times, timers, side outputs of the current key."""
+"""The keyed states of an operator: declared by its functions in `open`, bound to the current key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from flinkish_spark.state.tables import (
     naming_of,
 )
 
-#: What returns the state of a descriptor.
+#: The method that returns the state of a descriptor.
 _GET: dict[type, str] = {
     ValueStateDescriptor: "get_state",
     ListStateDescriptor: "get_list_state",
@@ -51,22 +51,16 @@ _GET: dict[type, str] = {
 }
 
 
-class StateRedeclared(ValueError):
-    """One name was given to two states of an operator that are not the same."""
-
-
-class StateNotDeclared(ValueError):
-    """A state was asked for that the operator's `open` has not asked for."""
-
-    def __init__(self, uid: str, name: str) -> None:
-        super().__init__(
-            f"operator '{uid}' uses the state '{name}', for which its open() has not asked: states are asked "
-            "for in open(), with context.get_state(...) or the like; keep what that returns"
-        )
+def to_undeclared_error(uid: str, name: str) -> ValueError:
+    """Return the error for the use of a state that was not declared in the operator's `open`."""
+    return ValueError(
+        f"operator '{uid}' uses the state '{name}', which its open() has not declared: call "
+        "context.get_state(...) or the like in open() and keep the returned state"
+    )
 
 
 class _Declaring:
-    """Whether states may still be declared; one object for all views of an operator's states."""
+    """A flag, shared by all views of an operator's states, that ends their declaration."""
 
     __slots__ = ("is_over",)
 
@@ -75,30 +69,30 @@ class _Declaring:
 
 
 class KeyedStates(SubtaskFacts):
-    """The states of an operator, made when it is opened; the tables behind them change per key group."""
+    """The states of an operator, made when it opens; their tables are filled anew for each key group."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism
         self.scope = KeyScope()
         self.descriptors: dict[str, StateDescriptor] = {}
-        #: Whose slots have a namespace: states of windows.
+        #: Names of states with a namespace in their slots: states of windows.
         self.namespaced: set[str] = set()
-        #: Those of them whose entries are due some time, and by which clock; the timers of such an entry are
-        #: stored with it.
+        #: Those of them whose entries have a due time, and by which clock; the timers of such an entry are
+        #: stored in it.
         self.due: dict[str, TimeDomain] = {}
-        #: States that were stored once and are given up.
+        #: Names of stored states that the program drops.
         self.dropped: set[str] = set()
-        #: States of functions, whose fields are read by name; operators know the places of theirs.
+        #: States of user functions, which read fields by name; operators use the places of fields.
         self.named: set[str] = set()
         self._is_of_function = False
         self.tables: dict[str, StateTable] = {}
         self._states: dict[str, Any] = {}
         self._declaring = _Declaring()
-        #: What the functions of the operator put into states; whoever calls them settles it behind each call.
+        #: Values that the operator's functions put into states; the operator settles them after each call.
         self.puts = PutValues()
 
     def seal(self) -> None:
-        """Refuse states that are not declared by now: the operator is open."""
+        """End the declaration of states: the operator is open."""
         self._declaring.is_over = True
 
     def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
@@ -120,23 +114,23 @@ class KeyedStates(SubtaskFacts):
         return self._state(descriptor, type(descriptor))
 
     def drop_state(self, name: str) -> None:
-        """Give up what is stored of a state that is not declared any more."""
+        """Drop the stored entries of a state that is not declared any more."""
         if self._declaring.is_over:
             raise ValueError(f"operator '{self.uid}' drops the state '{name}' too late: call it in open()")
         self.dropped.add(name)
 
-    def per_namespace(self, name: str, due: TimeDomain | None = None) -> None:
+    def declare_namespaced(self, name: str, due: TimeDomain | None = None) -> None:
         self.namespaced.add(name)
         if due is not None:
             self.due[name] = due
 
-    def through(self, scope: KeyScope) -> KeyedStates:
-        """Return these states, with the same tables, as they are seen by another scope."""
+    def bind(self, scope: KeyScope) -> KeyedStates:
+        """Return a view of these states, with the same tables, for another scope."""
         other = copy.copy(self)
         other.scope, other._states = scope, {}
         return other
 
-    def of_function(self) -> KeyedStates:
+    def view_for_function(self) -> KeyedStates:
         other = copy.copy(self)
         other._states, other._is_of_function = {}, True
         return other
@@ -153,10 +147,10 @@ class KeyedStates(SubtaskFacts):
             )
         name = descriptor.name
         if self._declaring.is_over and name not in self.descriptors:
-            raise StateNotDeclared(self.uid, name)
+            raise to_undeclared_error(self.uid, name)
         known = self.descriptors.setdefault(name, descriptor)
         if known != descriptor:
-            raise StateRedeclared(
+            raise ValueError(
                 f"operator '{self.uid}' declares the state '{name}' as {known} and as {descriptor}"
             )
         if self._is_of_function:
@@ -166,7 +160,7 @@ class KeyedStates(SubtaskFacts):
         return self._states[name]
 
     def _make(self, descriptor: StateDescriptor) -> Any:
-        """Return a state, and see to it that it has a table."""
+        """Make a state, and its table if it has none yet."""
         name, ttl = descriptor.name, descriptor.ttl
         table_of: Callable[[StateTtl], StateTable] = ExpiringTable
         match descriptor:

@@ -1,4 +1,4 @@
-"""A table of entries in two layers: an old one that is not touched, and what has changed since."""
+"""A table of entries in two layers: an immutable base, and a delta with the changes since."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from flinkish_spark.state.codec import (
     TableLayout,
     decode_rows,
     encode_rows,
-    places_with,
+    find_places,
 )
 from flinkish_spark.state.tables import StateTable, same
 
 Array = np.ndarray[Any, Any]
 
-#: One of so many keys is looked at to tell how often keys repeat; fewer rows of such keys tell nothing.
+#: One in this many keys is sampled to estimate how often keys repeat; fewer sampled rows than this are too
+#: few.
 _SAMPLED_KEYS = 64
 _LEAST_SAMPLED_ROWS = 256
-#: Upper bits: by the lower ones rows are dealt out to key groups.
+#: Samples by the upper bits of hashes: the lower ones determine the key group.
 _SAMPLED_BY = 40
 
 
@@ -37,7 +38,7 @@ _SAMPLED_BY = 40
 class KeyIndex:
     #: Number of each row's key; shape (rows,).
     of_row: Array
-    #: Hash of each key, ascending; equal for two keys only where their hashes collide. Shape (keys,).
+    #: Hash of each key, ascending; equal for two keys only if their hashes collide. Shape (keys,).
     hashes: Array
     #: Columns of the distinct keys, by number.
     keys: tuple[pa.Array, ...]
@@ -47,16 +48,16 @@ class KeyIndex:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def chosen(self, where: Array | None) -> Array:
-        """Return the numbers of the keys where an array says so, all for None."""
+    def choose(self, where: Array | None) -> Array:
+        """Return the numbers of the keys for which a bool array is true; of all keys for None."""
         if where is None:
             return np.arange(len(self))
         given = np.asarray(where)
         is_true_or_false = given.dtype == bool or all(isinstance(one, bool | np.bool_) for one in given.flat)
         if given.shape != (len(self),) or not is_true_or_false:
             raise ValueError(
-                f"which keys are meant is said by {given.dtype} of shape {given.shape}; say it by one "
-                f"true or false for each of the {len(self)} keys"
+                f"the array that selects keys has type {given.dtype} and shape {given.shape}; give one true "
+                f"or false for each of the {len(self)} keys"
             )
         found: Array = np.flatnonzero(given)
         return found
@@ -68,11 +69,11 @@ class KeyIndex:
         index = cls(of_row, distinct, taken, first)
         if all(_is_repeated(column, first, of_row) for column in keys):
             return index
-        return cls._with_collisions(hashes, keys)
+        return cls._index_collisions(hashes, keys)
 
     @classmethod
-    def _with_collisions(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
-        """Give keys numbers by their values; two keys have one hash, which happens once in many years."""
+    def _index_collisions(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
+        """Assign numbers to keys by their values, for the rare case that two keys have the same hash."""
         rows = list(zip(hashes.tolist(), *(column.to_pylist() for column in keys), strict=True))
         first_of: dict[tuple[Any, ...], int] = {}
         for place, row in enumerate(rows):
@@ -85,7 +86,7 @@ class KeyIndex:
 
 
 def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
-    """Return a number per row, by its key, in the order of first appearance; and each key's first row."""
+    """Assign a number to each row by its key, in order of appearance; also return each key's first row."""
     numbers: Array | None = None
     for key in keys:
         encoded = key.dictionary_encode(null_encoding="encode")
@@ -99,17 +100,17 @@ def group_numbers(keys: Sequence[pa.Array]) -> tuple[Array, Array]:
         raise ValueError("rows cannot be told apart without a key column")
     count = int(numbers.max()) + 1 if len(numbers) else 0
     first = np.empty(count, dtype=np.int64)
-    # Of several rows of a key the one that is written last stays: the first.
+    # Written in reverse order, so that the first row of each key stays.
     first[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return numbers, first
 
 
 def keys_rarely_repeat(hashes: Array) -> bool:
-    """Return whether fewer than a quarter of rows have the key of an earlier one, as a sample tells."""
-    # All rows of some keys: the answer depends on the rows alone, not on the order of keys, so a micro-batch
-    # that is run again is treated alike.
+    """Estimate by a sample whether fewer than a quarter of the rows repeat the key of an earlier row."""
+    # The sample has all rows of some keys: it does not depend on their order, so a micro-batch that runs
+    # again gets the same answer.
     sampled = hashes[(hashes >> _SAMPLED_BY) % _SAMPLED_KEYS == 0]
-    # A key that many rows have is seldom in the sample; then that has too few rows, or it has too many.
+    # A very frequent key makes the sample too small if it is not in it, and too large if it is.
     is_even = 0.5 <= len(sampled) * _SAMPLED_KEYS / max(len(hashes), 1) <= 2
     if len(sampled) < _LEAST_SAMPLED_ROWS or not is_even:
         return False
@@ -119,7 +120,7 @@ def keys_rarely_repeat(hashes: Array) -> bool:
 def _is_repeated(column: pa.Array, first: Array, of_row: Array) -> bool:
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return _same(column, column.take(pa.array(first)).take(pa.array(of_row)))
-    # To compare numbers of texts takes a fraction of what it takes to move the texts.
+    # Comparing codes takes a fraction of the time for moving the texts.
     codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy()
     return bool((codes[first][of_row] == codes).all())
 
@@ -135,9 +136,9 @@ def _same(left: pa.Array, right: pa.Array) -> bool:
 class LayeredTable:
     """The stored rows of one state of one key group: a base, which may lie in a mapped file, and a delta.
 
-    A row of the delta stands for the base's row of the same slot; with `alive` false it says that the base's
-    does not count any more. Use: :meth:`select` the rows of the keys at hand, work, :meth:`replace` what
-    became of them; then :attr:`delta` is to be stored again if :attr:`is_changed`.
+    A row of the delta replaces the base's row of the same slot; with `alive` false it removes that. Use:
+    :meth:`select` the rows of some keys, change them, and :meth:`replace` them; then store :attr:`delta`
+    again if :attr:`is_changed`.
     """
 
     def __init__(
@@ -146,13 +147,13 @@ class LayeredTable:
         self.layout, self.base = layout, base
         self.delta = layout.empty if delta is None else delta
         self.is_changed = False
-        #: The delta without the rows that were selected; those; and the rows of the base that were.
+        #: The unselected rows of the delta; its selected rows; and the selected rows of the base.
         self._kept = self.delta
         self._in_delta: dict[Any, Row] = {}
         self.in_base: dict[Any, Row] = {}
 
     def __len__(self) -> int:
-        """Rows of both layers, an upper bound of the entries."""
+        """Return the number of rows in both layers, an upper bound of the entries."""
         return sum(int(layer.num_rows) for layer in self.layers)
 
     @property
@@ -160,53 +161,53 @@ class LayeredTable:
         return [self.delta] if self.base is None else [self.base, self.delta]
 
     def select(self, hashes: Array) -> dict[Any, Row]:
-        """Return the living rows, by slot, of keys with one of these hashes, which are sorted and unique."""
+        """Return the living rows, by slot, of keys with one of these hashes (sorted, unique)."""
         if not len(self):
             return {}
         found: dict[Any, Row] = {}
         if self.base is not None:
-            found = {row.slot: row for row in self._decoded(self.base, places_with(self.base, hashes))}
+            found = {row.slot: row for row in self._decode(self.base, find_places(self.base, hashes))}
         self.in_base = dict(found)
-        places = places_with(self.delta, hashes)
-        self._in_delta = {row.slot: row for row in self._decoded(self.delta, places)}
-        self._kept = _without(self.delta, places)
+        places = find_places(self.delta, hashes)
+        self._in_delta = {row.slot: row for row in self._decode(self.delta, places)}
+        self._kept = _drop_rows(self.delta, places)
         found.update(self._in_delta)
         if self.base is None:
-            # Only what lies over a base has rows that are not alive.
+            # Without a base the delta has no rows that are not alive.
             return found
         return {slot: row for slot, row in found.items() if row.alive}
 
-    def decoded(self, hashes: Array) -> dict[Any, Row]:
-        """Return the rows as :meth:`select` does, made anew, and without anything being selected."""
+    def decode(self, hashes: Array) -> dict[Any, Row]:
+        """Decode the rows of :meth:`select` anew, without changing the selection."""
         found: dict[Any, Row] = {}
         for layer in self.layers:
-            found.update((row.slot, row) for row in self._decoded(layer, places_with(layer, hashes)))
+            found.update((row.slot, row) for row in self._decode(layer, find_places(layer, hashes)))
         return {slot: row for slot, row in found.items() if row.alive}
 
     def replace(self, changes: Mapping[Any, Row], gone: Collection[Any] = ()) -> None:
-        """Put rows, by slot, into the delta, and take others out; their keys are among those selected."""
+        """Put rows, by slot, into the delta and remove `gone` slots; all are of selected keys."""
         if not changes and not gone:
             return
         upper = self._in_delta
         for slot in gone:
             upper.pop(slot, None)
         upper.update(changes)
-        self.delta = _joined([self._kept, encode_rows(self.layout, list(upper.values()))])
+        self.delta = _concat([self._kept, encode_rows(self.layout, list(upper.values()))])
         self.is_changed = True
 
     def put_rows(self, rows: pa.RecordBatch, gone: Array) -> None:
         if rows.num_rows or len(gone):
-            self.delta = _joined([_without(self.delta, gone), rows])
+            self.delta = _concat([_drop_rows(self.delta, gone), rows])
             self.is_changed = True
 
     def forget_expired(self, now_ms: int) -> None:
-        """Leave out what has expired, where no older layer would show through."""
+        """Drop expired rows of the delta, unless a base would show through."""
         if self.base is None:
-            self.delta = self.fresh(self.delta, now_ms)
+            self.delta = self.drop_expired(self.delta, now_ms)
 
     @property
     def expired_at_ms(self) -> int | None:
-        """When everything in both layers will have expired; None for never, or if there is nothing."""
+        """Time at which all rows of both layers will have expired; None for never, or without rows."""
         layers = [layer for layer in self.layers if layer.num_rows]
         if self.layout.ttl is None or not layers:
             return None
@@ -215,60 +216,60 @@ class LayeredTable:
 
     @property
     def clean_up_at_ms(self) -> int | None:
-        """When everything may be forgotten: the next full quarter of the time to live, counted from 1970."""
+        """Time of a cleaning that drops everything: the next full quarter of the time to live since 1970."""
         at_ms, ttl = self.expired_at_ms, self.layout.ttl
         if at_ms is None or ttl is None:
             return None
-        # Key groups that got their last entries at many times are cleaned up together.
+        # The rounding lets many key groups be cleaned together.
         quarter_ms = -(-ttl.ttl_ms // 4)
         return min(-(-at_ms // quarter_ms) * quarter_ms, MAX_WATERMARK_MS)
 
     def forget_all(self) -> None:
-        """Leave out everything; whoever has the base must write one without it."""
+        """Drop all rows; the caller has to write a new base."""
         self.base, self.delta, self._kept = None, self.layout.empty, self.layout.empty
         self.is_changed = True
 
-    def expired_in_base(self, now_ms: int) -> int:
-        """Return how many rows of the base have expired, whether or not the delta has newer ones."""
+    def count_expired_in_base(self, now_ms: int) -> int:
+        """Count the expired rows of the base, also those that the delta replaces."""
         is_fresh = None if self.base is None else self._is_fresh(self.base, now_ms)
         return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
 
-    def fresh(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+    def drop_expired(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
         """Return the rows that have not expired."""
         is_fresh = self._is_fresh(rows, now_ms)
         return rows if is_fresh is None or is_fresh.all() else rows.filter(pa.array(is_fresh))
 
     def _is_fresh(self, rows: pa.RecordBatch, now_ms: int) -> Array | None:
-        """Return of each row whether it has not expired; None where entries do not expire."""
+        """Return for each row whether it is unexpired; None for states without a time to live."""
         ttl = self.layout.ttl
         if ttl is None:
             return None
         is_fresh: Array = rows.column(TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
         return is_fresh
 
-    def merged(self) -> pa.RecordBatch:
+    def merge(self) -> pa.RecordBatch:
         """Return all living entries as one layer, sorted by hash."""
         delta = self.delta
         if self.base is None:
             return delta
-        places = places_with(self.base, np.unique(delta.column(0).to_numpy()))
+        places = find_places(self.base, np.unique(delta.column(0).to_numpy()))
         both = pa.concat_batches([self.base.take(pa.array(places)), delta])
         if not both.num_rows:
             return self.base
         names = [HASH, *(f"key_{at}" for at in range(len(self.layout.keys))), *self.layout.form.columns]
         slots = [both.column(name) for name in names]
         numbers, first = group_numbers(slots)
-        # Of the rows of a slot the one that is written last stays: the delta's.
+        # Rows of the delta come last, so they replace those of the base.
         last = np.empty(len(first), dtype=np.int64)
         last[numbers] = np.arange(len(numbers))
         upper = both.take(pa.array(last))
-        return _joined([_without(self.base, places), upper.filter(upper.column(ALIVE))])
+        return _concat([_drop_rows(self.base, places), upper.filter(upper.column(ALIVE))])
 
     def rows(self) -> Iterable[Row]:
-        merged = self.merged()
-        return self._decoded(merged, np.arange(merged.num_rows))
+        merged = self.merge()
+        return self._decode(merged, np.arange(merged.num_rows))
 
-    def _decoded(self, batch: pa.RecordBatch, places: Array) -> Iterable[Row]:
+    def _decode(self, batch: pa.RecordBatch, places: Array) -> Iterable[Row]:
         if not len(places):
             return ()
         return decode_rows(
@@ -276,7 +277,7 @@ class LayeredTable:
         )
 
 
-def _without(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
+def _drop_rows(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
     if not len(places):
         return batch
     keep = np.ones(batch.num_rows, dtype=bool)
@@ -284,7 +285,7 @@ def _without(batch: pa.RecordBatch, places: Array) -> pa.RecordBatch:
     return batch.filter(pa.array(keep))
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     joined = pa.concat_batches([batch for batch in batches if batch.num_rows] or batches[:1])
     order = np.argsort(joined.column(0).to_numpy(), kind="stable")
     return joined.take(pa.array(order))
@@ -293,16 +294,16 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def note_changes_in_place(
     table: StateTable, stored: LayeredTable, hash_of: Mapping[Any, int], now_ms: int
 ) -> None:
-    """Let entries that a function has had in hand and has not put back be written, if it changed them."""
+    """Mark lent entries as changed if a function has changed them in place."""
     has_window = stored.layout.form is SlotForm.KEY_AND_WINDOW
     lent = [slot for slot in table.lent - table.changed if slot in table.entries]
     if not lent:
         return
     hashes = {hash_of[slot[0] if has_window else slot] for slot in lent}
-    before = stored.decoded(np.array(sorted(hashes), dtype=np.int64))
+    before = stored.decode(np.array(sorted(hashes), dtype=np.int64))
     for slot in lent:
         held = before[slot].value if slot in before else None
         if stored.layout.is_due and held is not None:
             held = held[2]
         if held is None or not same(table.entries[slot], held):
-            table.written_in_place(slot, now_ms)
+            table.write_in_place(slot, now_ms)

@@ -1,4 +1,4 @@
-"""State that belongs to no key: operator list state, broadcast state."""
+"""State without keys: operator list state and broadcast state."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from flinkish_spark.state.codec import (
     KIND,
     OWNER,
     StateValueError,
-    kind_in,
-    owner_in,
     pack_frame,
+    read_kind,
+    read_owner,
     read_table,
     table_bytes,
     unpack_frame,
 )
-from flinkish_spark.state.descriptors import MapStateDescriptor, made_by, set_fields, state_type
+from flinkish_spark.state.descriptors import MapStateDescriptor, find_maker, set_fields, state_type
 from flinkish_spark.state.evolution import misfit
 from flinkish_spark.state.states import MapKeys
 from flinkish_spark.state.tables import PutValues, may_change, naming_of
@@ -37,11 +37,11 @@ from flinkish_spark.types.to_python import copy_if_mutable, to_values
 
 
 class OperatorValueMismatch(ValueError):
-    """What is stored belongs to another operator or declaration."""
+    """The stored state belongs to another operator or declaration."""
 
 
 def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
-    """Return tables as bytes, those without rows left out."""
+    """Encode tables as bytes, without those that have no rows."""
     sections: dict[str, bytes | memoryview] = {OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
     for name, batch in tables.items():
         if batch.num_rows:
@@ -52,9 +52,9 @@ def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> by
 def unpack_tables(
     uid: str, kind: str, schemas: Mapping[str, pa.Schema], value: bytes | memoryview | None
 ) -> dict[str, pa.RecordBatch]:
-    """Return the tables that have rows; none where nothing was stored."""
+    """Return the stored tables that have rows; empty if nothing was stored."""
     stored = {} if value is None else unpack_frame(value)
-    owner = owner_in(stored)
+    owner = read_owner(stored)
     stored.pop(OWNER, None)
     for fact, declared in (("uid", uid), ("kind", kind)):
         if owner.get(fact, declared) != declared:
@@ -85,9 +85,9 @@ def values_of(column: pa.Array, *, has_fields: bool) -> list[Any]:
     return [tuple(value.values()) for value in values] if has_fields else values
 
 
-def declared_values(column: pa.Array, ddl: str) -> list[Any]:
-    """Return a column's values as they are declared: named tuples for fields, or instances of classes."""
-    made, naming = made_by(ddl), naming_of(ddl)
+def decode_declared(column: pa.Array, ddl: str) -> list[Any]:
+    """Return a column's values in their declared form: named tuples, or instances of classes."""
+    made, naming = find_maker(ddl), naming_of(ddl)
     if made is not None:
         return [made(value) for value in values_of(column, has_fields=False)]
     values = values_of(column, has_fields=is_field_list(ddl))
@@ -96,33 +96,33 @@ def declared_values(column: pa.Array, ddl: str) -> list[Any]:
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
     table = read_table(what, payload)
-    stored, declared = kind_in(table.schema), kind_in(schema)
+    stored, declared = read_kind(table.schema), read_kind(schema)
     if stored and stored != declared:
         raise OperatorValueMismatch(
-            f"{what} is stored as {stored} and declared as {declared}, so its items would come to other "
+            f"{what} is stored as {stored} and declared as {declared}, so its items would go to other "
             "copies; give it another name"
         )
     if table.schema.equals(schema):
         return table
     if table.schema.names != schema.names:
         raise OperatorValueMismatch(f"{what} has the columns {', '.join(table.schema.names)}; it is damaged")
-    # Other fields, or wider types, as of keyed state.
+    # Other fields, or wider types, as in keyed state.
     for field, own in zip(schema, table.schema, strict=True):
         if wrong := misfit(own.type, field.type, (field.name,)):
             raise OperatorValueMismatch(f"{what}: {wrong}")
     return table.cast(schema)
 
 
-#: What a stored value says of itself.
+#: Kind of a stored value.
 LIST_KIND = "operator list state"
 
 
 class Redistribution(enum.Enum):
-    """Who gets which items when the number of copies has changed."""
+    """How the items are distributed when the number of parallel copies has changed."""
 
-    #: Each item goes to one copy, about equally many to each, in their order.
+    #: Each item goes to one copy, evenly and in order.
     SPLIT = "SPLIT"
-    #: Every copy gets all items and chooses; also where the number has not changed, as in Flink.
+    #: Every copy gets all items and chooses, even if the number has not changed, as in Flink.
     UNION = "UNION"
 
 
@@ -131,9 +131,9 @@ class OperatorListDescriptor:
     """Name and element type of an operator list state."""
 
     name: str
-    #: Of an item, as of a :class:`~flinkish_spark.state.ValueStateDescriptor`; the attribute is its DDL.
+    #: Type of an item, as in :class:`~flinkish_spark.state.ValueStateDescriptor`; the attribute is its DDL.
     element_type: str
-    #: Who gets which items of a checkpoint.
+    #: How a restore distributes the items.
     redistribution: Redistribution = Redistribution.SPLIT
 
     def __init__(
@@ -152,7 +152,7 @@ class OperatorListDescriptor:
 
 
 class OperatorListState:
-    """The items of one copy: iterate, `len`, `add`, `add_all`, `update`, `clear`."""
+    """The items of one parallel copy: iterate, `len`, `add`, `add_all`, `update`, `clear`."""
 
     __slots__ = ("_items", "_lends", "_naming", "is_changed")
 
@@ -167,7 +167,7 @@ class OperatorListState:
         return len(self._items)
 
     def get(self) -> list[Any]:
-        # Whoever changes an item in place need not put it back.
+        # A caller may change an item in place without putting it back.
         self.is_changed |= self._lends and bool(self._items)
         return list(self._items)
 
@@ -202,7 +202,7 @@ class OperatorLists:
         stored = unpack_tables(uid, LIST_KIND, schemas, value)
         self._states = {
             name: OperatorListState(
-                declared_values(stored[name].column(0), one.element_type) if name in stored else (),
+                decode_declared(stored[name].column(0), one.element_type) if name in stored else (),
                 one.element_type,
             )
             for name, one in self._descriptors.items()
@@ -237,13 +237,13 @@ def redistribute(
     after = [OperatorLists(uid, descriptors, None) for _ in range(parallelism)]
     for descriptor in descriptors:
         items = [one.state(descriptor).get() for one in before]
-        for copy, own in zip(after, dealt(items, descriptor.redistribution, parallelism), strict=True):
+        for copy, own in zip(after, deal(items, descriptor.redistribution, parallelism), strict=True):
             copy.state(descriptor).update(own)
     return [copy.dump() for copy in after]
 
 
-def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> list[list[Any]]:
-    """Return which items each of the new copies gets."""
+def deal(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> list[list[Any]]:
+    """Distribute the items of the former copies; return those of each new copy."""
     together = [item for own in items for item in own]
     if how is Redistribution.UNION:
         return [list(together) for _ in range(parallelism)]
@@ -257,16 +257,16 @@ def dealt(items: Sequence[list[Any]], how: Redistribution, parallelism: int) -> 
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: What a stored value says of itself.
+#: Kind of a stored value.
 BROADCAST_KIND = "broadcast state"
 
 
-class BroadcastStateIsReadOnly(TypeError):
-    """The element side of a broadcast function has tried to write broadcast state."""
+class ReadOnlyBroadcastStateError(TypeError):
+    """The element side of a broadcast function tried to write broadcast state."""
 
 
 class _Entries(Mapping[K, V]):
-    """The entries, as both faces of a broadcast state show them."""
+    """The entries of a broadcast state, for its writable and its read-only view."""
 
     __slots__ = ("_entries", "_keys")
 
@@ -280,7 +280,7 @@ class _Entries(Mapping[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        return self._keys.sought(key) in self._entries
+        return self._keys.to_lookup_key(key) in self._entries
 
     contains = __contains__
 
@@ -289,7 +289,7 @@ class _Entries(Mapping[K, V]):
 
 
 class BroadcastState(_Entries[K, V], MutableMapping[K, V], Generic[K, V]):
-    """A broadcast state, to read and to write; a dict, which iterates in the order of insertion."""
+    """A writable broadcast state; a mapping, which iterates in the order of insertion."""
 
     __slots__ = ("_lends", "_naming", "_puts", "is_changed")
 
@@ -300,8 +300,8 @@ class BroadcastState(_Entries[K, V], MutableMapping[K, V], Generic[K, V]):
         self.is_changed = False
 
     def __getitem__(self, key: K) -> V:
-        value = self._entries[self._keys.sought(key)]
-        # Whoever changes it in place need not put it back.
+        value = self._entries[self._keys.to_lookup_key(key)]
+        # A caller may change it in place without putting it back.
         self.is_changed |= self._lends
         return value
 
@@ -315,7 +315,7 @@ class BroadcastState(_Entries[K, V], MutableMapping[K, V], Generic[K, V]):
         self.is_changed = True
 
     def __delitem__(self, key: K) -> None:
-        del self._entries[self._keys.sought(key)]
+        del self._entries[self._keys.to_lookup_key(key)]
         self.is_changed = True
 
     def __iter__(self) -> Iterator[K]:
@@ -332,7 +332,7 @@ class BroadcastState(_Entries[K, V], MutableMapping[K, V], Generic[K, V]):
 
 
 class ReadOnlyBroadcastState(_Entries[K, V], Generic[K, V]):
-    """A broadcast state, to read. A value that can change comes as a copy: the copies must stay equal."""
+    """A read-only broadcast state. It returns copies of mutable values: all partitions must stay equal."""
 
     __slots__ = ("_name", "_take")
 
@@ -342,14 +342,14 @@ class ReadOnlyBroadcastState(_Entries[K, V], Generic[K, V]):
         self._take = copy_if_mutable if may_change(value_type) else None
 
     def __getitem__(self, key: K) -> V:
-        value = self._entries[self._keys.sought(key)]
+        value = self._entries[self._keys.to_lookup_key(key)]
         if self._take is None:
             return value
         own: V = self._take(value)
         return own
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise BroadcastStateIsReadOnly(
+        raise ReadOnlyBroadcastStateError(
             f"the broadcast state '{self._name}' can be written in process_broadcast_element() only: every "
             "partition has a copy of it, and the copies must stay equal"
         )
@@ -382,10 +382,10 @@ class BroadcastTables:
             self._readable[name] = ReadOnlyBroadcastState(name, entries, kind, keys)
 
     def writable(self, descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        return self._writable[_known(descriptor, self._writable)]
+        return self._writable[_check_known(descriptor, self._writable)]
 
     def readable(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        return self._readable[_known(descriptor, self._readable)]
+        return self._readable[_check_known(descriptor, self._readable)]
 
     @property
     def is_changed(self) -> bool:
@@ -396,7 +396,7 @@ class BroadcastTables:
             state.is_changed = False
 
     def dump(self) -> bytes:
-        """Return the value to store; the same for equal states that were filled in the same order."""
+        """Return the value to store, which is equal for equal states that were filled in the same order."""
         tables = {
             name: table_of(
                 f"{BROADCAST_KIND} {name!r}",
@@ -408,14 +408,14 @@ class BroadcastTables:
         return pack_tables(self._uid, BROADCAST_KIND, tables)
 
 
-def any_copy(values: Sequence[bytes | None]) -> bytes | None:
-    """Return the value that all partitions begin with when their number has changed; None for none."""
-    # The copies are equal, except that a partition may have stored nothing yet.
+def choose_copy(values: Sequence[bytes | None]) -> bytes | None:
+    """Return the value that all partitions begin with when their number has changed; None without one."""
+    # The copies are equal, but a partition may have stored nothing yet.
     return next((value for value in values if value is not None), None)
 
 
-def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
-    what_to_do = "give one of those that broadcast() was given"
+def _check_known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
+    what_to_do = "give a descriptor that was given to broadcast()"
     instance_of("descriptor", descriptor, MapStateDescriptor, what_to_do=what_to_do)
     if descriptor.name not in states:
         raise OperatorValueMismatch(
@@ -428,7 +428,7 @@ def _known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> str:
 def _entries_of(descriptor: MapStateDescriptor, table: pa.RecordBatch) -> dict[Any, Any]:
     # A key is never a dict, however its type is written.
     keys = values_of(table.column(0), has_fields=pa.types.is_struct(table.column(0).type))
-    values = declared_values(table.column(1), descriptor.value_type)
-    # The NaN that can be looked for.
+    values = decode_declared(table.column(1), descriptor.value_type)
+    # Any NaN becomes math.nan, which a lookup finds.
     keys = [key if key == key else math.nan for key in keys]
     return dict(zip(keys, values, strict=True))

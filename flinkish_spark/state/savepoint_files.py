@@ -1,4 +1,4 @@
-"""Parquet files of one operator's keyed state: rows of key group and state value, exactly as it stores it."""
+"""Parquet files of one operator's state: rows of key group and state value, in the stored form."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from flinkish_spark.protocol.savepoints import StateFile
 
 #: Large offsets: one file may hold more than 2 GiB of values.
 STATE_SCHEMA = pa.schema([("key_group", pa.int32()), ("value", pa.large_binary())])
-#: Rows per row group and per batch that is read. A state value holds a whole key group, so a few are
-#: many megabytes already.
+#: Rows per row group and per read batch. A state value holds a whole key group, so a few rows may have many
+#: megabytes.
 ROWS_AT_ONCE = 16
 _CHUNK = 1 << 20
 

@@ -1,4 +1,4 @@
-"""The states that a function works with: a value, a list or a map per key."""
+"""The states of functions: a value, a list or a map per key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.iterators import elements_of, pairs_of, refuse_not_run
-from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, HandedOut, KeyScope, StateTable, quick_of
+from flinkish_spark.state.tables import ExpiringLists, ExpiringMaps, KeyScope, ReadForm, StateTable, quick_of
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
@@ -34,14 +34,14 @@ class ValueState(Generic[V]):
     __slots__ = ("_changed", "_default", "_entries", "_scope")
 
     def __init__(self, scope: KeyScope, table: StateTable, default: V | None = None) -> None:
-        # The table's own dict and set: one look-up per call, of which there are a million a second.
+        # The table's own dict and set save a lookup per call, of which there are a million a second.
         self._scope, self._entries, self._changed = scope, table.entries, table.changed
         self._default = default
 
     def value(self) -> V | None:
         """Return the current key's value; the descriptor's default, or None, if there is none."""
         value: V | None = self._entries.get(self._scope.slot)
-        # A list that one key changes must not be what another one begins with.
+        # A copy: a key that changes a mutable default must not change it for other keys.
         return copy_if_mutable(self._default) if value is None else value
 
     def update(self, value: V | None) -> None:
@@ -61,7 +61,7 @@ class ValueState(Generic[V]):
 
 
 class TabledValueState(ValueState[V]):
-    """A value state whose values expire, have fields with names, or may be changed in place."""
+    """A value state with a time to live, named fields, or mutable values."""
 
     __slots__ = ("_naming", "_read", "_table")
 
@@ -70,7 +70,7 @@ class TabledValueState(ValueState[V]):
         scope: KeyScope,
         table: StateTable,
         default: V | None = None,
-        naming: HandedOut | None = None,
+        naming: ReadForm | None = None,
         lends: bool = False,
     ) -> None:
         super().__init__(scope, table, default if naming is None else naming(default))
@@ -85,7 +85,7 @@ class TabledValueState(ValueState[V]):
             return default
         naming = self._naming
         if naming is not None and type(value) is not naming.kind:
-            # Kept, since it is read again more often than not.
+            # Stored back, since most values are read again.
             named: V = naming(value)
             self._entries[self._scope.slot] = named
             return named
@@ -102,7 +102,7 @@ class TabledValueState(ValueState[V]):
         if self._naming is None or type(value) is tuple:
             table.write(self._scope, value)
         else:
-            # What will be a tuple in the next micro-batch is one from now on.
+            # A value that the next micro-batch reads as a named tuple becomes one now.
             table.write(self._scope, self._naming(value))
 
     def clear(self) -> None:
@@ -110,7 +110,7 @@ class TabledValueState(ValueState[V]):
 
 
 class _FoldedState:
-    """One value per key that is made of every added one."""
+    """One value per key, combined from all added values."""
 
     __slots__ = ("_combine", "_lends", "_named", "_read", "_scope", "_table")
 
@@ -119,7 +119,7 @@ class _FoldedState:
         scope: KeyScope,
         table: StateTable,
         combine: Callable[[Any, Any], Any],
-        naming: HandedOut | None,
+        naming: ReadForm | None,
         lends: bool,
     ) -> None:
         self._scope, self._table, self._combine = scope, table, combine
@@ -127,11 +127,11 @@ class _FoldedState:
         self._read, self._lends = table.lend if lends else table.read, lends
 
     def clear(self) -> None:
-        """Remove what the current key has."""
+        """Remove the current key's value."""
         self._table.remove(self._scope)
 
     def merge(self, slot: Any, into: Any) -> None:
-        """Combine what one slot has with what another has; for windows that merge."""
+        """Combine one slot's value into another's; for merging windows."""
         table, named = self._table, self._named
         if slot not in table.entries:
             return
@@ -144,7 +144,7 @@ class _FoldedState:
 
 
 class ReducingState(_FoldedState, Generic[V]):
-    """One value per key, to which every added one is reduced."""
+    """One value per key, reduced from all added values."""
 
     __slots__ = ()
 
@@ -153,18 +153,18 @@ class ReducingState(_FoldedState, Generic[V]):
         scope: KeyScope,
         table: StateTable,
         reduce: Reducer | Callable[[V, V], V],
-        naming: HandedOut | None = None,
+        naming: ReadForm | None = None,
         lends: bool = False,
     ) -> None:
         given: Any = reduce
         super().__init__(scope, table, getattr(given, "reduce", given), naming, lends)
 
     def add(self, value: V) -> None:
-        """Reduce the current key's value and this one to one."""
+        """Reduce the current key's value and a new one to one."""
         before, named = self._table.read(self._scope), self._named
         added = named(value)
         if self._table.puts is not None:
-            # The caller goes on with it.
+            # A copy: the caller may change the object later.
             added = copy_if_mutable(added)
         if before is not None:
             before = named(before)
@@ -173,7 +173,7 @@ class ReducingState(_FoldedState, Generic[V]):
         self._table.write(self._scope, added)
 
     def get(self) -> V | None:
-        """Return what the current key's values were reduced to; None if there were none."""
+        """Return the reduced value of the current key; None if nothing was added."""
         value: V | None = self._read(self._scope)
         return None if value is None else self._named(value)
 
@@ -188,7 +188,7 @@ class AggregatingState(_FoldedState):
         scope: KeyScope,
         table: StateTable,
         aggregate: Aggregate,
-        naming: HandedOut | None = None,
+        naming: ReadForm | None = None,
         lends: bool = False,
     ) -> None:
         # An aggregate whose windows never merge may have no `merge`.
@@ -196,14 +196,14 @@ class AggregatingState(_FoldedState):
         self._aggregate = aggregate
 
     def add(self, value: Any) -> None:
-        """Add to the current key's accumulator, which is made if there is none."""
+        """Add a value to the current key's accumulator, which is created for the first one."""
         before = self._table.read(self._scope)
         if before is None:
-            # Each key begins with its own, whatever the function returns.
+            # A copy, in case the function always returns the same object.
             before = copy_if_mutable(self._aggregate.create_accumulator())
         before = self._named(before)
         if self._table.puts is not None:
-            # The caller goes on with it.
+            # A copy: the caller may change the object later.
             value = copy_if_mutable(value)
         made = refuse_not_run(self._aggregate.add(value, before), "add()")
         self._table.write(self._scope, copy_result(made, before, value) if self._lends else made)
@@ -214,12 +214,12 @@ class AggregatingState(_FoldedState):
         return None if accumulator is None else self._aggregate.get_result(self._named(accumulator))
 
 
-# Keys of map states are brought into the form in which they come back from what is stored (a FLOAT rounds,
-# bytes become text) when they are put and when they are looked for: else a map would soon have two for one.
-# Most are of the one type whose values are what they will be; looking at that costs less than a call.
+# Keys of map states are converted to the form in which they are read back (a FLOAT rounds, bytes become
+# text), when they are put and when they are looked up: else a map would have two keys for one. Most keys have
+# a type whose values need no conversion; checking that costs less than a call.
 
-#: Types of Python's of which each value is what it will be; one that the declared type is too narrow for is
-#: refused where it is stored.
+#: Python types whose values need no conversion; a value that does not fit into the declared type is refused
+#: when it is stored.
 _KEPT: tuple[tuple[tuple[type[T.DataType], ...], type], ...] = (
     ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), int),
     ((T.StringType,), str),
@@ -231,7 +231,7 @@ _KEPT: tuple[tuple[tuple[type[T.DataType], ...], type], ...] = (
 
 
 class MapKeys:
-    """What a map state makes of the keys that it is given."""
+    """Converts keys of a map state to the form in which they are read back."""
 
     __slots__ = ("_arrow", "_ddl", "_owner", "_quick", "_state", "kept")
 
@@ -239,34 +239,34 @@ class MapKeys:
         kind = parse_ddl(ddl)
         self._owner, self._state, self._ddl = owner, state, ddl
         self._arrow: pa.DataType = arrow_type(kind)
-        #: The type of which each value stays what it is; whoever meets another one calls `put` or `sought`.
+        #: Values of this type stay what they are; for other keys callers use `put` or `to_lookup_key`.
         self.kept: type | None = next((own for kinds, own in _KEPT if isinstance(kind, kinds)), None)
         self._quick = quick_of(kind)
 
     def put(self, key: Any) -> Any:
-        """Return a key as it will be read again."""
+        """Convert a key to the form in which it is read back."""
         if type(key) is self.kept:
             return key
         quick = self._quick
         if quick is not None and (found := quick(key)) is not None:
             return _one_zero(found)
         if key is None:
-            raise self._refused(key, "a key is never null")
+            raise self._to_key_error(key, "a key is never null")
         try:
             [kept] = to_values(strict_array([key], self._arrow))
         except (ValueMismatch, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise self._refused(key, str(error)) from error
+            raise self._to_key_error(key, str(error)) from error
         if kept is None:
-            raise self._refused(key, "it would be null")
+            raise self._to_key_error(key, "it would be null")
         if quick is not None and (found := quick(kept)) is not None:
             return _one_zero(found)
         return kept
 
-    def sought(self, key: Any) -> Any:
-        """Return a key that is looked for; None, which no map has, is looked for in vain."""
+    def to_lookup_key(self, key: Any) -> Any:
+        """Convert a key for a lookup; None, which no map contains, stays None."""
         return None if key is None else self.put(key)
 
-    def _refused(self, key: Any, why: str) -> SchemaError:
+    def _to_key_error(self, key: Any, why: str) -> SchemaError:
         return SchemaError(
             f"the state '{self._state}' of {self._owner} cannot have the key {key!r:.200} "
             f"({type(key).__name__})",
@@ -277,7 +277,7 @@ class MapKeys:
 
 
 def _one_zero(key: Any) -> Any:
-    """Return 0.0 for -0.0, which is the same key: else which of them a map has would be a matter of order."""
+    """Return 0.0 for -0.0, which is the same key; else the first one that is put would decide."""
     return 0.0 if type(key) is float and key == 0 else key
 
 
@@ -287,22 +287,22 @@ K = TypeVar("K")
 class ListState(MutableSequence[V]):
     """A list per key, used like one: iteration, `len`, `append`, ``state[-1]``, ``state[:2] = ()``, ``==``.
 
-    An empty list and none are the same. Not thread-safe; valid only for the current key. Also speaks Flink's
-    names: `get`, `add`, `add_all`, `update`. What a slice or `get` returns is a list of its own, which does
-    not change with the state.
+    An empty list and none are the same. Not thread-safe; valid only for the current key. Also has Flink's
+    methods: `get`, `add`, `add_all`, `update`. A slice and `get` return copies, which do not change with the
+    state.
     """
 
     __slots__ = ("_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
-        self, scope: KeyScope, table: StateTable, naming: HandedOut | None = None, lends: bool = False
+        self, scope: KeyScope, table: StateTable, naming: ReadForm | None = None, lends: bool = False
     ) -> None:
         self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
-        #: For elements that go out and may be changed there.
+        #: Returns the list for callers that may change its elements.
         self._lend = table.lend if lends else table.read
 
     def __iter__(self) -> Iterator[V]:
-        # Over a copy: whoever adds while iterating does not meet what was added.
+        # Over a copy: elements that are added meanwhile do not show up.
         return iter(list(self._lend(self._scope) or ()))
 
     def __len__(self) -> int:
@@ -313,7 +313,7 @@ class ListState(MutableSequence[V]):
     @overload
     def __getitem__(self, at: slice) -> list[V]: ...
     def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
-        # An empty list raises what a list raises, and its slices are lists, too.
+        # An empty state behaves like an empty list.
         found: V | list[V] = (self._lend(self._scope) or [])[at]
         return found
 
@@ -339,7 +339,7 @@ class ListState(MutableSequence[V]):
             other = other.get()
         return self.get() == other if isinstance(other, list) else NotImplemented
 
-    # What changes has no hash, as a list has none.
+    # Mutable, so without a hash, as a list.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -349,7 +349,7 @@ class ListState(MutableSequence[V]):
         return self.get()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> list[V]:
-        # What is emitted is copied: what one key has, and not the states of all.
+        # For emitted values: copies the list of one key, and not the states of all.
         return copy.deepcopy(self.get(), memo)
 
     def get(self) -> list[V]:
@@ -395,7 +395,7 @@ class ListState(MutableSequence[V]):
         replaced = self._elements(values)
         if replaced:
             if self._table.puts is not None:
-                # What stays is the state's.
+                # Elements that stay belong to the state already.
                 own = set(map(id, self._look()))
                 self._note([one for one in replaced if id(one) not in own])
             self._table.write(self._scope, replaced)
@@ -407,7 +407,7 @@ class ListState(MutableSequence[V]):
         self._table.remove(self._scope)
 
     def merge(self, slot: Any, into: Any) -> None:
-        """Append one slot's list to another's; for windows that merge."""
+        """Append one slot's list to another's; for merging windows."""
         entries = self._table.entries
         if slot in entries:
             before = entries.get(into)
@@ -416,7 +416,7 @@ class ListState(MutableSequence[V]):
                 entries[into] = [*before, *entries[into]]
 
     def _look(self) -> list[V]:
-        """Return the current key's list, which is not to be changed; where reads count, this is none."""
+        """Return the current key's list, not to be changed; does not count as a read for the time to live."""
         held: list[V] = self._table.entries.get(self._scope.slot, [])
         return held
 
@@ -426,7 +426,7 @@ class ListState(MutableSequence[V]):
             table.puts.add(table.entries, self._scope.slot, added)
 
     def _elements(self, values: Iterable[V]) -> list[V]:
-        """Return values as the state keeps them; refuse None."""
+        """Return values in the state's form; refuse None."""
         kept = list(elements_of(values))
         if None in kept:
             raise ValueError("a list state takes no None")
@@ -436,9 +436,9 @@ class ListState(MutableSequence[V]):
 class MapState(MutableMapping[K, V]):
     """A dict per key: ``state[k] = v``, ``k in state``, ``del state[k]``, iteration, `len`, ``|=``, ``==``.
 
-    Iterates in the order of insertion. An empty map and none are the same. A key is, from the moment when it
-    is put, what it will be when it is read again. Not thread-safe; valid only for the current key. Also
-    speaks Flink's names: `put`, `contains`, `remove`, `entries`.
+    Iterates in the order of insertion. An empty map and none are the same. A key that is put gets the form in
+    which the next micro-batch reads it. Not thread-safe; valid only for the current key. Also has Flink's
+    methods: `put`, `contains`, `remove`, `entries`.
     """
 
     __slots__ = ("_kept", "_keys", "_lend", "_lends", "_naming", "_scope", "_table")
@@ -447,17 +447,17 @@ class MapState(MutableMapping[K, V]):
         self,
         scope: KeyScope,
         table: StateTable,
-        naming: HandedOut | None,
+        naming: ReadForm | None,
         lends: bool,
         keys: MapKeys,
     ) -> None:
         self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         self._keys, self._kept = keys, keys.kept
-        #: For values that go out and may be changed there.
+        #: Returns the map for callers that may change its values.
         self._lend = table.lend if lends else table.read
 
     def __getitem__(self, key: K) -> V:
-        value: V = self._lent()[key if type(key) is self._kept else self._keys.sought(key)]
+        value: V = self._lend_map()[key if type(key) is self._kept else self._keys.to_lookup_key(key)]
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -473,7 +473,7 @@ class MapState(MutableMapping[K, V]):
 
     def __delitem__(self, key: K) -> None:
         held = self._map()
-        del held[key if type(key) is self._kept else self._keys.sought(key)]
+        del held[key if type(key) is self._kept else self._keys.to_lookup_key(key)]
         if held:
             self._table.write(self._scope, held)
         else:
@@ -486,7 +486,7 @@ class MapState(MutableMapping[K, V]):
         return len(self._look())
 
     def __contains__(self, key: object) -> bool:
-        return (key if type(key) is self._kept else self._keys.sought(key)) in self._map()
+        return (key if type(key) is self._kept else self._keys.to_lookup_key(key)) in self._map()
 
     def __reversed__(self) -> Iterator[K]:
         return reversed(list(self._map()))
@@ -502,15 +502,15 @@ class MapState(MutableMapping[K, V]):
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
-        # What is emitted is copied: what one key has, and not the states of all.
+        # For emitted values: copies the map of one key, and not the states of all.
         return copy.deepcopy(self._map(), memo)
 
     def copy(self) -> dict[K, V]:
-        """Return the current key's entries as a dict, which does not change with the state."""
-        return dict(self._lent())
+        """Return a copy of the current key's entries as a dict."""
+        return dict(self._lend_map())
 
     def popitem(self) -> tuple[K, V]:
-        """Remove the entry that came last, and return it; KeyError if there is none."""
+        """Remove and return the last entry; raise KeyError if there is none."""
         for key in reversed(self._look()):
             return key, self.pop(key)
         raise KeyError("the map of the current key is empty")
@@ -537,7 +537,7 @@ class MapState(MutableMapping[K, V]):
 
     def entries(self) -> list[tuple[K, V]]:
         """Return the current key's entries."""
-        return list(self._lent().items())
+        return list(self._lend_map().items())
 
     def is_empty(self) -> bool:
         """Return whether the current key's map has no entry."""
@@ -547,7 +547,7 @@ class MapState(MutableMapping[K, V]):
         """Remove the current key's map."""
         self._table.remove(self._scope)
 
-    def _lent(self) -> dict[K, V]:
+    def _lend_map(self) -> dict[K, V]:
         held: dict[K, V] | None = self._lend(self._scope)
         return {} if held is None else held
 
@@ -556,7 +556,7 @@ class MapState(MutableMapping[K, V]):
         return {} if held is None else held
 
     def _look(self) -> dict[K, V]:
-        """Return the current key's map, which is not to be changed; where reads count, this is none."""
+        """Return the current key's map, not to be changed; does not count as a read for the time to live."""
         held: dict[K, V] = self._table.entries.get(self._scope.slot, {})
         return held
 
@@ -618,10 +618,10 @@ class ExpiringListState(ListState[V]):
     def merge(self, slot: Any, into: Any) -> None:
         """Append one slot's list to another's; elements keep their times."""
         touches = self._table.touches
-        behind, before = touches.get(slot), touches.get(into, [])
+        later, before = touches.get(slot), touches.get(into, [])
         super().merge(slot, into)
-        if behind is not None:
-            touches[into] = [*before, *behind]
+        if later is not None:
+            touches[into] = [*before, *later]
 
     def _copies(self) -> tuple[list[V], list[int]]:
         return [*self._look()], [*self._table.touches.get(self._scope.slot, ())]
@@ -635,7 +635,7 @@ class ExpiringMapState(MapState[K, V]):
 
     def __getitem__(self, key: K) -> V:
         if type(key) is not self._kept:
-            key = self._keys.sought(key)
+            key = self._keys.to_lookup_key(key)
         value = self._look()[key]
         self._on_read(key)
         if self._lends:
@@ -655,7 +655,7 @@ class ExpiringMapState(MapState[K, V]):
 
     def __delitem__(self, key: K) -> None:
         if type(key) is not self._kept:
-            key = self._keys.sought(key)
+            key = self._keys.to_lookup_key(key)
         held = self._look()
         del held[key]
         touches = self._table.touches[self._scope.slot]
@@ -664,14 +664,14 @@ class ExpiringMapState(MapState[K, V]):
 
     def __contains__(self, key: object) -> bool:
         if type(key) is not self._kept:
-            key = self._keys.sought(key)
+            key = self._keys.to_lookup_key(key)
         found = key in self._look()
         if found:
             self._on_read(key)
         return found
 
     def _on_read(self, key: object) -> None:
-        """Touch an entry that is read, where that counts."""
+        """Restart the time to live of an entry that is read, with ON_READ_AND_WRITE."""
         if self._table.is_renewed_by_reads:
             slot = self._scope.slot
             self._table.touches[slot][key] = self._scope.now_ms

@@ -1,4 +1,4 @@
-"""Where the states of a key group keep their entries while it is worked on."""
+"""Tables with the entries of a key group's states while an operator works on it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from flinkish_spark.types.row_form import RowError, RowForm, element_class
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import copy_if_mutable, copy_result, to_values
 
-#: What is stored of an entry's time: when it was touched last, 0 where entries do not expire; and when each
-#: of its elements was, in their order, None where that is the same for all.
+#: The stored access times of an entry: that of the last access, 0 without a time to live; and one per
+#: element, in their order, None if all are the same.
 Touch = tuple[int, "list[int] | None"]
 #: By slot, rows as :class:`~flinkish_spark.state.codec.Row` has them.
 StoredRows = Mapping[Any, Any]
 
 
 class KeyScope:
-    """Whose turn it is in an operator; shared by its states."""
+    """The current key and namespace of an operator; shared by its states."""
 
     __slots__ = ("key", "namespace", "now_ms", "slot")
 
     def __init__(self) -> None:
         self.key: Any = None
         self.namespace: Any = None
-        #: Where states look: the key, with its namespace if it has one.
+        #: The slot of states: the key, with its namespace if it has one.
         self.slot: Any = None
         self.now_ms = 0
 
@@ -50,18 +50,18 @@ class KeyScope:
 
 
 class PutValues:
-    """What the call at hand has put into states: the call's until it is over, the states' alone then."""
+    """Objects that the current call has put into states, and that the states copy after the call."""
 
-    # A function may go on with an object that it has put: change it, put it into another state, or use it
-    # again for the next record. So behind the call the states get copies. What a call has put back as it has
-    # read it is the state's already, and costs nothing.
+    # A function may go on to use an object after putting it into a state: change it, put it into another
+    # state, or keep it for the next record. So the states get copies after the call. An object that came from
+    # the same state needs no copy.
 
     __slots__ = ("_added", "_put", "is_used")
 
     def __init__(self) -> None:
-        #: Whether there is a state whose values can change.
+        #: Whether a state has mutable values.
         self.is_used = False
-        #: By place: where it is, and what was there before the call.
+        #: By place: its dict, and its value before the call.
         self._put: dict[tuple[int, Any], tuple[dict[Any, Any], Any]] = {}
         #: By slot: its table, and the elements that the call has added to its list.
         self._added: dict[tuple[int, Any], tuple[dict[Any, Any], list[Any]]] = {}
@@ -75,7 +75,7 @@ class PutValues:
         self._added.setdefault((id(entries), slot), (entries, []))[1].extend(elements)
 
     def settle(self) -> None:
-        """Say that the call is over."""
+        """Replace the objects by copies; called after each call of a function."""
         if self._put:
             for (_, at), (entries, before) in self._put.items():
                 if (value := entries.get(at)) is not None:
@@ -88,7 +88,7 @@ class PutValues:
 
 
 def _own_elements(values: list[Any], elements: list[Any]) -> None:
-    """Put copies of elements in their places in a list; most often they are its last ones."""
+    """Replace elements of a list by copies; most often they are its last ones."""
     if len(elements) == 1 and values and values[-1] is elements[0]:
         values[-1] = copy_if_mutable(values[-1])
         return
@@ -101,19 +101,19 @@ def _own_elements(values: list[Any], elements: list[Any]) -> None:
 
 
 class StateTable:
-    """Entries of one state by slot, and the slots whose entries differ from what is stored."""
+    """The entries of one state by slot, and the slots that have changed since they were loaded."""
 
     __slots__ = ("changed", "entries", "lent", "puts")
 
     def __init__(self) -> None:
         self.entries: dict[Any, Any] = {}
-        #: Where a function's state notes what it is given; None for an operator's, or if nothing can change.
+        #: Collects objects that functions put; None for an operator's own state and for immutable values.
         self.puts: PutValues | None = None
         self.changed: set[Any] = set()
-        #: Slots whose entries a function has had in hand and may have changed in place.
+        #: Slots whose entries a function got and may have changed in place.
         self.lent: set[Any] = set()
 
-    def take(self, stored: StoredRows, now_ms: int) -> None:
+    def load(self, stored: StoredRows, now_ms: int) -> None:
         self.entries.update((slot, entry.value) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
@@ -129,7 +129,7 @@ class StateTable:
             self.lent.add(scope.slot)
         return value
 
-    def written_in_place(self, slot: Any, now_ms: int) -> None:
+    def write_in_place(self, slot: Any, now_ms: int) -> None:
         self.changed.add(slot)
 
     def clear(self) -> None:
@@ -155,7 +155,7 @@ class StateTable:
 
 
 class ExpiringTable(StateTable):
-    """Entries that expire as a whole; `touched_ms` says when each was touched last."""
+    """Entries that expire as a whole; `touched_ms` has the time of each one's last access."""
 
     __slots__ = ("_ttl", "touched_ms")
 
@@ -164,8 +164,8 @@ class ExpiringTable(StateTable):
         self._ttl = ttl
         self.touched_ms: dict[Any, int] = {}
 
-    def take(self, stored: StoredRows, now_ms: int) -> None:
-        super().take(stored, now_ms)
+    def load(self, stored: StoredRows, now_ms: int) -> None:
+        super().load(stored, now_ms)
         self.touched_ms.update((slot, entry.touched_ms) for slot, entry in stored.items())
 
     def touch_of(self, slot: Any) -> Touch:
@@ -187,8 +187,8 @@ class ExpiringTable(StateTable):
             self.changed.add(slot)
         return self.entries[slot]
 
-    def written_in_place(self, slot: Any, now_ms: int) -> None:
-        super().written_in_place(slot, now_ms)
+    def write_in_place(self, slot: Any, now_ms: int) -> None:
+        super().write_in_place(slot, now_ms)
         self.touched_ms[slot] = now_ms
 
     def write(self, scope: KeyScope, value: Any) -> None:
@@ -205,10 +205,10 @@ class ExpiringTable(StateTable):
 
 
 class ExpiringElements(StateTable, ABC):
-    """Lists or maps by slot; `touches` has the times of their elements, at the same places."""
+    """Lists or maps by slot; `touches` has the access times of their elements, at the same places."""
 
-    # What has expired is left out when a key group's entries are taken over. From then on the clock stands
-    # still until the next key group, so nobody has to look at it again.
+    # Expired elements are dropped when a key group's entries are loaded. The clock then stands still until
+    # the next key group, so no further checks are needed.
 
     __slots__ = ("_ttl", "touches")
 
@@ -217,8 +217,8 @@ class ExpiringElements(StateTable, ABC):
         self._ttl = ttl
         self.touches: dict[Any, Any] = {}
 
-    def take(self, stored: StoredRows, now_ms: int) -> None:
-        """Take over stored entries, by slot, without the elements that have expired."""
+    def load(self, stored: StoredRows, now_ms: int) -> None:
+        """Load stored entries, by slot, without their expired elements."""
         for slot, entry in stored.items():
             times = entry.touches or [entry.touched_ms] * len(entry.value)
             lives = [not self._ttl.is_expired(time_ms, now_ms) for time_ms in times]
@@ -228,7 +228,7 @@ class ExpiringElements(StateTable, ABC):
                 self.entries[slot], self.touches[slot] = self._living(entry.value, times, lives)
 
     def touch_of(self, slot: Any) -> Touch:
-        """Return what is to be stored of an entry's time."""
+        """Return the access times of an entry to store."""
         if slot not in self.entries:
             return 0, None
         times = self._times(slot)
@@ -240,14 +240,14 @@ class ExpiringElements(StateTable, ABC):
         self.touches.clear()
 
     def read(self, scope: KeyScope) -> Any:
-        """Return the current slot's entry; where reads count, all of it is touched now."""
+        """Return the current slot's entry; with ON_READ_AND_WRITE, restart the time to live of all of it."""
         found = self.entries.get(scope.slot)
         if found is not None and self.is_renewed_by_reads:
             self.write(scope, found)
         return found
 
     def write(self, scope: KeyScope, value: Any) -> None:
-        """Set the current slot's entry, which is not empty; all of it is touched now."""
+        """Set the current slot's entry, not empty, and the access time of all its elements to now."""
         super().write(scope, value)
         self.touches[scope.slot] = self._all_at(value, scope.now_ms)
 
@@ -260,7 +260,7 @@ class ExpiringElements(StateTable, ABC):
         self.touches[target] = self.touches.pop(source)
 
     def put(self, scope: KeyScope, value: Any, touches: Any) -> None:
-        """Set the current slot's entry and the times of its elements; an empty one is removed."""
+        """Set the current slot's entry and its elements' times; remove an empty entry."""
         if value:
             super().write(scope, value)
             self.touches[scope.slot] = touches
@@ -273,7 +273,7 @@ class ExpiringElements(StateTable, ABC):
 
     @abstractmethod
     def _living(self, value: Any, times: Sequence[int], lives: Sequence[bool]) -> tuple[Any, Any]:
-        """Return the elements that live, and their times."""
+        """Return the unexpired elements, and their times."""
 
     @abstractmethod
     def _all_at(self, value: Any, time_ms: int) -> Any: ...
@@ -284,12 +284,12 @@ class ExpiringElements(StateTable, ABC):
 
 
 class ExpiringLists(ExpiringElements):
-    """Lists; `touches` are lists of the same length."""
+    """Lists; `touches` holds lists of the same length."""
 
     __slots__ = ()
 
     def append(self, scope: KeyScope, added: list[Any]) -> None:
-        """Append to the current slot's list; only what is added is touched."""
+        """Append to the current slot's list; only the added elements get a new time."""
         slot = scope.slot
         self.entries.setdefault(slot, []).extend(added)
         self.touches.setdefault(slot, []).extend([scope.now_ms] * len(added))
@@ -310,7 +310,7 @@ class ExpiringLists(ExpiringElements):
 
 
 class ExpiringMaps(ExpiringElements):
-    """Maps; `touches` are dicts with the same keys."""
+    """Maps; `touches` holds dicts with the same keys."""
 
     __slots__ = ()
 
@@ -325,20 +325,20 @@ class ExpiringMaps(ExpiringElements):
         return [touches[key] for key in self.entries[slot]]
 
 
-#: From a value to what will be read, which a state hands out at once: a FLOAT rounds, a DATE has no time of
-#: day. None: that is not for a short way to say.
+#: Converts a value to what the next micro-batch will read, for common Python types: a FLOAT rounds, a DATE
+#: drops the time of day. Returns None if it does not know.
 Quick = Callable[[Any], Any]
 
 _SINGLE = struct.Struct("<f")
 
 
 def quick_of(kind: T.DataType) -> Quick | None:
-    """Return the short way for the commonest values of a type; None if there is none."""
+    """Return the quick conversion for the commonest values of a type; None if there is none."""
     return _decimal_of(kind.scale) if isinstance(kind, T.DecimalType) else _QUICK.get(type(kind))
 
 
 class StoredForm:
-    """Makes of a value what will be read of it; leaves what is refused where it is stored as it is."""
+    """Converts a value to what the next micro-batch will read; leaves values that do not fit unchanged."""
 
     __slots__ = ("_arrow", "_quick", "kind")
 
@@ -355,19 +355,19 @@ class StoredForm:
         try:
             return to_values(strict_array([value], self._arrow))[0]
         except (ValueMismatch, pa.ArrowException, TypeError, ValueError, OverflowError):
-            # Said there with operator, field and key.
+            # Storing it raises an error with operator, field and key.
             return value
 
 
 def changes(kind: T.DataType) -> bool:
-    """Return whether a type makes values of Python's that are not equal to what was put."""
+    """Return whether stored values of a type may be read as other Python values than were put."""
     return isinstance(kind, tuple(_CHANGING))
 
 
 def _double(value: Any) -> float | None:
     if type(value) is not float:
         return None
-    # NaN is one key, as in Spark and Java: this object, which readers put in the place of others.
+    # NaN is one key, as in Spark and Java: always this object.
     return value if value == value else math.nan
 
 
@@ -377,7 +377,7 @@ def _float(value: Any) -> float | None:
     try:
         single: float = _SINGLE.unpack(_SINGLE.pack(value))[0]
     except OverflowError:
-        # Said in full by who comes next.
+        # The slower conversion raises a full error.
         return None
     return single if single == single else math.nan
 
@@ -410,7 +410,7 @@ def _decimal_of(scale: int) -> Quick:
     def decimal_of(value: Any) -> decimal.Decimal | None:
         if type(value) is not decimal.Decimal:
             return None
-        # Equal to what is read, which may have more zeros.
+        # Equal to the value that is read, which may have more zeros.
         exponent = value.as_tuple().exponent
         return value if isinstance(exponent, int) and exponent >= -scale else None
 
@@ -437,7 +437,7 @@ _NESTED = (T.ArrayType, T.MapType, T.StructType)
 
 
 class Naming:
-    """Gives values that are declared by fields the names of these; they are tuples still."""
+    """Converts rows of a field list to named tuples."""
 
     __slots__ = ("_forms", "_make", "_row_form", "_width", "kind")
 
@@ -445,15 +445,15 @@ class Naming:
         names = list(fields.names)
         self.kind: Any = element_class(names)
         self._make, self._row_form, self._width = self.kind._make, RowForm(names), len(names)
-        #: Of fields whose types make other values of some, by their places.
+        #: By place, the conversions of fields whose values change when they are stored.
         self._forms = [
             (at, StoredForm(one.dataType)) for at, one in enumerate(fields) if changes(one.dataType)
         ]
 
     def __call__(self, value: Any) -> Any:
-        """Return a row under its names, its fields as they will be read.
+        """Return a row as a named tuple, with its fields as they will be read.
 
-        It stays as it is if it has other fields, which is said when it is stored.
+        A row with other fields is returned unchanged; storing it raises an error.
         """
         kind = type(value)
         if kind is not self.kind:
@@ -473,17 +473,17 @@ class Naming:
         return self._make(fields)
 
 
-#: From what a function puts into a state to what it is handed: in the next micro-batch, and from now on.
-HandedOut = Naming | StoredForm
+#: Converts values that a function puts into a state to what it reads, in this micro-batch and the next.
+ReadForm = Naming | StoredForm
 
 
-def naming_of(ddl: str) -> HandedOut | None:
-    """Return what makes of values of a declared type what functions are handed; None for no change."""
+def naming_of(ddl: str) -> ReadForm | None:
+    """Return the conversion from values of a declared type to what functions read; None for none."""
     return None if getattr(ddl, "hint", None) is not None else _naming(str(ddl))
 
 
 @functools.lru_cache(maxsize=256)
-def _naming(ddl: str) -> HandedOut | None:
+def _naming(ddl: str) -> ReadForm | None:
     kind = parse_ddl(ddl)
     if not isinstance(kind, T.StructType) or not is_field_list(ddl):
         return StoredForm(kind) if changes(kind) else None
@@ -491,7 +491,7 @@ def _naming(ddl: str) -> HandedOut | None:
 
 
 def as_fields(ddl: str) -> str:
-    """Return the type of a single value; a STRUCT is a tuple there, as a list of fields is."""
+    """Return the type of a single value, with a STRUCT as a list of fields."""
     if getattr(ddl, "hint", None) is not None:
         return ddl
     kind = parse_ddl(ddl)
@@ -499,7 +499,7 @@ def as_fields(ddl: str) -> str:
 
 
 def may_change(ddl: str) -> bool:
-    """Return whether values of a declared type, as they are read from what is stored, can change in place."""
+    """Return whether values of a declared type, as functions read them, are mutable."""
     hint = getattr(ddl, "hint", None)
     if hint is not None:
         return _instance_may_change(hint)
@@ -529,7 +529,7 @@ def _instance_may_change(hint: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values, as states hold them, would be stored alike."""
+    """Return whether two values of a state have the same stored form."""
     # More than equality: a field that a class does not compare is stored, too; NaN is NaN.
     if one is other:
         return True
@@ -550,7 +550,7 @@ def same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
     except Exception:
-        # What cannot be compared is stored.
+        # Values that cannot be compared are stored again.
         return False
 
 

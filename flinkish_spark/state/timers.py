@@ -1,4 +1,4 @@
-"""Timers: of one key group, of many keys at once, and as functions see them."""
+"""Timers: the queue of one key group, vectorised timers, and the timer service of functions."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.types.to_python import to_values
 
-#: Looked up for each call about a timer.
+#: Faster than a lookup in the enum in each call.
 _EVENT_TIME, _PROCESSING_TIME = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
 _new = tuple.__new__
 
 
 class TimerQueue:
-    """The timers of one clock: they fire by time, then in the order of registration, part of the state.
+    """The timers of one clock; they fire by time, then in the order of registration, which is stored.
 
-    Flink's rules: a timer is unique by (time, key, namespace); registering it again does nothing, and
-    deleting one that is not there does nothing. One in the past fires with the next watermark or processing
-    time, or, while timers fire, still in this round.
+    Flink's rules: a timer is unique by (time, key, namespace); registering it again and deleting a missing
+    one do nothing. A timer in the past fires with the next watermark or processing time, or, while timers
+    fire, in the same round.
     """
 
     __slots__ = ("_heap", "_live", "_stored", "registered")
 
     def __init__(self, timers: Mapping[Timer, int] = MappingProxyType({}), registered: int = 0) -> None:
         self._stored = timers
-        #: Timers that count, and the place of each; a heap entry with another place was deleted.
+        #: The present timers with their places; a heap entry with another place is of a deleted timer.
         self._live = dict(timers)
         self._heap = [(timer.time_ms, place, timer) for timer, place in timers.items()]
         heapq.heapify(self._heap)
@@ -69,17 +69,17 @@ class TimerQueue:
         return True
 
     def due(self, now_ms: int) -> Iterator[Timer]:
-        """Take the timers up to and with `now_ms`, one by one: each may delete the next one."""
+        """Remove and yield the timers up to and including `now_ms`; each may delete later ones."""
         while (next_ms := self.next_ms) is not None and next_ms <= now_ms:
             timer = heapq.heappop(self._heap)[2]
             del self._live[timer]
             yield timer
 
     def add_of_entries(self, timers: Sequence[tuple[Timer, int | None]]) -> None:
-        """Add the timers that are stored with entries, each with its place."""
+        """Add timers that are stored in entries, with their places."""
         placed = [(timer, place) for timer, place in timers if place is not None]
         if len({*(place for _, place in placed), *self._live.values()}) < len(timers) + len(self._live):
-            # A writer of savepoints has given them no places, or those that others have.
+            # A savepoint writer gave them no places, or places that other timers have.
             placed = [(timer, self.registered + at) for at, (timer, _) in enumerate(timers)]
             self.registered += len(placed)
         self._live.update(placed)
@@ -87,7 +87,7 @@ class TimerQueue:
         heapq.heapify(self._heap)
 
     def first_of_entries(self, entries: Container[Any]) -> dict[Any, tuple[int, int]]:
-        """Return of entries by key and namespace when the first of their timers is due, and its place."""
+        """Return time and place of the first timer of each entry, by key and namespace."""
         first: dict[Any, tuple[int, int]] = {}
         for (time_ms, key, namespace), place in self._live.items():
             slot = key, namespace
@@ -97,8 +97,8 @@ class TimerQueue:
                     first[slot] = time_ms, place
         return first
 
-    def gone(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
-        """Return the stored timers that are not there any more, with their places."""
+    def find_gone(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
+        """Return the stored timers that are deleted or now stored in entries, with their places."""
         live = self._live
         return {
             timer: place
@@ -106,8 +106,8 @@ class TimerQueue:
             if timer not in live or timer in with_entries
         }
 
-    def new(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
-        """Return the timers that are not stored, or with another place, with their places."""
+    def find_new(self, with_entries: Container[Timer] = ()) -> dict[Timer, int]:
+        """Return the timers that are not stored yet, or at another place, with their places."""
         place_of = self._stored.get
         return {
             timer: place
@@ -131,18 +131,18 @@ class BatchTimers:
     def register(
         self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None
     ) -> None:
-        """Register a timer per key; one that is there already stays."""
-        for key, hashed, time_ms in _chosen(index, times_ms, where):
+        """Register a timer for each chosen key; an existing one keeps its place."""
+        for key, hashed, time_ms in _choose(index, times_ms, where):
             self.queues[domain].register(Timer(time_ms, key, None))
             self.hash_of[key] = hashed
 
     def delete(self, domain: TimeDomain, index: KeyIndex, times_ms: Array | int, where: Array | None) -> None:
-        """Delete a timer per key; one that is not there is no error."""
-        for key, _, time_ms in _chosen(index, times_ms, where):
+        """Delete a timer of each chosen key; a missing one is no error."""
+        for key, _, time_ms in _choose(index, times_ms, where):
             self.queues[domain].delete(Timer(time_ms, key, None))
 
     def take_due(self, domain: TimeDomain, now_ms: int) -> tuple[KeyIndex, Array] | None:
-        """Take the timers up to and with `now_ms`; return their keys and times, in their order."""
+        """Remove the timers up to and including `now_ms`; return their keys and times, in their order."""
         due = list(self.queues[domain].due(now_ms))
         if not due:
             return None
@@ -154,9 +154,9 @@ class BatchTimers:
         return KeyIndex.of(hashes, columns), times_ms
 
 
-def _chosen(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list[tuple[Any, int, int]]:
-    """Return key, hash and time of the keys where the array says so."""
-    chosen = index.chosen(where)
+def _choose(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list[tuple[Any, int, int]]:
+    """Return key, hash and time for the keys for which `where` is true."""
+    chosen = index.choose(where)
     times = np.broadcast_to(np.asarray(times_ms), len(index))[chosen]
     if times.dtype.kind not in "iu":
         raise TypeError(f"times of timers are milliseconds as whole numbers, not {times.dtype}")
@@ -168,7 +168,7 @@ def _chosen(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list
 
 
 class Timers:
-    """Times and timers, as functions see them: those of the current key and namespace."""
+    """The timer service of functions, for the current key and namespace."""
 
     __slots__ = ("_scope", "processing_time_ms", "queues", "watermark_ms")
 
@@ -200,7 +200,7 @@ class Timers:
         if type(time_ms) is not int or not MIN_WATERMARK_MS <= time_ms <= MAX_WATERMARK_MS:
             time_ms = _whole_ms(time_ms)
         scope = self._scope
-        # What `Timer(...)` does, in half of the time: most calls of timers come here.
+        # Takes half the time of `Timer(...)`; most calls for timers come here.
         return _new(Timer, (time_ms, scope.key, scope.namespace))
 
 

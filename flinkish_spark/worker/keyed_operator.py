@@ -41,7 +41,7 @@ from flinkish_spark.protocol.time_plan import COUNTERS
 from flinkish_spark.state.base_files import BaseFiles, BaseObjects, Bases, MappedBases, bases_of
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundled_groups
+from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundle_groups
 from flinkish_spark.state.operator_state import OperatorValueMismatch
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockError, BlockRow, GroupRows, sort_blocks, to_block, to_frame
@@ -304,7 +304,7 @@ class KeyedOperator:
             raise StateMismatch(f"bundle {bundle} got the state of key group {others[0]}")
         # Decode it although no record may need it, so that a changed declaration fails the restore, not a
         # later record.
-        value = bundled_groups(self._open().layout, [values[group] for group in sorted(values)])
+        value = bundle_groups(self._open().layout, [values[group] for group in sorted(values)])
         state.update((value,))
         return value
 

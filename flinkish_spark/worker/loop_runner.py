@@ -94,7 +94,7 @@ class WindowCalls:
         assert function is not None
         self._function, self._timers = function, Timers(states.scope)
         merges = isinstance(operator.windows, SessionWindows)
-        of_function = FunctionStates(states.of_function(), states.of_function(), merges=merges)
+        of_function = FunctionStates(states.view_for_function(), states.view_for_function(), merges=merges)
         function.open(of_function)
         of_function.seal()
         self._firing = FiringContext(of_function, self._to_side, self._timers)

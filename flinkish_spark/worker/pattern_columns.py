@@ -375,7 +375,7 @@ class PatternRunner(TimedRunner):
                     group.columns(name, index, now_ms).put([lists[at]], where=written)
                 if gone.any():
                     group.columns(name, index, now_ms).remove(gone)
-        group.timers.set_only(TimeDomain.EVENT_TIME, index, due_ms, columnar)
+        group.timers.set_single_timers(TimeDomain.EVENT_TIME, index, due_ms, columnar)
 
 
 def _matches_of(

@@ -27,7 +27,7 @@ from flinkish_spark.operators.process import (
 )
 from flinkish_spark.state.key_group import GroupLayout, GroupState
 from flinkish_spark.state.layered import Array
-from flinkish_spark.state.operator_state import any_copy
+from flinkish_spark.state.operator_state import choose_copy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, make_block_schema
 from flinkish_spark.transport.routing import Distribution
@@ -127,7 +127,7 @@ class PartitionSide(ABC):
 
     def restore(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         """Return the initial value of a partition, from those of all partitions of a savepoint."""
-        return any_copy(values)
+        return choose_copy(values)
 
     def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         """Return the input of the element at which the function failed, and its row there."""

@@ -105,7 +105,7 @@ def _one_folder_for_all() -> Sequence[Patch]:
 
     def fenced_log(self: Any, ownership: Any) -> Any:
         log = original(self, ownership)
-        return log.beside("spark/1") if isinstance(log, BucketLog) else log
+        return log.open_sibling("spark/1") if isinstance(log, BucketLog) else log
 
     return [mock.patch.object(SimEngine, "fenced_log", fenced_log)]
 
@@ -114,7 +114,7 @@ def _newer_than_pins_cleaned() -> Sequence[Patch]:
     """What no pin names is needed by nobody, however new it is, and goes at once."""
 
     def clean(self: Any, require_owner: Any) -> None:
-        self._files.delete_all(self._needed_by_nobody())
+        self._files.delete_all(self._find_unneeded())
 
     return [
         mock.patch.object(retention, "_is_older", lambda name, oldest: name.startswith("state/")),

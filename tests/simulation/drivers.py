@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.errors import (
@@ -209,7 +209,7 @@ class Driver:
         """Ask for a checkpoint, from another thread of the driver."""
         self.asked += 1
         target = "/savepoint" if purpose.is_savepoint else ""
-        self.supervisor.control.ask(Asked(purpose, self._answer, target))
+        self.supervisor.control.ask(CheckpointTriggerRequest(purpose, self._answer, target))
 
     def _answer(self, answer: CheckpointAnswer) -> None:
         self.answered += 1
@@ -257,7 +257,7 @@ class Driver:
         if isinstance(error, AnotherTimelineError):
             expected = self._see_to_timeline()
         if isinstance(error, InternalError):
-            expected = self._invariants.log_changed_late and "behind this owner's back" in str(error)
+            expected = self._invariants.log_changed_late and "was changed by another process" in str(error)
         if isinstance(error, FencedError):
             expected = self._invariants.has_newer_owner(self.process)
         if self._world.scenario.tearing is Tearing.VISIBLE:

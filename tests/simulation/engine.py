@@ -195,7 +195,7 @@ class SimLock:
         self._has_waited = True
         self.world.step("lock")
 
-    def took_over(self, epoch: OwnerEpoch) -> None:
+    def on_taken_over(self, epoch: OwnerEpoch) -> None:
         """Do nothing: it is held."""
 
     def release(self) -> None:

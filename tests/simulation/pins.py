@@ -17,9 +17,9 @@ class SimPins(CheckpointPins):
 
     def pin(self, decision: Decision) -> None:
         """Copy what the checkpoint needs, then write its manifest."""
-        if decision.checkpoint in self.pinned():
+        if decision.checkpoint in self.list_pinned():
             return
-        entries = self._entries(decision)
+        entries = self._read_entries(decision)
         name = state_key(decision.commits_text, int(decision.batch))
         try:
             state = self._store.read(f"{self._log.folder}/state/{name}")
@@ -30,7 +30,7 @@ class SimPins(CheckpointPins):
 
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
         """Return what a pin lacks."""
-        manifest = self._manifest(checkpoint)
+        manifest = self._read_manifest(checkpoint)
         if manifest is None:
             return "the state that it needs is not kept any more"
         try:
@@ -42,7 +42,7 @@ class SimPins(CheckpointPins):
 
     def restore(self, checkpoint: CheckpointId) -> None:
         """Put state and entries back; state of other versions goes."""
-        manifest = self._to_restore(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
         folder = f"{self._log.folder}/state"
         for name in manifest.files:
             self._store.put(f"{folder}/{name}", self._store.read(f"{manifest.folder}/{name}"))
@@ -54,7 +54,7 @@ class SimPins(CheckpointPins):
     def unpin(self, checkpoint: CheckpointId) -> None:
         """Delete the manifest, then the state that no other pin names."""
         super().unpin(checkpoint)
-        manifests = [self._manifest(one) for one in sorted(self.pinned())]
+        manifests = [self._read_manifest(one) for one in sorted(self.list_pinned())]
         needed = {name for manifest in manifests if manifest is not None for name in manifest.files}
         for key in self._store.list(f"{PINS}/state"):
             if key.rpartition("/")[2] not in needed:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.core.errors import FlinkishError, SparkGoneError
 from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
 from flinkish_spark.operators.async_wait import AsyncStatistics
@@ -141,7 +141,7 @@ class SimQuery:
             raise
         except Exception as error:
             self._world.note("query fails", f"{type(error).__name__}: {error}")
-            self._exception = error if isinstance(error, FlinkishError) else QueryFailed(str(error))
+            self._exception = error if isinstance(error, FlinkishError) else QueryError(str(error))
         finally:
             self._is_active = False
 
@@ -151,7 +151,7 @@ class SimQuery:
         if self._is_stopped and self._world.chance.random() < 0.6:
             raise JobCancelled
         if self._world.struck(K.QUERY_FAILURE):
-            raise QueryFailed("a simulated task failed for good")
+            raise QueryError("a simulated task failed for good")
 
     def _stream(self) -> None:
         batch, start, pending, counts = self._populate()
@@ -187,7 +187,7 @@ class SimQuery:
         try:
             return BatchOffsets.parse(self._store.read(f"{self._folder}/{OFFSETS}/{batch}").decode())
         except ObjectMissing:
-            raise QueryFailed(f"micro-batch {batch} does not exist in the simulated offset log") from None
+            raise QueryError(f"micro-batch {batch} does not exist in the simulated offset log") from None
 
     def _load_state(self, batch: int) -> dict[int, int]:
         try:
@@ -196,7 +196,7 @@ class SimQuery:
             self._bases = bases_in(state)
             return parse_state(state, self._store)
         except ObjectMissing as missing:
-            raise QueryFailed(f"the simulated state behind micro-batch {batch} is gone: {missing}") from None
+            raise QueryError(f"the simulated state behind micro-batch {batch} is gone: {missing}") from None
 
     # -- one micro-batch ------------------------------------------------------------------------
     def _construct(self, batch: int, start: BatchOffsets) -> BatchOffsets | None:
@@ -264,7 +264,7 @@ class SimQuery:
         """Return what the operator emits, and its state behind it."""
         lost = self._world.input.why_lost(start.ends)
         if lost:
-            raise QueryFailed(f"simulated records are gone: {lost}")
+            raise QueryError(f"simulated records are gone: {lost}")
         return self._counted(start, end, counts, list(start.ends))
 
     def _counted(
@@ -281,7 +281,7 @@ class SimQuery:
     def _add(self, log: str, batch: int, text: str) -> None:
         key = f"{self._folder}/{log}/{batch}"
         if self._store.create_if_absent(key, text.encode()) is CreateResult.EXISTS:
-            raise QueryFailed(f"concurrent update of the simulated log: {log}/{batch} exists")
+            raise QueryError(f"concurrent update of the simulated log: {log}/{batch} exists")
 
     # -- cleaning -------------------------------------------------------------------------------
     def _purge(self, batch: int) -> None:

@@ -125,11 +125,11 @@ class SimBucketLog(BucketLog):
 
     __slots__ = ()
 
-    def beside(self, folder: str) -> SimBucketLog:
+    def open_sibling(self, folder: str) -> SimBucketLog:
         """Return the log in another folder of the same job directory."""
         return SimBucketLog(self.store, folder, f"/simulated/{folder}")
 
-    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
+    def find_first_offsets(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
         """Return what the log began with."""
         return _began_at(self.store, lineage)
 
@@ -186,7 +186,7 @@ class SimSparkLog(SparkLog):
             if self._is_up_to_mine(folder.rpartition("/")[2]):
                 cast(RenamingStore, self.store).delete_folder(folder)
 
-    def began_at(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
+    def find_first_offsets(self, lineage: Lineage = FIRST_LINEAGE) -> LoggedOffsets:
         """Return what the log began with."""
         return _began_at(self.store, lineage)
 

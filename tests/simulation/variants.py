@@ -15,7 +15,7 @@ from flinkish_spark.checkpoint import coordinator, decision_point, ownership
 from flinkish_spark.checkpoint import retention as retiring
 from flinkish_spark.checkpoint.commit import Confirmation
 from flinkish_spark.checkpoint.completion import Completion
-from flinkish_spark.checkpoint.decision_point import DecisionRefused
+from flinkish_spark.checkpoint.decision_point import DecisionError
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership
 from flinkish_spark.checkpoint.spark_log import SparkLog
@@ -66,7 +66,7 @@ def _no_fencing() -> Sequence[Patch]:
 
 def _blind_retry() -> Sequence[Patch]:
     def resolve(decision: Any, error: Exception, *others: Any) -> Any:
-        raise DecisionRefused("the write failed, so it did not happen") from error
+        raise DecisionError("the write failed, so it did not happen") from error
 
     return [mock.patch.object(decision_point, "resolve", resolve)]
 

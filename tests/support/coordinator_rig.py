@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
 from flinkish_spark.checkpoint.commit import Confirmation
 from flinkish_spark.checkpoint.completion import CoordinatorParts
 from flinkish_spark.checkpoint.context import JobContext
@@ -392,7 +392,9 @@ class Rig:
     ) -> None:
         """Ask for a checkpoint; its answer will be found in `answers` under `name`."""
         called = name or purpose.value.lower()
-        self.coordinator.ask(Asked(purpose, lambda answer: self._answered(called, answer), target))
+        self.coordinator.ask(
+            CheckpointTriggerRequest(purpose, lambda answer: self._answered(called, answer), target)
+        )
         self.tick()
 
     def _answered(self, name: str, answer: CheckpointAnswer) -> None:
@@ -414,7 +416,7 @@ class Rig:
             (self.blocks.lease(),),
         )
         self.job_dir.write_staged(staged)
-        self.gate.passed(staged)
+        self.gate.on_staged(staged)
         self.coordinator.on_staged(staged, sync_ms=7)
         self.tick()
         return batch

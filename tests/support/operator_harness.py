@@ -30,10 +30,10 @@ from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.factories import FoldingWindows
 from flinkish_spark.planning.sent_columns import SentColumns, Transport, plan_window_fold
 from flinkish_spark.state.base_files import Bases
-from flinkish_spark.state.codec import BaseRef, Frame, checked_frame
+from flinkish_spark.state.codec import BaseRef, Frame, check_frame
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy, GroupLayout, GroupState
-from flinkish_spark.state.operator_state import any_copy
+from flinkish_spark.state.operator_state import choose_copy
 from flinkish_spark.testing.program_harness import Output
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND, BlockPacker, Combine, sort_blocks
@@ -63,7 +63,7 @@ class MemoryBases(Bases):
         self._frames: dict[str, bytes] = {}
 
     def read(self, ref: BaseRef) -> Frame:
-        return checked_frame(self._frames[ref.file])
+        return check_frame(self._frames[ref.file])
 
     def delete(self, file: str) -> None:
         self._frames.pop(file, None)
@@ -458,7 +458,7 @@ class BroadcastHarness(OperatorHarness):
     ) -> None:
         self._keyed = KeyedBroadcastOperator(function, descriptors)
         super().__init__(self._keyed, key=key, key_type=key_type, restore=restore, **settings)
-        copy = None if restore is None else any_copy(restore.broadcast)
+        copy = None if restore is None else choose_copy(restore.broadcast)
         self._copies: list[bytes | None] = [copy] * parallelism
 
     def broadcast(self, value: Any, time_ms: int | None = None) -> None:

@@ -154,7 +154,7 @@ def test_a_job_whose_checkpoints_were_deleted_begins_anew_with_the_savepoint_giv
         expected += totals_between(5, 10)
         assert totals_in(servers, later) == expected
         error = failure(job(spark, new, servers, source, later))
-        assert isinstance(error, JobDirError) and "no checkpoint to go on from" in str(error)
+        assert isinstance(error, JobDirError) and "neither a checkpoint nor the state" in str(error)
 
 
 @pytest.mark.nightly

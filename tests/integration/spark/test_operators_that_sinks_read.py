@@ -150,7 +150,7 @@ def test_a_job_goes_on_with_the_chains_that_it_has_begun_with(
 ) -> None:
     """A savepoint of it begins a job with one chain, unless its chains stood at different places."""
     with monkeypatch.context() as before:
-        before.setattr(preflight, "begun_chains", lambda *given: frozenset(OPERATORS))
+        before.setattr(preflight, "find_begun_chains", lambda *given: frozenset(OPERATORS))
         run(spark, tmp_path, "first", 1, programs=PROGRAMS)
     second = run(spark, tmp_path, "first", 2, savepoint="savepoint", programs=PROGRAMS)
     began = layout(tmp_path / "first")

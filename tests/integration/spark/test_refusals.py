@@ -28,10 +28,10 @@ from flinkish_spark.core.errors import (
     GraphError,
     JobDirError,
     SchemaError,
+    UserError,
     UserFunctionError,
 )
 from flinkish_spark.protocol.envelope import FORMAT, seal, unseal
-from flinkish_spark.savepoints.files import RescaleRefused
 from tests.support.jobs import (
     TOTAL,
     RunningTotal,
@@ -345,7 +345,7 @@ def test_changed_shuffle_partitions_of_a_source_that_cannot_follow(spark, copy) 
     try:
         env = totals_job(spark, copy / "job", copy / "table")
         parts = ("2 shuffle partitions", "to 3", "'ticks'", "DataFrame")
-        assert_dir_refused(copy, env, *parts, kind=RescaleRefused)
+        assert_dir_refused(copy, env, *parts, kind=UserError)
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", "2")
 

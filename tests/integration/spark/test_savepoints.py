@@ -15,17 +15,16 @@ from flinkish_spark import DeltaSink
 from flinkish_spark.bridge.settings import query_conf
 from flinkish_spark.connectors.control_source import ControlSource
 from flinkish_spark.contracts.source import JobPlace
-from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.errors import CorruptObjectError, UserError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import preflight
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.savepoints import ClaimMode, NonRestoredState, UnpositionedSources
 from flinkish_spark.savepoints.files import (
-    RescaleRefused,
     RestoreSettings,
     SavepointDir,
     SavepointMisfit,
-    SavepointNotFound,
+    SavepointNotFoundError,
 )
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, await_that, environment, read_delta, rows
 from tests.support.savepoint_support import COUNT, Count, failure, started, stop, stop_with, take
@@ -169,7 +168,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
         assert not new.exists() and not (tmp_path / "other").exists()
         return error
 
-    assert isinstance(refused(RestoreSettings(str(tmp_path / "nowhere"))), SavepointNotFound)
+    assert isinstance(refused(RestoreSettings(str(tmp_path / "nowhere"))), SavepointNotFoundError)
     error = refused(RestoreSettings(str(savepoint)))
     assert isinstance(error, SavepointMisfit) and "cannot be told where to begin" in str(error)
     error = refused(RestoreSettings(str(savepoint), unpositioned=TRUST), max_parallelism=64)
@@ -192,7 +191,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
     # A DataFrame cannot be told where to go on, so its job keeps its number of partitions.
     path.write_bytes(whole)
     error = failure(plain_job(spark, job_dir, folder, tmp_path / "table"), partitions=3)
-    assert isinstance(error, RescaleRefused) and "runs with 2 shuffle partitions" in str(error)
+    assert isinstance(error, UserError) and "runs with 2 shuffle partitions" in str(error)
     feed(folder, "1", 2)
     with started(plain_job(spark, job_dir, folder, tmp_path / "table")) as client:
         await_that(lambda: rows(client, "table") == USERS, client)
@@ -233,7 +232,7 @@ def test_another_declaration_of_the_state_ends_the_job_before_anything_is_commit
 def test_the_layout_of_a_plan_has_sparks_order(spark, job_dir, tmp_path, monkeypatch) -> None:
     """Positions in the offset log and folders of state are found by this order only."""
     apart = frozenset({"totals", "counts"})
-    monkeypatch.setattr(preflight, "begun_chains", lambda *given: apart)
+    monkeypatch.setattr(preflight, "find_begun_chains", lambda *given: apart)
     env = two_operators(spark, job_dir, tmp_path / "in", tmp_path / "a", tmp_path / "b")
     with query_conf(spark, 2):
         spark.dataSource.register(ControlSource)

@@ -21,14 +21,14 @@ from flinkish_spark import (
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.protocol.savepoints import UnpositionedSources
-from flinkish_spark.savepoints.files import RestoreSettings, SavepointDir, SavepointFailed
+from flinkish_spark.savepoints.files import RestoreSettings, SavepointDir, SavepointError
 from flinkish_spark.state.operator_state import OperatorListDescriptor
 from flinkish_spark.state_processor import (
-    BootstrapRefused,
-    CheckpointNotRetained,
+    BootstrapError,
+    CheckpointNotRetainedError,
     KeyedStateBootstrapFunction,
     SavepointWriter,
-    keyed_by,
+    key_by,
     read_broadcast_state,
     read_list_state,
     read_timers,
@@ -114,10 +114,8 @@ def test_a_job_goes_on_with_bootstrapped_state_and_timers(spark, job_dir, tmp_pa
         (ListStateDescriptor("amounts", "LONG"), "amount"),
     ]
     both = rows.withColumn("half", F.col("user"))
-    writer = SavepointWriter.new(spark).with_operator("totals", keyed_by(rows, "user"), Bootstrap())
-    metadata = writer.with_operator("beside", keyed_by(both.where("amount > 0"), "half"), columns).write(
-        target
-    )
+    writer = SavepointWriter.new(spark).with_operator("totals", key_by(rows, "user"), Bootstrap())
+    metadata = writer.with_operator("beside", key_by(both.where("amount > 0"), "half"), columns).write(target)
     assert SavepointDir(target).metadata() == metadata and len(metadata.chains) == 1
     assert metadata.operators["totals"].key_types == ("string",) and metadata.rows > 100
 
@@ -134,7 +132,7 @@ def test_a_job_goes_on_with_bootstrapped_state_and_timers(spark, job_dir, tmp_pa
 
     # Without any record the timers fire; with records the state is there.
     kept = SavepointWriter.from_existing(spark, target).remove_operator("beside")
-    kept.with_timers("totals", timers.where("key != 'u4'")).write(tmp_path / "kept")
+    kept.replace_timers("totals", timers.where("key != 'u4'")).write(tmp_path / "kept")
     sink, folder = MemorySink("bootstrapped"), tmp_path / "in"
     with started(job(spark, job_dir, folder, sink), RestoreSettings(str(tmp_path / "kept")), 3) as client:
         await_that(lambda: len(found(sink, "timer")) == USERS - 1, client)
@@ -158,9 +156,11 @@ def test_a_savepoint_of_a_job_is_edited_and_the_job_goes_on_elsewhere(spark, job
     totals = read_state(spark, tmp_path / "savepoint", "totals", "total")
     doubled = totals.where("key != 'u0'").withColumn("value", F.col("value") * 2)
     more = doubled.unionByName(spark.createDataFrame([("extra", 1_000)], "key STRING, value LONG"))
-    writer = SavepointWriter.from_existing(spark, tmp_path / "savepoint").with_state("totals", "total", more)
+    writer = SavepointWriter.from_existing(spark, tmp_path / "savepoint").replace_state(
+        "totals", "total", more
+    )
     for target in (tmp_path / "savepoint", tmp_path / "savepoint" / "inside"):
-        with pytest.raises(SavepointFailed):
+        with pytest.raises(SavepointError):
             writer.write(target)
     metadata = writer.change_uid("totals", "sums").write(tmp_path / "edited")
     assert files_in(tmp_path / "savepoint") == before
@@ -187,18 +187,18 @@ def test_what_does_not_fit_is_refused_and_no_savepoint_is_there(spark, tmp_path)
     new = SavepointWriter.new(spark)
     one = [(ValueStateDescriptor("total", "LONG"), "amount")]
     with pytest.raises(UserFunctionError, match="several rows for the key 'a'"):
-        new.with_operator("totals", keyed_by(rows, "user"), one).write(tmp_path / "a")
+        new.with_operator("totals", key_by(rows, "user"), one).write(tmp_path / "a")
     with pytest.raises(UserFunctionError, match="a negative amount"):
-        new.with_operator("totals", keyed_by(negative, "user"), Bootstrap()).write(tmp_path / "a")
+        new.with_operator("totals", key_by(negative, "user"), Bootstrap()).write(tmp_path / "a")
     assert not (tmp_path / "a" / "savepoint.json").exists()
     # The place can be used again.
-    new.with_operator("totals", keyed_by(rows.limit(1), "user"), one).write(tmp_path / "a")
+    new.with_operator("totals", key_by(rows.limit(1), "user"), one).write(tmp_path / "a")
     twice = spark.createDataFrame([("a", 1), ("a", 2)], "key STRING, value LONG")
     writer = SavepointWriter.from_existing(spark, tmp_path / "a")
-    with pytest.raises(BootstrapRefused, match="has several rows for"):
-        writer.with_state("totals", "total", twice).write(tmp_path / "b")
-    with pytest.raises(BootstrapRefused, match="an operator 'totals' already"):
-        writer.with_operator("totals", keyed_by(rows, "user"), one)
+    with pytest.raises(BootstrapError, match="has several rows for"):
+        writer.replace_state("totals", "total", twice).write(tmp_path / "b")
+    with pytest.raises(BootstrapError, match="an operator 'totals' already"):
+        writer.with_operator("totals", key_by(rows, "user"), one)
 
 
 @pytest.mark.nightly
@@ -228,7 +228,7 @@ def test_retained_checkpoints_are_read_from_the_job_directory(spark, job_dir, tm
         assert [row.value for row in state.where(seven).collect()] == [6] and state.count() == 20_000
     state = read_state(spark, job_dir, "totals", "total", checkpoint=first, scratch=tmp_path / "scratch")
     assert [row.value for row in state.where(seven).collect()] == [1]
-    with pytest.raises(CheckpointNotRetained, match="does not exist"):
+    with pytest.raises(CheckpointNotRetainedError, match="does not exist"):
         read_state(spark, job_dir, "totals", "total", checkpoint=last + 1_000)
     assert files_in(job_dir) == before
 
@@ -254,11 +254,11 @@ def test_a_job_goes_on_with_broadcast_state_that_was_written(spark, job_dir, tmp
     rows = spark.createDataFrame([("ann", 10)], ORDER)
     factors = spark.createDataFrame([("all", 7), ("some", 1)], "key STRING, value LONG")
     states = [(ValueStateDescriptor("total", "LONG"), "amount")]
-    writer = SavepointWriter.new(spark).with_operator("scaled", keyed_by(rows, "user"), states)
-    writer.with_broadcast_state("scaled", "factors", factors).write(tmp_path / "first")
+    writer = SavepointWriter.new(spark).with_operator("scaled", key_by(rows, "user"), states)
+    writer.replace_broadcast_state("scaled", "factors", factors).write(tmp_path / "first")
     # Edited keyed state leaves the broadcast state as it is, under another uid, too.
     total = read_state(spark, tmp_path / "first", "scaled", "total").selectExpr("key", "value + 1 as value")
-    edited = SavepointWriter.from_existing(spark, tmp_path / "first").with_state("scaled", "total", total)
+    edited = SavepointWriter.from_existing(spark, tmp_path / "first").replace_state("scaled", "total", total)
     edited.change_uid("scaled", "factored").write(tmp_path / "second")
     found = read_broadcast_state(spark, tmp_path / "second", "factored", "factors")
     assert {row.key: row.value for row in found.collect()} == {"all": 7, "some": 1}
@@ -292,8 +292,8 @@ class Opened(CheckpointedProcessFunction):
 @pytest.mark.nightly
 def test_a_job_goes_on_with_items_that_were_written(spark, job_dir, tmp_path) -> None:
     items = spark.createDataFrame([("ann",), ("ben",)], "item STRING")
-    writer = SavepointWriter.new(spark).with_unkeyed_operator("opened")
-    writer.with_list_state("opened", "open", items).write(tmp_path / "first")
+    writer = SavepointWriter.new(spark).add_unkeyed_operator("opened")
+    writer.replace_list_state("opened", "open", items).write(tmp_path / "first")
     sink = MemorySink("items")
     env = environment(spark, job_dir, restore=RestoreSettings(str(tmp_path / "first")))
     orders = env.from_collection([("cem", 1)], ORDER, uid="orders")

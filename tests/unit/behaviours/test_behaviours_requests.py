@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flinkish_spark.checkpoint.answers import Asked
+from flinkish_spark.checkpoint.answers import CheckpointTriggerRequest
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.job.supervisor import JobControl
 from flinkish_spark.protocol.checkpoint import CheckpointRequest, Schedule
@@ -26,7 +26,9 @@ def control_of(rig: Rig) -> JobControl:
 
 
 def ask(control: JobControl, rig: Rig, purpose: P, target: str = "") -> None:
-    control.ask(Asked(purpose, lambda answer: rig.answers.append(answer.kind.value), target))
+    control.ask(
+        CheckpointTriggerRequest(purpose, lambda answer: rig.answers.append(answer.kind.value), target)
+    )
     rig.tick()
 
 

@@ -186,7 +186,7 @@ class KafkaRig(Rig):
 class NoPins:
     """Spark's state is not what is looked at here."""
 
-    def pinned(self) -> frozenset[CheckpointId]:
+    def list_pinned(self) -> frozenset[CheckpointId]:
         return frozenset(CheckpointId(n) for n in range(1, 20))
 
     def pin(self, decision: Decision) -> None:

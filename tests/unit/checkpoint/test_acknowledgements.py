@@ -32,7 +32,7 @@ def of(*batches: StagedBatch, at_most: int = 100) -> dict[str, ParticipantStatis
     for number, batch in enumerate(batches):
         if ID in batch.checkpoints:
             known.note_staged(batch, 1_000 + 10 * number)
-    return {one.uid: one for one in known.of_completed(decided(*batches), {}, at_most)[0]}
+    return {one.uid: one for one in known.describe_completed(decided(*batches), {}, at_most)[0]}
 
 
 def test_rows_are_those_of_all_micro_batches_and_of_a_channel_those_that_came_with_its_barrier() -> None:
@@ -78,7 +78,7 @@ def test_channels_that_wait_for_others_say_how_long() -> None:
 def test_channels_beyond_the_limit_are_counted_and_not_looked_at() -> None:
     batch = staged(0, a=(task(0, 0, *range(4)),), b=(task(0, 0, 0),), c=(task(0, 0, *range(3)),))
     known = Acknowledgements()
-    participants, unlisted = known.of_completed(decided(batch), {"a": 4}, 5)
+    participants, unlisted = known.describe_completed(decided(batch), {"a": 4}, 5)
     assert [(one.uid, len(one.channels), one.barriers) for one in participants] == [
         ("a", 0, 4),
         ("b", 1, 1),
@@ -89,7 +89,7 @@ def test_channels_beyond_the_limit_are_counted_and_not_looked_at() -> None:
 
 def test_a_decision_of_another_process_names_its_sinks_and_hooks() -> None:
     decision = decided(staged(0, out=(task(0, 5, 0),)), hook_states={"catalog": None})
-    participants, _ = Acknowledgements().of_completed(decision, {}, 10)
+    participants, _ = Acknowledgements().describe_completed(decision, {}, 10)
     assert [(one.uid, one.kind, one.ack_ms) for one in participants] == [
         ("out", K.SINK, None),
         ("catalog", K.HOOK, None),
@@ -101,5 +101,5 @@ def test_the_first_acknowledgement_counts() -> None:
     known = Acknowledgements((sink, Participant(K.OPERATOR, "sum")))
     known.note([sink], 30)
     known.note([sink], 90)
-    assert [(one.uid, one.ack_ms) for one in known.of_failed(ID)] == [("sum", None), ("out", 30)]
+    assert [(one.uid, one.ack_ms) for one in known.describe_failed(ID)] == [("sum", None), ("out", 30)]
     assert known.durations(100).alignment_ms is None

@@ -119,7 +119,7 @@ def test_a_pin_names_files_where_they_are_and_copies_none(bucket: Bucket) -> Non
     assert set(manifest["files"]) == NEEDED and manifest["folder"] == "spark/1/state"
     assert bucket.pins(1).why_not_restorable(ONE) == ""
     bucket.pins(1).pin(folder.decision(1, 5))
-    assert bucket.pins(1).pinned() == {ONE}
+    assert bucket.pins(1).list_pinned() == {ONE}
 
 
 def test_a_pin_is_restored_into_another_folder_and_again(bucket: Bucket) -> None:
@@ -437,7 +437,7 @@ def test_state_that_is_gone_keeps_nobody_from_going_back_further(bucket: Bucket,
     bucket.decide(folder.decision(1, 5))
     bucket.store.delete("spark/1/state/0/0/6_a6p0.changelog")
     bucket.fence(2)
-    assert "cannot be gone on from" in caplog.text
+    assert "the job cannot go on from checkpoint" in caplog.text
     assert set(bucket.below("spark/2")) == {"metadata", "sources/0/0"}
 
 
@@ -483,7 +483,7 @@ def test_a_fence_that_is_cut_off_at_any_object_is_done_by_the_next_owner(
     found = set(bucket.below(f"spark/{epoch}"))
     assert {f"state/{name}" for name in NEEDED} | {"metadata", "offsets/5", "commits/5"} <= found
     assert bucket.fence(epoch + 1).batches("commits") == {BatchId(5)}
-    before = BucketLog.newest_begun(bucket.store, OwnerEpoch(epoch))
+    before = BucketLog.find_newest_complete(bucket.store, OwnerEpoch(epoch))
     assert before == OwnerEpoch(1), "what was begun and not finished counts for nobody"
 
 
@@ -560,7 +560,7 @@ def test_a_directory_without_an_owner_is_free(bucket: Bucket) -> None:
 
 def test_an_owner_that_has_ended_says_so(bucket: Bucket, elsewhere: None) -> None:
     first = lease(bucket)
-    first.took_over(take_over(bucket.job_dir, bucket.clock).epoch)
+    first.on_taken_over(take_over(bucket.job_dir, bucket.clock).epoch)
     first.release()
     first.release()
     lease(bucket).acquire()
@@ -660,9 +660,9 @@ def test_a_beat_that_the_bucket_refuses_ends_nobody(
         raise StoreError("no route to the bucket")
 
     owner = lease(bucket)
-    owner.took_over(OwnerEpoch(1))
+    owner.on_taken_over(OwnerEpoch(1))
     monkeypatch.setattr(ObjectStore, "put", refuse)
     owner._stopping.set()
-    owner._beats(OwnerEpoch(1), owner._stopping)
+    owner._beat(OwnerEpoch(1), owner._stopping)
     owner.release()
     assert caplog.text.count("no route to the bucket") == 2

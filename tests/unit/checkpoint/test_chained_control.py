@@ -38,7 +38,7 @@ class Job:
     """A coordination without a coordinator: it ticks, and checkpoints go as a test says."""
 
     def __init__(self, folder: Path, interval_ms: int = INTERVAL_MS) -> None:
-        self.control = ControlFile.of_start(folder / "control", OwnerEpoch(1), 0)
+        self.control = ControlFile.create_for_start(folder / "control", OwnerEpoch(1), 0)
         self.clock = ManualClock(5_000)
         rules = CoordinationRules(
             interval_ms=10**9,
@@ -73,7 +73,7 @@ class Job:
 
     def fails(self, reason: Reason = Reason.HOOK_FAILED) -> Abort:
         effects = self.state.on_declined(self.begun[-1], reason, "why", self.clock.now_ms)
-        return next(self.waits.aborted(effect) for effect in effects if isinstance(effect, Abort))
+        return next(self.waits.on_aborted(effect) for effect in effects if isinstance(effect, Abort))
 
 
 @pytest.fixture
@@ -227,13 +227,13 @@ def test_what_an_earlier_start_of_the_query_left_is_not_believed(tmp_path: Path)
     folder = tmp_path / "control"
     (folder / "first-offsets").mkdir(parents=True)
     (folder / "first-offsets" / "1.json").write_text("{}")
-    before = ControlFile.of_start(folder, OwnerEpoch(1), 0)
+    before = ControlFile.create_for_start(folder, OwnerEpoch(1), 0)
     before.offer(CheckpointId(5))
     write_status(str(before.path), STANDS)
     rounds = SharedPlan(before.path.with_suffix(".rounds"))
     assert rounds.plan_once({"t": 1}, lambda: {"t": 2}) == {"t": 2}
 
-    now = ControlFile.of_start(folder, OwnerEpoch(1), 1)
+    now = ControlFile.create_for_start(folder, OwnerEpoch(1), 1)
     assert [path.name for path in folder.iterdir()] == ["first-offsets"]
     assert list((folder / "first-offsets").iterdir())
     # A Python process of the earlier start goes on for a while.
@@ -250,7 +250,7 @@ def test_a_newer_owners_files_are_left_alone(tmp_path: Path) -> None:
     for name in ("1.json", "2-0.json", "2-0.rounds", "2-3.alignment", "2-0.tmp", "3-0.json", "3-0.rounds"):
         (tmp_path / name).write_text(json.dumps({}))
     (tmp_path / "notes.json").write_text("mine")
-    assert ControlFile.of_start(tmp_path, OwnerEpoch(2), 4).path == tmp_path / "2-4.json"
+    assert ControlFile.create_for_start(tmp_path, OwnerEpoch(2), 4).path == tmp_path / "2-4.json"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3-0.json", "3-0.rounds", "notes.json"]
 
 

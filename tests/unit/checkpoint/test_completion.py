@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from flinkish_spark.checkpoint.commit import Interrupted
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.completion import Completion
-from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
-from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
+from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core.errors import (
     AuthorizationError,
@@ -140,7 +140,7 @@ def test_nothing_of_a_batch_goes_before_the_receipt(bench) -> None:
 
 def test_what_is_dead_is_never_decided(bench) -> None:
     bench.b.deaths = [{1: "transaction 9 has timed out"}]
-    with pytest.raises(StagedDataDied, match=r"declined before its decision.*Transaction 9") as caught:
+    with pytest.raises(DeadCommittableError, match=r"declined before its decision.*Transaction 9") as caught:
         bench.complete()
     assert (caught.value.sink, caught.value.restartable) == ("b", True)
     assert (bench.rig.objects(1), bench.steps, bench.decided, bench.receipts) == ([], [], [], [])
@@ -159,7 +159,7 @@ def test_a_sink_that_cannot_be_asked_is_asked_again_ever_more_slowly(bench) -> N
 def test_a_stopping_job_does_not_wait_for_a_sink(bench) -> None:
     bench.rig.coordinator.stop()
     bench.a.deaths = [BrokerUnavailableError("no broker")]
-    with pytest.raises(Interrupted, match="checkpoint 1"):
+    with pytest.raises(JobInterruptedError, match="checkpoint 1"):
         bench.complete()
     assert bench.rig.objects(1) == []
 
@@ -193,7 +193,7 @@ def test_a_decision_of_somebody_else_stands(bench) -> None:
     bench.b.on_call = lambda call: bench.rig.job_dir.create_decision(
         Decision(CheckpointId(1), Verdict.ABORT, OwnerEpoch(2), 0)
     )
-    with pytest.raises(FencedError, match="was decided by somebody else"):
+    with pytest.raises(FencedError, match="was decided by another owner"):
         bench.complete()
     assert (bench.decided, bench.a.called("commit")) == ([], [])
 
@@ -201,11 +201,11 @@ def test_a_decision_of_somebody_else_stands(bench) -> None:
 def test_a_store_that_refuses_the_decision_ends_the_checkpoint_for_good(bench) -> None:
     """Behaviours 66, 68: an ABORT is in its place, so no late write can complete it."""
     bench.rig.store.faults = [REFUSED]
-    with pytest.raises(DecisionRefused, match="The disk is full") as caught:
+    with pytest.raises(DecisionError, match="The disk is full") as caught:
         bench.complete()
     assert caught.value.restartable
     assert caught.value.what_to_do.endswith(
-        "let the job run on: what was staged passes to the next checkpoint"
+        "let the job run on: the staged data passes to the next checkpoint"
     )
     assert bench.rig.verdict(1) is Verdict.ABORT
     assert (bench.decided, bench.a.called("commit"), bench.receipts) == ([], [], [])
@@ -226,7 +226,7 @@ def test_an_unknown_outcome_may_turn_out_to_be_somebody_elses_decision(bench, ve
     other = Decision(CheckpointId(1), verdict, OwnerEpoch(2), 0, batches=batches)
     bench.rig.job_dir.create_decision(other)
     bench.rig.store.faults = [REFUSED]
-    with pytest.raises(FencedError, match="was decided by somebody else"):
+    with pytest.raises(FencedError, match="was decided by another owner"):
         bench.complete()
     assert bench.a.called("commit") == []
 
@@ -235,7 +235,7 @@ def test_an_unknown_outcome_may_turn_out_to_be_our_own_abort(bench) -> None:
     aborted = Decision(CheckpointId(1), Verdict.ABORT, bench.rig.ownership.epoch, 0)
     bench.rig.job_dir.create_decision(aborted)
     bench.rig.store.faults = [REFUSED]
-    with pytest.raises(DecisionRefused):
+    with pytest.raises(DecisionError):
         bench.complete()
 
 
@@ -332,7 +332,7 @@ def test_a_stopping_job_leaves_the_rest_to_the_next_start(bench) -> None:
     """Behaviour 61: it is decided, so nothing of it is given up."""
     bench.rig.coordinator.stop()
     bench.a.outcomes = [Outcome.RETRY]
-    with pytest.raises(Interrupted):
+    with pytest.raises(JobInterruptedError):
         bench.complete()
     assert (bench.rig.verdict(1), bench.rig.objects(1)) == (Verdict.COMMIT, ["decision.json"])
 
@@ -347,7 +347,7 @@ def test_blocks_of_another_owner_are_not_given_out_again() -> None:
 def test_what_cannot_be_deleted_is_deleted_later(bench, caplog) -> None:
     bench.rig.store.faults = [("staged/0/0-1.0.json", Fault.REFUSED)]
     bench.complete()
-    assert "what is not needed any more is deleted later" in caplog.text
+    assert "staged files that are not needed any more are deleted later" in caplog.text
     assert bench.rig.objects(1) == ["decision.json", "receipt.json"]
     assert len(bench.rig.store.list("staged/0")) == 2
 
@@ -403,6 +403,6 @@ def test_an_outage_that_the_jvm_tells_of_is_waited_for(bench) -> None:
 
 def test_what_the_jvm_says_three_times_of_what_is_staged_ends_the_query(bench) -> None:
     bench.a.deaths = [of_the_jvm("java.lang.IllegalStateException", "no such protocol") for _ in range(5)]
-    with pytest.raises(QueryFailed, match=r"^IllegalStateException: no such protocol"):
+    with pytest.raises(QueryError, match=r"^IllegalStateException: no such protocol"):
         bench.complete()
     assert len(bench.a.called("why_dead")) == 3 and bench.decided == []

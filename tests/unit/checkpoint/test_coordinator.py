@@ -9,7 +9,7 @@ import pytest
 from flinkish_spark.checkpoint.control import AlignmentStatus
 from flinkish_spark.checkpoint.coordinator import BACKLOG_LIMIT, BACKLOG_TRIGGER, TooManyCheckpointFailures
 from flinkish_spark.checkpoint.failures import is_outage
-from flinkish_spark.checkpoint.hooks import HookFailed
+from flinkish_spark.checkpoint.hooks import HookError
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import FencedError, StoreError
@@ -457,7 +457,7 @@ def test_the_error_of_too_many_failures_knows_whether_an_outage_is_behind_it() -
         rig = Rig(by_hand(tolerable_failures=0), hooks=[hook])
         rig.ask()
         failure = rig.coordinator.failure
-        assert isinstance(failure, TooManyCheckpointFailures) and isinstance(failure.__cause__, HookFailed)
+        assert isinstance(failure, TooManyCheckpointFailures) and isinstance(failure.__cause__, HookError)
         assert is_outage(failure) is is_away
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer, PendingAnswer
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest, PendingAnswer
 from flinkish_spark.checkpoint.coordinator import (
     FINAL_PAUSE_MS,
     CheckpointCoordinator,
-    StopFailed,
+    StopWithSavepointError,
     TooManyCheckpointFailures,
     why_ended,
 )
-from flinkish_spark.checkpoint.decision_point import StagedDataDied
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError
 from flinkish_spark.checkpoint.epoch_writer import JobStopping
 from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
 from flinkish_spark.core.clock import SystemClock, SystemThreads
@@ -72,7 +72,7 @@ def test_staged_data_that_died_takes_the_job_back() -> None:
     rig.committers["b"].deaths = [{0: "timed out"}]
     rig.ask()
     rig.run_batch(1)
-    assert isinstance(rig.coordinator.failure, StagedDataDied)
+    assert isinstance(rig.coordinator.failure, DeadCommittableError)
     assert rig.answers == ["user=ABORTED:STAGED_DATA_DEAD"]
     assert (rig.verdict(1), rig.control.offered, rig.open) == (Verdict.ABORT, [1], "")
 
@@ -129,7 +129,7 @@ def test_the_job_has_ended_behind_its_last_checkpoint() -> None:
     """Behaviour 61: the gate knows it before the barrier can go out."""
     rig = Rig()
     order: list[str] = []
-    rig.gate.close_behind = lambda checkpoint: order.append(f"gate {checkpoint}")  # type: ignore[method-assign]
+    rig.gate.close_after = lambda checkpoint: order.append(f"gate {checkpoint}")  # type: ignore[method-assign]
     rig.control.offer = lambda checkpoint, purpose: order.append(f"offer {checkpoint}")  # type: ignore[method-assign]
     rig.ask(P.FINAL)
     assert order == ["gate 1", "offer 1"]
@@ -184,7 +184,7 @@ def test_a_last_savepoint_that_fails_in_its_checkpoint_fails_the_job() -> None:
     rig = Rig()
     rig.ask(P.FINAL_SAVEPOINT, "/sp")
     rig.run_batch(1, sinks="a")
-    assert isinstance(rig.coordinator.failure, StopFailed)
+    assert isinstance(rig.coordinator.failure, StopWithSavepointError)
     assert rig.coordinator.failure.restartable
     assert rig.answers == ["final_savepoint=ABORTED:BARRIERS_DO_NOT_ADD_UP"]
     assert rig.coordinator.ended_with is None
@@ -195,7 +195,7 @@ def test_a_last_savepoint_that_cannot_be_written_fails_the_job_behind_its_checkp
     rig = Rig()
     rig.savepoint_error = StoreError("no room")
     rig.take(P.FINAL_SAVEPOINT, "/sp")
-    assert isinstance(rig.coordinator.failure, StopFailed)
+    assert isinstance(rig.coordinator.failure, StopWithSavepointError)
     assert "No room" in str(rig.coordinator.failure)
     end(rig)
     assert rig.answers == ["final_savepoint=SAVEPOINT_FAILED:SAVEPOINT_FAILED"]
@@ -223,7 +223,9 @@ def test_a_stopping_job_answers_everybody() -> None:
 def test_a_request_in_the_mailbox_of_a_stopping_job_is_refused() -> None:
     """Behaviour 13: it gets no id any more."""
     rig = Rig()
-    rig.coordinator.ask(Asked(P.USER, lambda answer: rig.answers.append(answer.reason.value)))
+    rig.coordinator.ask(
+        CheckpointTriggerRequest(P.USER, lambda answer: rig.answers.append(answer.reason.value))
+    )
     end(rig)
     assert rig.answers == ["SHUT_DOWN"]
     assert rig.store.list("checkpoints") == ()
@@ -329,7 +331,7 @@ def test_an_answer_is_given_once_whatever_the_asker_does_with_it() -> None:
         seen.append(answer)
         raise ValueError("a bug of the asker's")
 
-    rig.coordinator.ask(Asked(P.USER, on_answer))
+    rig.coordinator.ask(CheckpointTriggerRequest(P.USER, on_answer))
     rig.tick()
     rig.run_batch(1, sinks="a")
     assert isinstance(rig.coordinator.failure, ValueError)
@@ -341,9 +343,9 @@ def test_a_pending_answer_resolves_once() -> None:
     """Behaviour 37."""
     pending = PendingAnswer()
     assert pending.wait(timeout_ms=0) is None
-    first = CheckpointAnswer.completed(CheckpointId(3), "/sp")
+    first = CheckpointAnswer.make_completed(CheckpointId(3), "/sp")
     pending.resolve(first)
-    pending.resolve(CheckpointAnswer.completed(CheckpointId(4)))
+    pending.resolve(CheckpointAnswer.make_completed(CheckpointId(4)))
     assert pending.wait() is first
     assert (first.is_completed, first.text) == (True, "/sp")
 
@@ -355,7 +357,7 @@ def test_the_loop_and_what_it_begins_run_in_threads_of_their_own() -> None:
     rig.tick = lambda after_ms=0: None  # type: ignore[method-assign]
     pending = PendingAnswer()
     coordinator.start()
-    coordinator.ask(Asked(P.SAVEPOINT, pending.resolve, target="/sp"))
+    coordinator.ask(CheckpointTriggerRequest(P.SAVEPOINT, pending.resolve, target="/sp"))
     deadline = time.monotonic() + 20
     while not rig.control.offered:
         assert time.monotonic() < deadline

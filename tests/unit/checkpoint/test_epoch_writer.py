@@ -103,7 +103,7 @@ def test_who_was_fenced_stages_nothing() -> None:
 def test_the_gate_closes_behind_the_last_barrier_before_the_next_micro_batch_can_come() -> None:
     """Behaviour 61."""
     writing = Writing()
-    writing.gate.close_behind(CheckpointId(9))
+    writing.gate.close_after(CheckpointId(9))
     writing.barriers = (8,)
     writing.writer(None, 3)
     writing.barriers = (9,)
@@ -117,11 +117,11 @@ def test_the_gate_opens_again_when_the_last_checkpoint_was_aborted() -> None:
     gate = AdmissionGate(clock)
     shown = SinkAck("out", (TaskAck(0, 0, 0, (Barrier(CheckpointId(9), 0),)),))
     last = StagedBatch(Lineage(0), BatchId(1), OwnerEpoch(1), 1, (shown,), ())
-    gate.close_behind(CheckpointId(9))
-    gate.passed(last)
+    gate.close_after(CheckpointId(9))
+    gate.on_staged(last)
     gate.reopen()
     # A barrier of the aborted one that comes late closes nothing.
-    gate.passed(last)
+    gate.on_staged(last)
     assert not waits(gate, clock)
 
 

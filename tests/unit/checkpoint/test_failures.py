@@ -13,11 +13,11 @@ import pytest
 
 from flinkish_spark.checkpoint.failures import (
     Outage,
-    QueryFailed,
+    QueryError,
     RepeatableUserError,
+    add_place,
     classify,
     classify_alive,
-    with_place,
 )
 from flinkish_spark.core.errors import (
     AuthorizationError,
@@ -54,7 +54,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("java.lang.OutOfMemoryError: Java heap space", DriverOutOfMemory, False),
         ("org.apache.kafka.common.errors.TimeoutException: expired", Outage, True),
         ("java.io.IOException: No space left on device", Outage, True),
-        ("java.io.IOException: something nobody named", QueryFailed, True),
+        ("java.io.IOException: something nobody named", QueryError, True),
         ("a.b.C: [STREAMING_CHECKPOINT_MISSING_METADATA_FILE] x.", CorruptObjectError, False),
         ("a.b.C: [DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE] another table.", InputLostError, False),
         ("a.b.C: [DELTA_SOURCE_TABLE_IGNORE_CHANGES] a data update.", ConfigError, False),
@@ -63,7 +63,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("a.b.C: [UNRESOLVED_COLUMN.WITH_SUGGESTION] x. SQLSTATE: 42703", SchemaError, False),
         ("a.b.C: [KAFKA_DATA_LOSS.PARTITIONS_DELETED] gone. SQLSTATE: 22000", InputLostError, False),
         ("org.apache.kafka.common.errors.TopicAuthorizationException: no", AuthorizationError, False),
-        ("org.apache.kafka.common.errors.SslAuthenticationException: no handshake", QueryFailed, True),
+        ("org.apache.kafka.common.errors.SslAuthenticationException: no handshake", QueryError, True),
         ("java.io.IOException: File name too long", BadRecordError, False),
         ("java.lang.NoClassDefFoundError: a/b/C", EnvironmentFault, False),
         ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", UserFunctionError, True),
@@ -73,7 +73,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
         (
             f"{TASK}\n{ADMISSION}.StagingError: no such topic.",
-            QueryFailed,
+            QueryError,
             True,
         ),
         (
@@ -82,11 +82,11 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
             True,
         ),
         (f"{TASK}\nflinkish_spark.core.errors.BrokerUnavailableError: none answers.", Outage, True),
-        (f"{TASK}\nflinkish_spark.core.errors.InternalError: a rule was broken.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.core.errors.InternalError: a rule was broken.", QueryError, True),
         (f"{TASK}\nflinkish_spark.core.errors.CorruptObjectError: no value.", CorruptObjectError, False),
         (f"{TASK}\nflinkish_spark.connectors.splits.SourceUnavailable: asleep.", Outage, True),
-        (f"{TASK}\nflinkish_spark.connectors.splits.SourceFailure: no such file.", QueryFailed, True),
-        (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryFailed, True),
+        (f"{TASK}\nflinkish_spark.connectors.splits.SourceFailure: no such file.", QueryError, True),
+        (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryError, True),
         (f"{TASK}\nflinkish_spark.core.errors.InputLostError: Input is gone.", InputLostError, False),
         (f"{TASK}\nflinkish_spark.core.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),
         (f"{TASK}\nflinkish_spark.core.errors.ConfigError: ttl is 3.", ConfigError, False),
@@ -96,8 +96,8 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
 def test_a_text_and_its_error(text, kind, restartable) -> None:
     error = classify(RuntimeError(f"Job aborted.\n{text}\n\tat somewhere"))
     assert isinstance(error, kind) and error.restartable is restartable, repr(error)
-    if kind in (QueryFailed, Outage):
-        assert type(error) is kind and error.ends_when_repeated is (kind is QueryFailed)
+    if kind in (QueryError, Outage):
+        assert type(error) is kind and error.ends_when_repeated is (kind is QueryError)
 
 
 def test_the_innermost_message_comes_first_and_then_the_place() -> None:
@@ -111,9 +111,9 @@ def test_the_innermost_message_comes_first_and_then_the_place() -> None:
             deep(50)
         except OSError as error:
             raise ValueError("around it") from error
-    with_place(caught.value, "in sink 'out'")
+    add_place(caught.value, "in sink 'out'")
     error = classify(caught.value, "at micro-batch 7")
-    assert type(error) is QueryFailed and error.ends_when_repeated
+    assert type(error) is QueryError and error.ends_when_repeated
     assert error.what == "OSError: the innermost thing, in sink 'out', at micro-batch 7"
     assert error.trace.splitlines()[0] == "OSError: the innermost thing"
     assert error.trace.splitlines()[-2] == "ValueError: around it"

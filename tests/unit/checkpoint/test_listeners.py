@@ -57,7 +57,7 @@ def test_a_listener_that_does_not_return_is_named() -> None:
         return nullcontext()
 
     states = JobStates(vertices_of([]), [Heard(), Broken()], SystemClock(), waiting)
-    states.completed(CheckpointId(2))
+    states.on_checkpoint_complete(CheckpointId(2))
     states.on(JobEvent.SUSPEND)
     assert named == ["the listener Heard to return", "the listener Broken to return"] * 2
 
@@ -66,9 +66,9 @@ def test_everybody_hears_of_each_checkpoint_once_with_the_latest_complete_one() 
     """Behaviours 1, 54."""
     one, other = Heard(), Heard()
     states = JobStates(vertices_of(["a"]), [one, other], SystemClock())
-    states.aborted(CheckpointId(1))
-    states.completed(CheckpointId(2))
-    states.aborted(CheckpointId(3))
+    states.on_checkpoint_aborted(CheckpointId(1))
+    states.on_checkpoint_complete(CheckpointId(2))
+    states.on_checkpoint_aborted(CheckpointId(3))
     assert one.words == other.words == ["aborted1(None)", "complete2", "aborted3(2)"]
 
 
@@ -76,15 +76,15 @@ def test_changes_come_in_their_order() -> None:
     heard = Heard()
     states = JobStates(vertices_of(["orders"]), [heard], SystemClock())
     states.on(JobEvent.STARTED)
-    states.tasks_initialize()
+    states.initialize_tasks()
     assert did(states) == {"orders": TaskState.INITIALIZING}
-    states.tasks_run()
+    states.run_tasks()
     assert (states.status, did(states)) == (JobStatus.RUNNING, {"orders": TaskState.RUNNING})
     (orders,) = states.vertices
     assert (orders.name, orders.attempt, orders.cause) == ("orders", 1, "") and orders.since_ms > 0
     known = len(heard.words)
     # Every further micro-batch says the same.
-    states.tasks_run()
+    states.run_tasks()
     assert len(heard.words) == known
     assert heard.words.index("INITIALIZING") > heard.words.index("RUNNING")
 
@@ -111,7 +111,7 @@ def test_everything_comes_to_an_end(events, status) -> None:
     states = JobStates(vertices_of(["a"]), [], SystemClock())
     for event in events:
         states.on(event)
-    states.over(EnvironmentFault("the JVM is gone"))
+    states.end(EnvironmentFault("the JVM is gone"))
     assert states.status is status
 
 
@@ -120,8 +120,8 @@ def test_a_listener_that_raises_keeps_nobody_from_hearing(caplog) -> None:
     heard = Heard()
     states = JobStates(vertices_of(["a"]), [Broken(), heard], SystemClock())
     states.on(JobEvent.STARTED)
-    states.completed(CheckpointId(1))
-    states.aborted(CheckpointId(2))
+    states.on_checkpoint_complete(CheckpointId(1))
+    states.on_checkpoint_aborted(CheckpointId(2))
     assert heard.words[-2:] == ["complete1", "aborted2(1)"]
     assert caplog.text.count("a listener failed: RuntimeError: a bug of the listener's") >= 3
 
@@ -129,20 +129,20 @@ def test_a_listener_that_raises_keeps_nobody_from_hearing(caplog) -> None:
 def test_a_quiet_listener_hears_everything_and_says_nothing() -> None:
     states = JobStates(vertices_of(["a"]), [QuietListener()], SystemClock())
     states.on(JobEvent.STARTED)
-    states.completed(CheckpointId(1))
-    states.aborted(CheckpointId(2))
+    states.on_checkpoint_complete(CheckpointId(1))
+    states.on_checkpoint_aborted(CheckpointId(2))
 
 
 def test_behind_a_recovery_the_latest_complete_checkpoint_is_what_the_job_goes_on_from() -> None:
     """Behaviour 54: in a new process it is one of the process before, after a rewind an older one."""
     heard = Heard()
     states = JobStates(vertices_of([]), [heard], SystemClock())
-    states.goes_on_from(CheckpointId(7))
-    states.aborted(CheckpointId(8))
-    states.goes_on_from(CheckpointId(3))
-    states.aborted(CheckpointId(9))
-    states.goes_on_from(None)
-    states.aborted(CheckpointId(10))
+    states.on_restored(CheckpointId(7))
+    states.on_checkpoint_aborted(CheckpointId(8))
+    states.on_restored(CheckpointId(3))
+    states.on_checkpoint_aborted(CheckpointId(9))
+    states.on_restored(None)
+    states.on_checkpoint_aborted(CheckpointId(10))
     assert heard.words == ["aborted8(7)", "aborted9(3)", "aborted10(None)"]
 
 
@@ -150,25 +150,25 @@ def test_the_task_that_an_error_names_has_failed_and_the_others_are_ended() -> N
     """Behaviour 57."""
     states = JobStates(vertices_of(["orders", "totals"]), [], SystemClock())
     states.on(JobEvent.STARTED)
-    states.tasks_run()
-    states.failed(UserFunctionError("raised", uid="totals"))
+    states.run_tasks()
+    states.on_failure(UserFunctionError("raised", uid="totals"))
     assert states.status is JobStatus.FAILING
     assert did(states) == {"orders": TaskState.CANCELING, "totals": TaskState.FAILED}
     # Once more, and one that names nobody: nothing changes, nothing raises.
-    states.failed(UserFunctionError("raised", uid="totals"))
-    states.failed(UserFunctionError("raised", uid="nobody"))
-    states.failed(UserFunctionError("raised"))
+    states.on_failure(UserFunctionError("raised", uid="totals"))
+    states.on_failure(UserFunctionError("raised", uid="nobody"))
+    states.on_failure(UserFunctionError("raised"))
     assert did(states)["totals"] is TaskState.FAILED
     states.on(JobEvent.RESTART)
     states.on(JobEvent.STARTED)
-    states.tasks_run()
+    states.run_tasks()
     assert did(states) == {"orders": TaskState.RUNNING, "totals": TaskState.RUNNING}
 
 
 def test_the_vertex_of_the_last_failure_says_why() -> None:
     states = JobStates(vertices_of(["orders", "totals"]), [], SystemClock())
     states.on(JobEvent.STARTED)
-    states.over(UserFunctionError("the function raised", uid="totals"))
+    states.end(UserFunctionError("the function raised", uid="totals"))
     assert states.status is JobStatus.FAILED
     orders, totals = states.vertices
     told = (

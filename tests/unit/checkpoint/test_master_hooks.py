@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from flinkish_spark.checkpoint.hooks import HookFailed, MasterHooks, UnknownHookState
+from flinkish_spark.checkpoint.hooks import HookError, MasterHooks, UnknownHookState
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.core.errors import ConfigError, JobDirError
 from flinkish_spark.protocol.checkpoint import Participant, ParticipantKind
@@ -84,7 +84,7 @@ def test_a_hook_that_fails_ends_the_trigger() -> None:
     """Behaviours 20, 81: those behind it are not called."""
     failing, behind = RecordedHook("a"), RecordedHook("b")
     failing.failing = [RuntimeError("no answer")]
-    with pytest.raises(HookFailed, match=r"'a' failed in checkpoint 7.*RuntimeError: no answer") as caught:
+    with pytest.raises(HookError, match=r"'a' failed in checkpoint 7.*RuntimeError: no answer") as caught:
         MasterHooks([failing, behind]).trigger(SEVEN)
     assert (caught.value.hook, caught.value.restartable, behind.calls) == ("a", True, [])  # type: ignore[attr-defined]
 
@@ -92,7 +92,7 @@ def test_a_hook_that_fails_ends_the_trigger() -> None:
 @pytest.mark.parametrize("given", [{"at": object()}, {"at": math.nan}, 7, {"at": b"bytes"}])
 def test_what_cannot_be_stored_ends_the_trigger(given) -> None:
     """Behaviour 81."""
-    with pytest.raises(HookFailed, match="failed in checkpoint 7"):
+    with pytest.raises(HookError, match="failed in checkpoint 7"):
         MasterHooks([Giving(given)]).trigger(SEVEN)
 
 
@@ -104,7 +104,7 @@ def test_no_hook_is_called_while_one_has_not_returned() -> None:
 
     def call_again() -> None:
         for call in (lambda: hooks.trigger(CheckpointId(8)), lambda: hooks.restore(None, {})):
-            with pytest.raises(HookFailed, match="has not returned from checkpoint 7"):
+            with pytest.raises(HookError, match="has not returned from checkpoint 7"):
                 call()
             refused.append(True)
 
@@ -147,7 +147,7 @@ def test_the_optional_calls_of_a_hook_do_nothing() -> None:
 def test_a_hook_that_fails_ends_the_restore() -> None:
     """Behaviour 82."""
     behind = RecordedHook("b")
-    with pytest.raises(HookFailed, match=r"'catalog' could not be restored.*cannot go back to 7"):
+    with pytest.raises(HookError, match=r"'catalog' could not be restored.*cannot go back to 7"):
         MasterHooks([Giving({}), behind]).restore(SEVEN, {"catalog": {}})
     assert behind.calls == []
 

@@ -84,7 +84,7 @@ class Query:
         self.start()
 
     def start(self, kept: Sequence[StagedBatch] = ()) -> None:
-        self.control = ControlFile.of_start(self.folder / "control", OwnerEpoch(1), self.starts)
+        self.control = ControlFile.create_for_start(self.folder / "control", OwnerEpoch(1), self.starts)
         self.starts += 1
         nodes = [SourceNode(uid, Input(at)) for at, uid in enumerate(SOURCES)]
         facts = (self.plan, nodes, self.control, self.log, self.clock)
@@ -117,7 +117,7 @@ class Query:
             for uid in OPERATORS
         )
         staged = StagedBatch(Lineage(0), BatchId(self.next), OwnerEpoch(1), 0, acks, ())
-        staged = self.keeper.noted(staged)
+        staged = self.keeper.add_times(staged)
         self.staged.append(staged)
         self.keeper.on_staged(staged)
         self.next += 1
@@ -228,7 +228,7 @@ def test_a_pipeline_ends_and_the_other_goes_on_until_the_job_ends(query: Query) 
 
 def test_a_new_log_begins_where_each_operator_stood(query: Query) -> None:
     query.run(record("left", 60_000), record("right", 5_000))
-    query.stored = query.keeper.behind(BatchId(0))
+    query.stored = query.keeper.find_event_time(BatchId(0))
     query.next, query.controls = 0, [{"flinkish:checkpoint": 0}] * 2
     query.start()
     query.run()
@@ -261,7 +261,7 @@ def test_the_micro_batch_that_drains_calls_whoever_has_a_timer(query: Query) -> 
     # Watermarks are what they were: the records of this micro-batch come before the end.
     assert query.seen == [59_999, 4_999] and drains(query)
     assert [0 if one.times is None else one.times.drained for one in query.staged] == [0, 0, 1]
-    stored = query.keeper.behind(BatchId(2))
+    stored = query.keeper.find_event_time(BatchId(2))
     assert stored is not None and not stored.agenda.groups
     assert not query.is_wanted
 
@@ -292,7 +292,7 @@ def test_a_job_that_is_started_again_behind_its_drain_goes_on_where_time_stood(q
     query.run(record("left", 60_000), record("right", 5_000), timer("left", 1, 90_000))
     drain(query, 1)
     query.run(timer("left", 1))
-    query.stored = query.keeper.behind(BatchId(1))
+    query.stored = query.keeper.find_event_time(BatchId(1))
     query.start()
     query.run(record("left", 61_000), timer("left", 1, 99_000))
     assert not drains(query) and query.seen == [59_999, 4_999]
@@ -305,7 +305,7 @@ def test_a_job_that_has_said_nothing_stores_nothing_about_its_operators(tmp_path
     untimed = TimePlan(make_reporters(OPERATORS, SOURCES), plan().chains, plan().operators)
     query = Query(tmp_path, untimed)
     query.run()
-    assert (query.staged[0].times, query.keeper.behind(BatchId(0))) == (None, None)
+    assert (query.staged[0].times, query.keeper.find_event_time(BatchId(0))) == (None, None)
 
 
 @pytest.mark.parametrize("seed", seeds(30))
@@ -333,7 +333,7 @@ def test_a_job_of_two_pipelines_that_is_started_again_goes_on_exactly(tmp_path: 
             reached = query.seen
             if cuts.random() < restarts:
                 if cuts.random() < 0.5:
-                    stored = query.keeper.behind(BatchId(number))
+                    stored = query.keeper.find_event_time(BatchId(number))
                     assert stored is not None
                     query.stored = EventTime.from_json(json.loads(json.dumps(stored.to_json())))
                     decided = number

@@ -12,7 +12,7 @@ from flinkish_spark.checkpoint import retention as pins_module
 from flinkish_spark.checkpoint import state_files
 from flinkish_spark.checkpoint.retention import PinManifest, SparkPins
 from flinkish_spark.checkpoint.state_files import (
-    StateFileGone,
+    StateFileNotFoundError,
     StateOnDisk,
     files_of,
     lineage_of,
@@ -177,7 +177,7 @@ def test_pins_share_files_and_a_pin_adds_only_what_is_new(folder, pins, tmp_path
     pins.pin(folder.decision(2, 6))
     assert set(pool(tmp_path)) - first == {"0/0/7_a7p0.changelog", "0/1/7_a7p1.changelog"}
     assert (tmp_path / "pins/state/0/0/7_a7p0.changelog").stat().st_nlink == 2
-    assert pins.pinned() == {ONE, TWO}
+    assert pins.list_pinned() == {ONE, TWO}
 
 
 def test_unpinning_deletes_what_no_other_pin_needs(folder, pins, tmp_path):
@@ -193,14 +193,14 @@ def test_unpinning_deletes_what_no_other_pin_needs(folder, pins, tmp_path):
     assert other.why_not_restorable(ONE) == ""
     other.unpin(ONE)
     other.unpin(ONE)
-    assert pool(tmp_path) == [] and other.pinned() == frozenset()
+    assert pool(tmp_path) == [] and other.list_pinned() == frozenset()
 
 
 def test_a_pinned_checkpoint_is_not_pinned_again(folder, pins):
     pins.pin(folder.decision(1, 5))
     folder.purge(below=9)
     pins.pin(folder.decision(1, 5))
-    assert pins.pinned() == {ONE}
+    assert pins.list_pinned() == {ONE}
 
 
 def refused_link(link):
@@ -267,13 +267,13 @@ def test_state_that_is_gone_cannot_be_pinned(folder, pins, tmp_path):
     folder.log.restore("offsets", BatchId(4), "v1")
     with pytest.raises(CorruptObjectError, match="cannot be loaded any more"):
         pins.pin(decision)
-    assert pins.pinned() == frozenset()
+    assert pins.list_pinned() == frozenset()
 
 
 def test_maintenance_that_takes_files_away_meanwhile_makes_the_pin_start_over(folder, pins, monkeypatch):
     def listed(state, store, calls=iter(range(100))):  # noqa: B008 - one counter for all calls
         if next(calls) < 2:
-            raise StateFileGone("4_a4p0.zip")
+            raise StateFileNotFoundError("4_a4p0.zip")
         return files_of(state, store)
 
     monkeypatch.setattr(pins_module, "files_of", listed)
@@ -292,7 +292,7 @@ def test_files_that_keep_vanishing_end_the_pin(folder, pins, monkeypatch):
 
 def test_a_folder_that_vanishes_while_it_is_listed_is_told_apart_from_damage(tmp_path, folder):
     (store, _) = store_versions(folder.log.read("commits", BatchId(5)), 5)
-    with pytest.raises(StateFileGone):
+    with pytest.raises(StateFileNotFoundError):
         state_files.files_of(StateOnDisk(tmp_path / "nowhere"), store)
 
 
@@ -414,7 +414,7 @@ def test_a_pin_that_was_cut_off_anywhere_is_no_pin_and_can_be_made(folder, tmp_p
     try:
         SparkPins(folder.log, tmp_path).pin(folder.decision(1, 5))
     except Crash:
-        assert SparkPins(folder.log, tmp_path).pinned() == frozenset()
+        assert SparkPins(folder.log, tmp_path).list_pinned() == frozenset()
     monkeypatch.undo()
     pins = SparkPins(folder.log, tmp_path)
     pins.pin(folder.decision(1, 5))

@@ -29,7 +29,7 @@ class Ages:
     def after(self, ms: int, *waiting: StagedBatch) -> list[tuple[int, int]]:
         """Let time pass, look; return (micro-batch, age) of what was said."""
         self.clock.now_ms += ms
-        self.ages.look(waiting)
+        self.ages.check(waiting)
         said, self.said[:] = [(int(one.batch), one.age_ms) for one in self.said], []
         return said
 
@@ -79,7 +79,7 @@ def test_a_coordinator_says_so_of_what_is_staged_and_of_what_is_decided(
     def said() -> list[str]:
         texts = [record.getMessage() for record in caplog.records]
         caplog.clear()
-        return [text[:37] for text in texts if text.startswith("what sink")]
+        return [text[:42] for text in texts if text.startswith("data that sink")]
 
     with caplog.at_level(logging.WARNING):
         rig = Rig(sinks="a")
@@ -88,13 +88,13 @@ def test_a_coordinator_says_so_of_what_is_staged_and_of_what_is_decided(
         assert said() == []
         rig.tick(after_ms=1_000)
         rig.tick(after_ms=1_000)
-        assert said() == ["what sink 'a' staged in micro-batch 0"]
+        assert said() == ["data that sink 'a' staged in micro-batch 0"]
         assert rig.take() == 1 and rig.confirmed == [1]
         # Decided, and the sink does not come round.
         rig.threads.held = ("complete",)
         assert rig.take() == 2
         rig.tick(after_ms=30_000)
-        assert said() == ["what sink 'a' staged in micro-batch 2"] and rig.confirmed == [1]
+        assert said() == ["data that sink 'a' staged in micro-batch 2"] and rig.confirmed == [1]
         rig.threads.let("complete-2")
         rig.tick(after_ms=60_000)
         assert said() == [] and rig.confirmed == [1, 2]
@@ -113,7 +113,7 @@ def test_listeners_hear_of_it_that_want_to() -> None:
 
     age = StagedAge("a", BatchId(7), 30_000, 60_000)
     curious = Curious()
-    JobStates((), (Other(), curious), ManualClock(10_000)).aging(age)  # type: ignore[arg-type]
+    JobStates((), (Other(), curious), ManualClock(10_000)).on_staged_data_aging(age)  # type: ignore[arg-type]
     assert curious.heard == [age]
     assert "sink 'a'" in str(age) and "30000 ms old" in str(age) and "60000 ms" in str(age)
 

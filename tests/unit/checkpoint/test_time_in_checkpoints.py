@@ -39,7 +39,7 @@ class Told:
         #: What is on disk when a micro-batch is noted, and when it is stepped over.
         self.store: MemoryStore | None = None
 
-    def noted(self, staged: StagedBatch) -> StagedBatch:
+    def add_times(self, staged: StagedBatch) -> StagedBatch:
         self._note("noted")
         return replace(staged, times=BatchTimes(7))
 
@@ -53,7 +53,7 @@ class Told:
     def on_offer(self, purpose: CheckpointPurpose) -> None:
         self.purposes.append(purpose)
 
-    def behind(self, batch: BatchId) -> EventTime | None:
+    def find_event_time(self, batch: BatchId) -> EventTime | None:
         self.calls.append(f"behind {batch}")
         return self.times.get(int(batch))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.control import ControlFile, held_path, read_held
+from flinkish_spark.checkpoint.control import ControlFile, read_held, to_held_path
 from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.connectors.control_source import ControlReader
@@ -88,7 +88,7 @@ class Query:
 
     def start(self, kept: Sequence[StagedBatch] = ()) -> None:
         """Start the query, from what was stored and what is kept."""
-        self.control = ControlFile.of_start(self.folder, OwnerEpoch(1), self.starts)
+        self.control = ControlFile.create_for_start(self.folder, OwnerEpoch(1), self.starts)
         self.starts += 1
         facts = (self.plan, [SourceNode("orders", self.source)], self.control, self.log, self.clock)
         self.keeper = TimeKeeper(*facts, self.stored, kept, BatchId(self.next))  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ class Query:
         """Stage the micro-batch that was logged; two sinks may report the same."""
         acks = tuple(SinkAck(sink, (TaskAck(0, 0, 0, reports=reports),)) for sink in ("out", also) if sink)
         staged = StagedBatch(Lineage(0), BatchId(self.next), OwnerEpoch(1), 0, acks, ())
-        staged = self.keeper.noted(staged)
+        staged = self.keeper.add_times(staged)
         self.staged.append(staged)
         self.keeper.on_staged(staged)
         self.next += 1
@@ -164,10 +164,10 @@ def test_a_job_without_time_does_nothing(tmp_path: Path) -> None:
     query = Query(tmp_path, plan())
     query.store.objects.clear()
     staged = StagedBatch(Lineage(0), BatchId(0), OwnerEpoch(1), 0, (SinkAck("out", (TaskAck(0, 5, 6),)),), ())
-    assert query.keeper.noted(staged) is staged
+    assert query.keeper.add_times(staged) is staged
     query.keeper.on_staged(staged)
     query.keeper.wake()
-    assert (query.keeper.behind(BatchId(0)), query.keeper.has_ended) == (None, False)
+    assert (query.keeper.find_event_time(BatchId(0)), query.keeper.has_ended) == (None, False)
     assert not query.control.path.exists() and not query.is_wanted
 
 
@@ -205,7 +205,7 @@ def test_the_next_micro_batch_carries_the_watermark(tmp_path: Path) -> None:
     (last,) = query.staged[-1:]
     assert last.times is not None and last.times.carried_ms == 59_999
     assert last.acks[0].tasks[0].reports == ()
-    assert query.keeper.behind(BatchId(1)).watermark_ms == 69_999  # type: ignore[union-attr]
+    assert query.keeper.find_event_time(BatchId(1)).watermark_ms == 69_999  # type: ignore[union-attr]
 
 
 def test_an_idle_stream_is_woken_for_timers_that_the_watermark_has_reached(tmp_path: Path) -> None:
@@ -231,10 +231,10 @@ def test_a_channel_without_records_is_waited_for(tmp_path: Path) -> None:
     query.run(seen(60_000), timers(1, event_ms=50_000))
     assert not query.is_wanted
     query.run(seen(40_000, channel=1))
-    assert query.keeper.behind(BatchId(1)).watermark_ms == 39_999  # type: ignore[union-attr]
+    assert query.keeper.find_event_time(BatchId(1)).watermark_ms == 39_999  # type: ignore[union-attr]
     query.channels = [0]
     query.run()
-    assert query.keeper.behind(BatchId(2)).watermark_ms == 59_999  # type: ignore[union-attr]
+    assert query.keeper.find_event_time(BatchId(2)).watermark_ms == 59_999  # type: ignore[union-attr]
     assert query.run(timers(1)) == [(OPERATOR, 1)]
 
 
@@ -382,7 +382,7 @@ def test_a_new_log_carries_at_once_what_its_state_has_seen(tmp_path: Path) -> No
     """A job that begins with a savepoint: a record up to that watermark is late."""
     query = Query(tmp_path)
     query.run(seen(60_000))
-    query.stored = query.keeper.behind(BatchId(0))
+    query.stored = query.keeper.find_event_time(BatchId(0))
     query.next, query.controls = 0, [{"flinkish:checkpoint": 0}]
     query.start()
     query.run()
@@ -401,9 +401,9 @@ def test_behind_an_older_micro_batch_time_stood_elsewhere(tmp_path: Path) -> Non
     query = Query(tmp_path)
     for time_ms in (10, 20, 30):
         query.run(seen(time_ms))
-    found = [query.keeper.behind(BatchId(number)) for number in (0, 1, 2)]
+    found = [query.keeper.find_event_time(BatchId(number)) for number in (0, 1, 2)]
     assert [one.watermark_ms for one in found if one is not None] == [9, 19, 29]
-    assert query.keeper.behind(BatchId(1)) is None, "it was decided and forgotten"
+    assert query.keeper.find_event_time(BatchId(1)) is None, "it was decided and forgotten"
 
 
 @pytest.mark.parametrize("seed", seeds(40))
@@ -425,7 +425,7 @@ def test_a_job_that_is_started_again_goes_on_exactly(tmp_path: Path, seed: int) 
             history.append((called, query.carried_ms, query.is_wanted))
             if cuts.random() < restarts:
                 if cuts.random() < 0.5:
-                    stored = query.keeper.behind(BatchId(number))
+                    stored = query.keeper.find_event_time(BatchId(number))
                     assert stored is not None
                     query.stored = EventTime.from_json(json.loads(json.dumps(stored.to_json())))
                     decided = number
@@ -543,7 +543,7 @@ def test_a_new_log_begins_with_the_end_that_its_state_stands_at(tmp_path: Path) 
     """Of a savepoint that was taken between the end of input and the end of the job."""
     before = ending(tmp_path / "before", timers(1, event_ms=90_000))
     query = Query(tmp_path / "after", source=Input(is_bounded=True))
-    query.stored, query.has_ended = before.keeper.behind(BatchId(1)), True
+    query.stored, query.has_ended = before.keeper.find_event_time(BatchId(1)), True
     query.start()
     # Whether its input goes on, the first micro-batch has to say.
     assert query.is_wanted and not query.keeper.can_end
@@ -554,7 +554,7 @@ def test_a_new_log_begins_with_the_end_that_its_state_stands_at(tmp_path: Path) 
 def test_input_that_goes_on_in_a_new_log_is_not_over(tmp_path: Path) -> None:
     before = ending(tmp_path / "before")
     query = Query(tmp_path / "after", source=Input(is_bounded=True))
-    query.stored = before.keeper.behind(BatchId(1))
+    query.stored = before.keeper.find_event_time(BatchId(1))
     query.start()
     query.run(seen(70_000))
     assert query.carried_ms == MAX_WATERMARK_MS and not query.keeper.can_end and not query.keeper.has_ended
@@ -569,7 +569,7 @@ def test_input_that_goes_on_behind_a_job_s_end_is_waited_for(tmp_path: Path) -> 
     before.run()
     assert before.keeper.has_ended
     query = Query(tmp_path / "after", source=Input(is_bounded=True))
-    query.stored = before.keeper.behind(BatchId(2))
+    query.stored = before.keeper.find_event_time(BatchId(2))
     query.start()
     assert query.is_wanted and not query.keeper.can_end
     query.run(seen(70_000))
@@ -606,7 +606,7 @@ def test_of_a_scan_that_has_no_offset_yet_nothing_is_known(tmp_path: Path) -> No
     text = 'v1\n{"batchTimestampMs": 1000}\n{"channels": [0], "has_ended": true}\n-'
     query.store.put(f"spark/1/{OFFSETS}/0", text.encode())
     query.stage()
-    assert query.keeper.behind(BatchId(0)) is None
+    assert query.keeper.find_event_time(BatchId(0)) is None
 
 
 # -- alignment -------------------------------------------------------------------------------------------
@@ -624,10 +624,10 @@ def test_sources_are_told_what_is_ahead_before_the_next_micro_batch_and_again_af
     # By another process, which begins with what was stored; of the old one's file nothing is left.
     old = query.control.path
     query.start(kept=query.staged)
-    assert not held_path(old).exists() and query.control.path != old
+    assert not to_held_path(old).exists() and query.control.path != old
     assert read_held(str(query.control.path), "orders").channels == frozenset({0})
     query.run(seen(59_500, channel=1))
-    assert not held_path(query.control.path).exists()
+    assert not to_held_path(query.control.path).exists()
 
 
 def test_a_channel_that_ends_lets_the_others_go_on(tmp_path: Path) -> None:

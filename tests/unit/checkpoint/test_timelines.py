@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.commit import Interrupted, refuse_another_timeline
-from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.commit import JobInterruptedError, refuse_another_timeline
+from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids, take_over
 from flinkish_spark.checkpoint.staging import StagingContext
 from flinkish_spark.connectors.delta.manifest import _DeltaManifestWriter
@@ -147,7 +147,7 @@ def test_a_micro_batch_of_an_earlier_owner_becomes_visible_with_a_checkpoint_of_
     decide(first, 1)
     first.job_dir.create_trigger(TriggerRecord(CheckpointId(2), first.epoch, CheckpointPurpose.PERIODIC, 0))
     drawn = [1, 1, 2, 2, 3]
-    monkeypatch.setattr(StagingContext, "_drawn", lambda self, batch: CheckpointId(drawn[batch.value]))
+    monkeypatch.setattr(StagingContext, "_find_drawn", lambda self, batch: CheckpointId(drawn[batch.value]))
 
     def told(ownership: Ownership) -> list[int]:
         unused: Any = None
@@ -301,7 +301,7 @@ def test_a_system_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
     assert sink.silent == 0
     sink.silent = 3
     # Nothing is recovered over what nobody has looked at.
-    with pytest.raises(Interrupted):
+    with pytest.raises(JobInterruptedError):
         settle(owner(tmp_path, A), sink, stops=lambda: True)
     assert sink.silent == 2
 
@@ -315,7 +315,7 @@ def test_an_outage_that_the_jvm_tells_of_is_waited_for_like_any_other(tmp_path: 
 def test_what_the_jvm_says_three_times_ends_the_start_with_its_innermost_cause(tmp_path: Path) -> None:
     sink = Sink()
     sink.silent, sink.error = 9, of_the_jvm("java.lang.IllegalStateException", "no such protocol")
-    with pytest.raises(QueryFailed, match=r"^IllegalStateException: no such protocol"):
+    with pytest.raises(QueryError, match=r"^IllegalStateException: no such protocol"):
         settle(owner(tmp_path, A), sink)
     # 9 - 3 tries.
     assert sink.silent == 6
@@ -330,7 +330,7 @@ def test_a_question_that_hangs_is_left_alone_by_a_cancel(tmp_path: Path) -> None
     sink.newest_marks = lambda: asked.append(answer.wait(30)) or ()  # type: ignore[method-assign,func-returns-value]
     looks = iter([False, False, True])
     try:
-        with pytest.raises(Interrupted, match="asking what sinks and sources hold"):
+        with pytest.raises(JobInterruptedError, match="asking what sinks and sources hold"):
             settle(owner(tmp_path, A), sink, cancelled=lambda: next(looks))
         assert asked == []
     finally:

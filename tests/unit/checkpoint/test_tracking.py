@@ -47,9 +47,9 @@ def tracker_of() -> CheckpointTracker:
 
 def begin(tracker: CheckpointTracker, after_ms: int = 0) -> None:
     """Let the barrier of checkpoint 1 go out."""
-    tracker.triggered(ID, REQUEST, ASKED)
+    tracker.on_triggered(ID, REQUEST, ASKED)
     CLOCK.now_ms += after_ms
-    tracker.offered(ID)
+    tracker.on_offered(ID)
 
 
 def batch(*acks: SinkAck) -> StagedBatch:
@@ -109,8 +109,8 @@ def test_a_chained_checkpoint_shows_the_alignment_with_its_upstream() -> None:
     for times_ms, expected in (((30, 40), (30, 40)), ((0, 0), (0, 0))):
         tracker = tracker_of()
         begin(tracker)
-        tracker.decided(ID)
-        tracker.confirmed(decision(offsets_text=chained(*times_ms)))
+        tracker.on_decided(ID)
+        tracker.on_confirmed(decision(offsets_text=chained(*times_ms)))
         measured = tracker.history.entries[0].durations
         assert (measured.start_delay_ms, measured.alignment_ms) == expected
         assert tracker.history.summary()[Quantity.ALIGNMENT_MS].maximum == expected[1]
@@ -157,10 +157,10 @@ def test_everybody_who_was_asked_is_listed_with_the_time_of_the_acknowledgement(
     tracker, clock = tracker_of(), CLOCK
     begin(tracker, after_ms=20)
     clock.now_ms += 30
-    tracker.staged(ID, batch(ack("a", 1)), 7)
-    tracker.acknowledged(ID, ASKED[1:])
-    tracker.decided(ID)
-    tracker.confirmed(decision(batch(ack("a", 1))))
+    tracker.on_staged(ID, batch(ack("a", 1)), 7)
+    tracker.on_acknowledged(ID, ASKED[1:])
+    tracker.on_decided(ID)
+    tracker.on_confirmed(decision(batch(ack("a", 1))))
     [found] = tracker.history.entries
     assert (found.asked, found.acknowledged) == (3, 3)
     assert [(p.uid, p.kind.value, p.ack_ms, p.rows, p.barriers) for p in found.participants] == [
@@ -174,8 +174,8 @@ def test_a_failed_checkpoint_says_whom_it_waited_for() -> None:
     """Behaviour 108, and what a person wants to know of a checkpoint that expired."""
     tracker = tracker_of()
     begin(tracker, after_ms=20)
-    tracker.staged(ID, batch(ack("a", 1, channels=(0, 2))), 7)
-    tracker.failed(ID, CheckpointFailureReason.EXPIRED, "not decided within 60 s")
+    tracker.on_staged(ID, batch(ack("a", 1, channels=(0, 2))), 7)
+    tracker.on_failed(ID, CheckpointFailureReason.EXPIRED, "not decided within 60 s")
     [found] = tracker.history.entries
     assert (found.asked, found.acknowledged, found.rows, found.durations.sync_ms) == (3, 1, None, 7)
     assert [(p.uid, p.is_acknowledged, p.ack_ms, p.barriers) for p in found.participants] == [
@@ -188,8 +188,8 @@ def test_a_failed_checkpoint_says_whom_it_waited_for() -> None:
 
 def test_a_checkpoint_that_was_never_offered_waited_for_its_hooks() -> None:
     tracker = tracker_of()
-    tracker.triggered(ID, REQUEST, ASKED)
-    tracker.failed(ID, CheckpointFailureReason.HOOK_FAILED, "the catalog is away")
+    tracker.on_triggered(ID, REQUEST, ASKED)
+    tracker.on_failed(ID, CheckpointFailureReason.HOOK_FAILED, "the catalog is away")
     [found] = tracker.history.entries
     assert (found.asked, found.acknowledged) == (3, 0)
 
@@ -200,7 +200,7 @@ def test_the_commit_of_each_sink_is_measured_and_the_observer_hears_of_it_as_bef
     begin(tracker)
     observer.on_step_start(Step.SINK_COMMIT, "a")  # of a recovery, before this checkpoint
     observer.on_step_end(Step.SINK_COMMIT, "a")
-    tracker.decided(ID)
+    tracker.on_decided(ID)
     for step, subject, took_ms in (
         (Step.SINK_COMMIT, "a", 40),
         (Step.GROUP_OFFSETS, "1", 9),
@@ -209,7 +209,7 @@ def test_the_commit_of_each_sink_is_measured_and_the_observer_hears_of_it_as_bef
         observer.on_step_start(step, subject)
         CLOCK.now_ms += took_ms
         observer.on_step_end(step, subject)
-    tracker.confirmed(decision(batch(ack("a", 1), ack("b", 1))))
+    tracker.on_confirmed(decision(batch(ack("a", 1), ack("b", 1))))
     [found] = tracker.history.entries
     assert {p.uid: p.commit_ms for p in found.participants if p.kind is ParticipantKind.SINK} == {
         "a": 40,
@@ -233,17 +233,17 @@ def test_what_is_unknown_is_left_alone() -> None:
     rig = Rig()
     rig.take()
     before = rig.tracker.history
-    rig.tracker.failed(CheckpointId(1), CheckpointFailureReason.DECLINED, "late")
-    rig.tracker.failed(CheckpointId(99), CheckpointFailureReason.DECLINED, "never heard of")
+    rig.tracker.on_failed(CheckpointId(1), CheckpointFailureReason.DECLINED, "late")
+    rig.tracker.on_failed(CheckpointId(99), CheckpointFailureReason.DECLINED, "never heard of")
     assert rig.tracker.history == before
-    assert rig.tracker.triggered_at_ms(CheckpointId(1)) == 0
+    assert rig.tracker.find_trigger_time_ms(CheckpointId(1)) == 0
 
 
 def test_the_history_outlives_the_process() -> None:
     """Behaviour 11: and with it the ids that it knows of."""
     rig = Rig()
     rig.take()
-    rig.tracker.restored(CheckpointId(1), "/sp")
+    rig.tracker.on_restored(CheckpointId(1), "/sp")
     again = CheckpointTracker(rig.job_dir, rig.clock)
     assert (again.history, again.highest) == (rig.tracker.history, CheckpointId(1))
     assert again.history.newest_restored is not None
@@ -277,7 +277,7 @@ def test_an_earlier_start_in_this_process_is_remembered_when_it_is_settled() -> 
     rig.threads.held = ("complete",)
     rig.ask()
     rig.run_batch(1)
-    rig.tracker.refused()
+    rig.tracker.on_refused()
     rig.tracker.store()
     rig.threads.let("complete-1")
     again = CheckpointTracker(rig.job_dir, rig.clock)
@@ -294,20 +294,20 @@ def test_refusals_are_stored_and_do_not_cost_a_file_each() -> None:
     tracker, clock = tracker_of(), CLOCK
     store = tracker._job_dir.store
     clock.now_ms += 1_000
-    tracker.refused()
-    assert tracker._stored().counts.refused == 1
+    tracker.on_refused()
+    assert tracker._load().counts.refused == 1
     for _ in range(50):
-        tracker.refused()
+        tracker.on_refused()
     # As often as somebody may ask: what comes in a row is written with what is stored next.
-    assert tracker._stored().counts.refused == 1
+    assert tracker._load().counts.refused == 1
     tracker.store()
-    assert tracker._stored().counts.refused == 51
+    assert tracker._load().counts.refused == 51
     assert list(store.objects) == ["statistics.json"]
 
 
 def test_the_savepoint_that_a_job_began_with_is_remembered() -> None:
     tracker = tracker_of()
-    tracker.restored(CheckpointId(7), "/savepoints/first")
+    tracker.on_restored(CheckpointId(7), "/savepoints/first")
     restored = CheckpointTracker(tracker._job_dir, CLOCK).history.newest_restored
     assert restored is not None and (int(restored.checkpoint), restored.path) == (7, "/savepoints/first")
 
@@ -351,9 +351,9 @@ def test_totals_go_on_over_checkpoints_and_processes() -> None:
     tracker = CheckpointTracker(JobDir(store), CLOCK, sources, keeper)
     CLOCK.now_ms = REQUEST.asked_at_ms
     begin(tracker)
-    tracker.decided(ID)
-    tracker.answered("a", [CommitAnswer(Outcome.RETRY), CommitAnswer(Outcome.COMMITTED)])
-    tracker.answered("a", [CommitAnswer(Outcome.COMMITTED), CommitAnswer(Outcome.ALREADY_COMMITTED)])
+    tracker.on_decided(ID)
+    tracker.on_answers("a", [CommitAnswer(Outcome.RETRY), CommitAnswer(Outcome.COMMITTED)])
+    tracker.on_answers("a", [CommitAnswer(Outcome.COMMITTED), CommitAnswer(Outcome.ALREADY_COMMITTED)])
     keeper.on_staged({"parse": {"broken": UserMetric(UserMetricKind.COUNTER, 4)}})
     staged = replace(
         batch(ack("a", 1)),
@@ -362,7 +362,7 @@ def test_totals_go_on_over_checkpoints_and_processes() -> None:
     )
     first = decision(staged, offsets_text=at(20))
     tracker._job_dir.create_decision(first)
-    tracker.confirmed(first)
+    tracker.on_confirmed(first)
     assert tracker.history.totals == {
         "a": {
             "retriedCommittables": 1,
@@ -380,10 +380,10 @@ def test_totals_go_on_over_checkpoints_and_processes() -> None:
     again.on_staged({"parse": {"broken": UserMetric(UserMetricKind.COUNTER, 1)}})
     tracker.pending = lambda: {"topic": 7}
     second = replace(decision(batch(ack("a", 1)), offsets_text=at(32)), checkpoint=CheckpointId(2))
-    tracker.triggered(CheckpointId(2), REQUEST, ASKED)
+    tracker.on_triggered(CheckpointId(2), REQUEST, ASKED)
     tracker._job_dir.create_decision(second)
-    tracker.decided(CheckpointId(2))
-    tracker.confirmed(second)
+    tracker.on_decided(CheckpointId(2))
+    tracker.on_confirmed(second)
     stored = tracker._job_dir.statistics()
     assert stored is not None
     assert stored.totals["orders"] == {"position": 32, "numRecordsIn": 32, "pendingRecords": 18}
@@ -396,10 +396,10 @@ def test_what_is_read_once_more_behind_a_rewind_counts_again() -> None:
     for number, upto, wanted in ((1, 20, 20), (2, 30, 30), (3, 25, 45)):
         if number == 3:
             # Back to a position of 10; what lies before it is not read again.
-            tracker.goes_on_behind(decision(offsets_text=at(10)))
-        tracker.triggered(CheckpointId(number), REQUEST, ASKED)
-        tracker.decided(CheckpointId(number))
-        tracker.confirmed(replace(decision(offsets_text=at(upto)), checkpoint=CheckpointId(number)))
+            tracker.on_start_after(decision(offsets_text=at(10)))
+        tracker.on_triggered(CheckpointId(number), REQUEST, ASKED)
+        tracker.on_decided(CheckpointId(number))
+        tracker.on_confirmed(replace(decision(offsets_text=at(upto)), checkpoint=CheckpointId(number)))
         assert tracker.history.totals["orders"]["numRecordsIn"] == wanted
     assert "numRecordsIn" not in _begun_at_a_savepoint().history.totals["orders"]
 
@@ -407,16 +407,16 @@ def test_what_is_read_once_more_behind_a_rewind_counts_again() -> None:
 def _begun_at_a_savepoint() -> CheckpointTracker:
     """Return a tracker of a job that has not read itself what lies in front of its first checkpoint."""
     tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
-    tracker.restored(CheckpointId(7), "/savepoints/first")
+    tracker.on_restored(CheckpointId(7), "/savepoints/first")
     begin(tracker)
-    tracker.decided(ID)
-    tracker.confirmed(decision(offsets_text=at(20)))
+    tracker.on_decided(ID)
+    tracker.on_confirmed(decision(offsets_text=at(20)))
     return tracker
 
 
 def test_positions_that_cannot_be_read_stop_no_start() -> None:
     tracker = CheckpointTracker(JobDir(MemoryStore()), CLOCK, (SourceNode("orders", Counted()),))
-    tracker.goes_on_behind(decision(offsets_text="v9"))
+    tracker.on_start_after(decision(offsets_text="v9"))
     assert tracker.history.totals == {}
 
 
@@ -429,6 +429,6 @@ def test_who_cannot_say_what_was_read_ends_no_checkpoint() -> None:
 
     tracker.pending = gone
     begin(tracker)
-    tracker.decided(ID)
-    tracker.confirmed(decision(batch(ack("a", 1))))
+    tracker.on_decided(ID)
+    tracker.on_confirmed(decision(batch(ack("a", 1))))
     assert tracker.history.counts.completed == 1 and tracker.history.totals["a"] == {"numRecordsOut": 1}

@@ -229,7 +229,7 @@ def test_whatever_a_job_answers_is_understood(kind: ReplyKind) -> None:
 def test_a_savepoint_that_was_being_decided_when_the_job_ended_is_no_answer(
     job: JobOnDisk, tmp_path: Path
 ) -> None:
-    with job.running(lambda request: CheckpointAnswer.left_to_next_start(CheckpointId(7))):
+    with job.running(lambda request: CheckpointAnswer.make_left_to_next_start(CheckpointId(7))):
         plain = flinkish("savepoint", "trigger", job.root, tmp_path / "a")
         for_programs = said(flinkish("savepoint", "stop", job.root, tmp_path / "a", "--json"))
     assert plain.exit_code == 3 and plain.stdout == ""
@@ -242,7 +242,7 @@ def test_a_savepoint_that_was_being_decided_when_the_job_ended_is_no_answer(
 
 def test_a_job_that_recovers_says_that_it_cannot_now(job: JobOnDisk, tmp_path: Path) -> None:
     reason = CheckpointFailureReason.PARTICIPANT_NOT_RUNNING
-    with job.running(lambda request: CheckpointAnswer.refused(reason)):
+    with job.running(lambda request: CheckpointAnswer.make_refused(reason)):
         result = flinkish("savepoint", "stop", job.root, tmp_path / "a")
     assert result.exit_code == 1
     assert result.stderr == f"flinkish: refused: {reason.value}, {reason.text}\n"
@@ -257,7 +257,7 @@ def test_a_timeout_that_nobody_can_wait_for_is_wrong_usage(job: JobOnDisk, timeo
 
 def test_a_timeout_may_be_short_or_long(job: JobOnDisk) -> None:
     assert flinkish("checkpoints", "trigger", job.root, "--timeout-s", "1e-300").exit_code == 3
-    with job.running(lambda request: CheckpointAnswer.completed(CheckpointId(7))):
+    with job.running(lambda request: CheckpointAnswer.make_completed(CheckpointId(7))):
         assert flinkish("checkpoints", "trigger", job.root, "--timeout-s", "1e9").exit_code == 0
 
 
@@ -273,7 +273,7 @@ def test_a_request_that_is_taken_in_the_last_moment_is_waited_for(
         taken = [one.name for one in inbox.take()]
         assert taken == [request.name]
         is_taken_back = take_back(request, files)
-        inbox.answer(request.name, CheckpointAnswer.completed(CheckpointId(7)))
+        inbox.answer(request.name, CheckpointAnswer.make_completed(CheckpointId(7)))
         return is_taken_back
 
     monkeypatch.setattr(asking, "_take_back", too_late)
@@ -328,7 +328,7 @@ def test_a_torn_answer_is_one_line(job: JobOnDisk, monkeypatch: pytest.MonkeyPat
         return Part.ANSWER
 
     monkeypatch.setattr(RequestFiles, "give_answer", tear)
-    with job.running(lambda request: CheckpointAnswer.completed(CheckpointId(7))):
+    with job.running(lambda request: CheckpointAnswer.make_completed(CheckpointId(7))):
         result = flinkish("checkpoints", "trigger", job.root)
     assert result.exit_code == 1 and "cannot be trusted" in result.stderr
     assert requests(job) == []
@@ -336,7 +336,7 @@ def test_a_torn_answer_is_one_line(job: JobOnDisk, monkeypatch: pytest.MonkeyPat
 
 # -- cancel -----------------------------------------------------------------------------------------
 def test_a_job_is_cancelled_after_a_yes(job: JobOnDisk) -> None:
-    with job.running(lambda request: CheckpointAnswer.completed(CheckpointId(1))) as seen:
+    with job.running(lambda request: CheckpointAnswer.make_completed(CheckpointId(1))) as seen:
         assert flinkish("cancel", job.root, answers="n\n").exit_code == 1
         assert seen == []
         result = flinkish("cancel", job.root, answers="y\n")

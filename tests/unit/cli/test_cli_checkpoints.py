@@ -417,7 +417,7 @@ def test_looking_changes_nothing(job: JobOnDisk) -> None:
 
 # -- trigger ----------------------------------------------------------------------------------------
 def test_a_running_job_is_asked_for_a_checkpoint(job: JobOnDisk) -> None:
-    with job.running(lambda request: CheckpointAnswer.completed(CheckpointId(7))) as seen:
+    with job.running(lambda request: CheckpointAnswer.make_completed(CheckpointId(7))) as seen:
         result = flinkish("checkpoints", "trigger", job.root)
     assert (result.exit_code, result.stdout) == (0, "checkpoint 7 is confirmed\n")
     assert [request.kind for request in seen] == [RequestKind.CHECKPOINT]
@@ -426,7 +426,7 @@ def test_a_running_job_is_asked_for_a_checkpoint(job: JobOnDisk) -> None:
 
 def test_an_aborted_checkpoint_is_not_done(job: JobOnDisk) -> None:
     asked = CheckpointRequest(1, CheckpointPurpose.USER, 0)
-    answer = CheckpointAnswer.aborted(Abort(CheckpointId(7), asked, Reason.EXPIRED, "60 s"))
+    answer = CheckpointAnswer.make_aborted(Abort(CheckpointId(7), asked, Reason.EXPIRED, "60 s"))
     with job.running(lambda request: answer):
         result = flinkish("checkpoints", "trigger", job.root)
     assert result.exit_code == 1
@@ -434,7 +434,7 @@ def test_an_aborted_checkpoint_is_not_done(job: JobOnDisk) -> None:
 
 
 def test_a_refusal_says_its_reason_to_programs_too(job: JobOnDisk) -> None:
-    with job.running(lambda request: CheckpointAnswer.refused(Reason.SHUT_DOWN)):
+    with job.running(lambda request: CheckpointAnswer.make_refused(Reason.SHUT_DOWN)):
         result = flinkish("checkpoints", "trigger", job.root, "--json")
     assert result.exit_code == 1
     assert said(result)["outcome"] == "REFUSED" and said(result)["reason"] == "SHUT_DOWN"

@@ -37,9 +37,9 @@ def job(tmp_path: Path) -> JobOnDisk:
 # -- terminals --------------------------------------------------------------------------------------
 def test_what_a_job_answers_is_printed_without_control_characters(job: JobOnDisk, tmp_path: Path) -> None:
     answers = [
-        CheckpointAnswer.completed(CheckpointId(7), EVIL),
-        CheckpointAnswer.savepoint_failed(CheckpointId(7), EVIL),
-        CheckpointAnswer.refused(CheckpointFailureReason.STORAGE_NOT_READY, EVIL),
+        CheckpointAnswer.make_completed(CheckpointId(7), EVIL),
+        CheckpointAnswer.make_savepoint_failed(CheckpointId(7), EVIL),
+        CheckpointAnswer.make_refused(CheckpointFailureReason.STORAGE_NOT_READY, EVIL),
     ]
     for answer in answers:
         with job.running(lambda request, answer=answer: answer):

@@ -26,7 +26,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "command-line.md"
 QUICK = ("--timeout-s", "0.3")
 #: For one that takes the message; this machine may be busy.
 PATIENT = ("--timeout-s", "2")
-OBEYS = CheckpointAnswer.completed(CheckpointId(1))
+OBEYS = CheckpointAnswer.make_completed(CheckpointId(1))
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_a_job_that_takes_the_message_and_dies_leaves_the_order(job: JobOnDisk) 
 
 
 def test_a_job_that_refuses_the_message_leaves_the_order(job: JobOnDisk) -> None:
-    refusal = CheckpointAnswer.refused(CheckpointFailureReason.SHUT_DOWN)
+    refusal = CheckpointAnswer.make_refused(CheckpointFailureReason.SHUT_DOWN)
     with job.running(lambda request: refusal):
         result = flinkish("rewind", job.root, 1, "--yes", "--json", *PATIENT)
     assert result.exit_code == 3
@@ -204,7 +204,7 @@ def test_a_successor_that_refuses_the_message_obeys_the_order(job: JobOnDisk) ->
 
     def take_over(request: OutsideRequest) -> CheckpointAnswer:
         thread.start()
-        return CheckpointAnswer.refused(CheckpointFailureReason.SHUT_DOWN)
+        return CheckpointAnswer.make_refused(CheckpointFailureReason.SHUT_DOWN)
 
     with job.running(take_over):
         result = flinkish("rewind", job.root, 1, "--yes", "--timeout-s", "200")

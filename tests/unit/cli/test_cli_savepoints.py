@@ -52,7 +52,7 @@ def write_savepoint(path: Path, checkpoint: int = 3) -> SavepointMetadata:
 
 
 def completed(request) -> CheckpointAnswer:
-    return CheckpointAnswer.completed(CheckpointId(7), request.target)
+    return CheckpointAnswer.make_completed(CheckpointId(7), request.target)
 
 
 # -- trigger ----------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_blanks_in_a_target_are_shown_as_they_are(job: JobOnDisk, tmp_path: Path
 
 
 def test_a_savepoint_that_could_not_be_written_is_not_done(job: JobOnDisk, tmp_path: Path) -> None:
-    answer = CheckpointAnswer.savepoint_failed(CheckpointId(7), "the disk is\nfull")
+    answer = CheckpointAnswer.make_savepoint_failed(CheckpointId(7), "the disk is\nfull")
     with job.running(lambda request: answer):
         result = flinkish("savepoint", "trigger", job.root, tmp_path / "a")
     assert result.exit_code == 1 and result.stdout == ""
@@ -102,7 +102,7 @@ def test_a_savepoint_that_could_not_be_written_is_not_done(job: JobOnDisk, tmp_p
 
 def test_a_refusal_without_words_has_those_of_its_reason(job: JobOnDisk, tmp_path: Path) -> None:
     reason = CheckpointFailureReason.PARTICIPANT_NOT_RUNNING
-    with job.running(lambda request: CheckpointAnswer.refused(reason)):
+    with job.running(lambda request: CheckpointAnswer.make_refused(reason)):
         result = flinkish("savepoint", "trigger", job.root, tmp_path / "a")
     assert result.exit_code == 1
     assert f"refused: {reason.value}, {reason.text}" in result.stderr

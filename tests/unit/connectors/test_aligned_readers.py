@@ -60,7 +60,7 @@ class Job:
 
     def start(self) -> None:
         """Start the query in a new process; who runs on from before hears nothing that is new."""
-        self.control = ControlFile.of_start(self.folder / "control", OwnerEpoch(1), self.starts)
+        self.control = ControlFile.create_for_start(self.folder / "control", OwnerEpoch(1), self.starts)
         self.starts += 1
         nodes = [SourceNode(uid, source) for uid, source in self.sources.items()]
         # Nothing was decided yet: all that was staged counts.
@@ -122,7 +122,7 @@ class Job:
             reports = (TimeReport(len(UIDS) + at, 0, max(times), len(times)),) if times else ()
             acks.append(SinkAck(f"{uid}-out", (TaskAck(0, 0, 0, reports=reports),)))
         staged = StagedBatch(Lineage(0), BatchId(number), OwnerEpoch(1), 0, tuple(acks), ())
-        staged = self.keeper.noted(staged)
+        staged = self.keeper.add_times(staged)
         self.staged.append(staged)
         self.keeper.on_staged(staged)
 
@@ -151,4 +151,4 @@ def test_the_fast_one_waits_all_is_read_and_the_job_ends_whatever_dies(
             slow_ms = max(0, slow[number - 1] - 1) * STEP_MS["slow"]
             ahead_ms = (fast[number - 1] - 1) * STEP_MS["fast"] - slow_ms
             assert ahead_ms <= DRIFT_MS
-    assert isinstance(job.keeper.behind(BatchId(len(fast) - 1)), EventTime)
+    assert isinstance(job.keeper.find_event_time(BatchId(len(fast) - 1)), EventTime)

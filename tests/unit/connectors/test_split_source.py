@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T
 
-from flinkish_spark.checkpoint.failures import Outage, QueryFailed, RepeatableUserError, classify
+from flinkish_spark.checkpoint.failures import Outage, QueryError, RepeatableUserError, classify
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.rates import RateLimit, TokenBucket, divide_allowance
 from flinkish_spark.connectors.splits import (
@@ -486,7 +486,7 @@ def test_what_a_source_is_refused_is_counted_and_an_outage_is_waited_for(
     # As text, which is how Spark hands it on.
     kind = type(caught.value)
     error = classify(RuntimeError(f"failed:\n{kind.__module__}.{kind.__qualname__}: {caught.value}"))
-    assert type(error) is (QueryFailed if is_counted else Outage), repr(error)
+    assert type(error) is (QueryError if is_counted else Outage), repr(error)
 
 
 def test_names_of_splits_that_are_made_while_they_are_gone_through_are_work_of_the_source(tmp_path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark import KafkaSource
-from flinkish_spark.checkpoint.control import held_path, read_held, write_held
+from flinkish_spark.checkpoint.control import read_held, to_held_path, write_held
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.kafka.format import offsets as topic_watch
 from flinkish_spark.connectors.kafka.format.options import parse_stream
@@ -118,7 +118,7 @@ def test_what_is_written_is_read_and_what_is_not_there_holds_nobody_back(tmp_pat
     assert read_held(str(control), "a") == held["a"]
     assert read_held(str(control), "c") == NONE_HELD
     write_held(control, {})
-    assert not held_path(control).exists()
+    assert not to_held_path(control).exists()
     write_held(control, {})
 
 

@@ -17,7 +17,7 @@ from flinkish_spark import (
     LongCounter,
 )
 from flinkish_spark.bridge.accumulators import NO_TALLIES, TaskTallies
-from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, Told
+from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, AccumulatorTotals
 from flinkish_spark.core.accumulators import Accumulator, Tally, TallyParam, as_results, sum_counts
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.protocol.accumulators import AccumulatorKind, AccumulatorValue
@@ -33,7 +33,7 @@ def long(value: int) -> AccumulatorValue:
     return AccumulatorValue(AccumulatorKind.LONG_COUNTER, (str(value),))
 
 
-@pytest.fixture(params=[lambda: StatelessContext("f"), lambda: KeyedStates("f", 4).of_function()])
+@pytest.fixture(params=[lambda: StatelessContext("f"), lambda: KeyedStates("f", 4).view_for_function()])
 def context(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
@@ -144,19 +144,19 @@ def base(group: int, batch: int) -> str:
 
 
 def test_a_checkpoint_has_what_was_counted_up_to_it_and_a_start_goes_on_from_there() -> None:
-    began = Told({"a": long(10)}, (base(1, 2), base(2, 2)))
+    began = AccumulatorTotals({"a": long(10)}, (base(1, 2), base(2, 2)))
     keeper = AccumulatorKeeper(began, [replace(staged(3, a=1), bases=(base(2, 3),))])
     keeper.on_staged(staged(4, a=1, b=5))
     keeper.on_staged(staged(5))
     keeper.on_staged(staged(6, b=1))
     keeper.on_staged(replace(staged(7), bases=(base(1, 7),)))
-    assert as_results(keeper.behind(BatchId(3)).accumulators) == {"a": 11}
-    assert as_results(keeper.behind(BatchId(5)).accumulators) == {"a": 12, "b": 5}
-    assert as_results(keeper.behind(BatchId(6)).accumulators) == {"a": 12, "b": 6}
-    assert keeper.behind(BatchId(6)).bases == (base(1, 2), base(2, 3))
-    assert keeper.behind(BatchId(7)).bases == (base(1, 7), base(2, 3))
+    assert as_results(keeper.find_totals(BatchId(3)).accumulators) == {"a": 11}
+    assert as_results(keeper.find_totals(BatchId(5)).accumulators) == {"a": 12, "b": 5}
+    assert as_results(keeper.find_totals(BatchId(6)).accumulators) == {"a": 12, "b": 6}
+    assert keeper.find_totals(BatchId(6)).bases == (base(1, 2), base(2, 3))
+    assert keeper.find_totals(BatchId(7)).bases == (base(1, 7), base(2, 3))
     # A rewind begins anew from what the checkpoint held.
-    assert AccumulatorKeeper(began).behind(BatchId(3)) == began
+    assert AccumulatorKeeper(began).find_totals(BatchId(3)) == began
 
 
 def test_a_log_that_begins_anew_goes_on_with_accumulators_and_without_bases() -> None:
@@ -165,9 +165,9 @@ def test_a_log_that_begins_anew_goes_on_with_accumulators_and_without_bases() ->
     told = {"accumulators": held, "bases": (base(1, 2),)}
     own = {"lineage": Lineage(1), "batches": batches, **told}
     decision = Decision(CheckpointId(2), Verdict.COMMIT, OwnerEpoch(1), 0, **own)
-    assert Told.at(decision, Lineage(1)) == Told(held, (base(1, 2),))
-    assert Told.at(decision, Lineage(2)) == Told(held)
-    assert Told.at(None, Lineage(0)) == Told()
+    assert AccumulatorTotals.from_decision(decision, Lineage(1)) == AccumulatorTotals(held, (base(1, 2),))
+    assert AccumulatorTotals.from_decision(decision, Lineage(2)) == AccumulatorTotals(held)
+    assert AccumulatorTotals.from_decision(None, Lineage(0)) == AccumulatorTotals()
 
 
 def test_staged_micro_batches_and_decisions_keep_them() -> None:
@@ -177,7 +177,7 @@ def test_staged_micro_batches_and_decisions_keep_them() -> None:
 
 
 def test_where_nothing_counts_it_is_refused() -> None:
-    states = KeyedStates("f", 4).of_function()
+    states = KeyedStates("f", 4).view_for_function()
     states.why_no_accumulators = "there is no job"
     for ask in (states.get_long_counter, lambda name: states.add_accumulator(name, LongCounter())):
         with pytest.raises(RuntimeError, match="'f' adds the accumulator 'seen', and there is no job"):

@@ -25,7 +25,7 @@ from flinkish_spark import (
     MapStateDescriptor,
     VectorizedProcessFunction,
 )
-from flinkish_spark.checkpoint.hooks import HookFailed, MasterHooks
+from flinkish_spark.checkpoint.hooks import HookError, MasterHooks
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.splits import SplitSource, SplitStreamReader, read_piece
 from flinkish_spark.contracts.hooks import MasterHook
@@ -444,5 +444,5 @@ def test_the_state_of_a_hook_is_all_of_it() -> None:
         def restore(self, checkpoint_id: int, state: Any) -> None:
             pass
 
-    with pytest.raises(HookFailed, match="no such number"):
+    with pytest.raises(HookError, match="no such number"):
         MasterHooks([Hook()]).trigger(CheckpointId(1))

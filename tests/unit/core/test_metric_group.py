@@ -101,7 +101,7 @@ def test_mistakes_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "context", [StatelessContext("f"), KeyedStates("f", 4).of_function()], ids=["stateless", "keyed"]
+    "context", [StatelessContext("f"), KeyedStates("f", 4).view_for_function()], ids=["stateless", "keyed"]
 )
 def test_where_there_is_no_task_a_function_sees_its_own_counts(context: Any) -> None:
     counter = context.get_metrics_group().counter("n")

@@ -359,8 +359,8 @@ def test_a_log_that_began_anew_began_where_its_seed_says(tmp_path):
     recorded("seeds/3/begin/orders-1234", "aaaa", {"orders": {"0": 50}})
     recorded("seeds/3/begin/orders-5678", "aaaa", {"orders": {"0": 40}})
     topics = frozenset({"orders", "rates"})
-    assert log.began_at().kafka(topics) == {"orders": {0: 0}, "rates": {0: 1}}
-    assert log.began_at(Lineage(3)).kafka(topics) == {"orders": {0: 40}, "rates": {0: 1}}
+    assert log.find_first_offsets().kafka(topics) == {"orders": {0: 0}, "rates": {0: 1}}
+    assert log.find_first_offsets(Lineage(3)).kafka(topics) == {"orders": {0: 40}, "rates": {0: 1}}
 
 
 def test_a_finished_rewind_starts_a_lineage(tmp_path):

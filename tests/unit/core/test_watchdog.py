@@ -154,7 +154,7 @@ def test_a_commit_that_takes_two_minutes_is_named_with_sink_and_checkpoint_and_f
     said: dict[str, list[tuple[str, int]]] = {}
     rig.committers["a"].on_call = lambda call: said.setdefault(call, watched.after(120))
     rig.take()
-    assert said["why_dead"] == [("sink 'a' to say what of checkpoint 1 is left", 120)]
+    assert said["why_dead"] == [("sink 'a' to check its data of checkpoint 1", 120)]
     assert said["commit"] == [("committing checkpoint 1 to sink 'a' to end", 120)]
     assert (rig.confirmed, rig.answers, watched.after(120)) == ([1], ["user=COMPLETED"], [])
 
@@ -216,7 +216,7 @@ def test_no_interval_is_longer_than_a_minute() -> None:
 def test_a_commit_that_is_answered_with_retry_is_told_with_its_reason() -> None:
     """K05: a committer that answers RETRY for ever was seen nowhere."""
     clock, told = ManualClock(), [()]
-    dog = Watchdog(clock, told.append, patience_ms=2_000, held=lambda: rig.coordinator.held())
+    dog = Watchdog(clock, told.append, patience_ms=2_000, held=lambda: rig.coordinator.list_waits())
     rig = Rig(sinks="a", clock=clock, waiting=dog.waiting)
     rig.committers["a"].outcomes = [Outcome.RETRY] * 6
     seen: list[list[tuple[str, str, str]]] = []
@@ -249,7 +249,7 @@ def test_a_sink_that_cannot_say_what_is_left_is_one_wait_over_all_tries() -> Non
         seen.extend((wait.what, wait.error) for wait in told[-1]),
     )
     rig.take()
-    assert seen[-1] == ("sink 'a' to say what of checkpoint 1 is left", "no broker.")
+    assert seen[-1] == ("sink 'a' to check its data of checkpoint 1", "no broker.")
 
 
 def test_an_open_checkpoint_says_who_has_not_seen_its_barrier() -> None:
@@ -257,16 +257,16 @@ def test_an_open_checkpoint_says_who_has_not_seen_its_barrier() -> None:
     rig = Rig(clock=clock)
     rig.ask()
     clock.now_ms += 3_000
-    assert [*rig.coordinator.held()] == [
+    assert [*rig.coordinator.list_waits()] == [
         Wait("checkpoint 1", "its barrier to come through to operator 'sum', sink 'a', sink 'b'", 3_000)
     ]
     rig.control.status = AlignmentStatus(False, "waits for checkpoint 4 of the upstream job")
-    (wait,) = rig.coordinator.held()
+    (wait,) = rig.coordinator.list_waits()
     assert wait.what == (
         "its barrier to come through to operator 'sum', sink 'a', sink 'b'; "
         "the source waits for checkpoint 4 of the upstream job"
     )
     batch = rig.stage(1)
-    assert [wait.what for wait in rig.coordinator.held()] == ["Spark to log its micro-batch as done"]
+    assert [wait.what for wait in rig.coordinator.list_waits()] == ["Spark to log its micro-batch as done"]
     rig.commit_log(batch)
-    assert [*rig.coordinator.held()] == []
+    assert [*rig.coordinator.list_waits()] == []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.bridge import query_threads
-from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core import watchdog
 from flinkish_spark.core.clock import SystemClock, SystemThreads
@@ -241,7 +241,7 @@ def test_without_a_limit_a_cancelled_job_is_waited_for(
     client.cancel()
     assert not client.wait(timeout_ms=3_000)
     engine.may_go_on.set()
-    with pytest.raises(QueryFailed, match="it went on"):
+    with pytest.raises(QueryError, match="it went on"):
         client.wait(timeout_ms=10_000)
 
 

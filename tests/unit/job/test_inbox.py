@@ -32,7 +32,7 @@ from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from tests.support.clocks import ManualClock
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
-DONE = CheckpointAnswer.completed(CheckpointId(3))
+DONE = CheckpointAnswer.make_completed(CheckpointId(3))
 BY_OWNER_1 = Claim(Claimant.OWNER, OwnerEpoch(1))
 BY_ASKER = Claim(Claimant.ASKER, OwnerEpoch(1))
 
@@ -173,7 +173,7 @@ def test_the_first_answer_stays(inbox: Inbox, job_dir: JobDir) -> None:
     files = ask(job_dir)
     inbox.take()
     inbox.answer(A, DONE)
-    inbox.answer(A, CheckpointAnswer.refused(CheckpointFailureReason.SHUT_DOWN))
+    inbox.answer(A, CheckpointAnswer.make_refused(CheckpointFailureReason.SHUT_DOWN))
     assert outcome(files) is ReplyKind.COMPLETED
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from flinkish_spark.checkpoint.answers import Asked, CheckpointAnswer, PendingAnswer
-from flinkish_spark.checkpoint.coordinator import StopFailed, TooManyCheckpointFailures
-from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
-from flinkish_spark.checkpoint.failures import Outage, QueryFailed, RepeatableUserError, classify, kind_of
-from flinkish_spark.checkpoint.hooks import HookFailed, HookHangs
+from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest, PendingAnswer
+from flinkish_spark.checkpoint.coordinator import StopWithSavepointError, TooManyCheckpointFailures
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
+from flinkish_spark.checkpoint.failures import Outage, QueryError, RepeatableUserError, classify, kind_of
+from flinkish_spark.checkpoint.hooks import HookBusyError, HookError
 from flinkish_spark.connectors.dead_letters import DeadLettersDiffer
 from flinkish_spark.connectors.splits import SourceUnavailable
 from flinkish_spark.core.config import CheckpointConfig
@@ -91,10 +91,10 @@ class Coordinator:
     def __init__(self) -> None:
         self.is_stopping = False
         self.exporting: frozenset[CheckpointId] = frozenset()
-        self.asked: list[Asked] = []
+        self.asked: list[CheckpointTriggerRequest] = []
         self.schedules: list[Schedule] = []
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: CheckpointTriggerRequest) -> None:
         self.asked.append(asked)
 
     def schedule(self, schedule: Schedule) -> None:
@@ -107,7 +107,7 @@ def control(why: str = "") -> JobControl:
 
 def ask(job: JobControl, purpose: P = P.USER, target: str = "") -> CheckpointAnswer | None:
     pending = PendingAnswer()
-    job.ask(Asked(purpose, pending.resolve, target))
+    job.ask(CheckpointTriggerRequest(purpose, pending.resolve, target))
     return pending.wait(timeout_ms=0)
 
 
@@ -220,13 +220,13 @@ def test_a_standby_that_is_told_to_end_never_takes_the_job_over(end: str) -> Non
 def test_a_failed_stop_with_savepoint_uses_up_no_restart() -> None:
     policy = RestartPolicy(NoRestart(), lambda: 0.5)
     for _ in range(3):
-        assert policy.delay_ms_after(StopFailed("no room"), 0) == 0
-    with pytest.raises(QueryFailed):
-        policy.delay_ms_after(QueryFailed("a real one"), 0)
+        assert policy.delay_ms_after(StopWithSavepointError("no room"), 0) == 0
+    with pytest.raises(QueryError):
+        policy.delay_ms_after(QueryError("a real one"), 0)
 
 
-def failed(what: str = "IOException: no such thing", **facts: Any) -> QueryFailed:
-    return QueryFailed(what, **facts)
+def failed(what: str = "IOException: no such thing", **facts: Any) -> QueryError:
+    return QueryError(what, **facts)
 
 
 def test_the_same_failure_at_the_same_micro_batch_ends_the_job_with_its_first_cause() -> None:
@@ -268,16 +268,16 @@ def test_progress_lets_a_failure_come_back() -> None:
         BrokerUnavailableError("no broker answers"),
         StoreError("the disk is away"),
         SourceUnavailable("the source cannot be asked now"),
-        by(HookFailed("the catalog"), ConnectionRefusedError(111, "Connection refused")),
-        by(HookFailed("the catalog"), OSError("the catalog is away")),
-        by(HookFailed("the catalog"), TimeoutError("no answer")),
-        by(HookFailed("the catalog"), DriverError("could not connect to server")),
-        HookHangs("a master hook has not returned"),
+        by(HookError("the catalog"), ConnectionRefusedError(111, "Connection refused")),
+        by(HookError("the catalog"), OSError("the catalog is away")),
+        by(HookError("the catalog"), TimeoutError("no answer")),
+        by(HookError("the catalog"), DriverError("could not connect to server")),
+        HookBusyError("a master hook has not returned"),
         refused(errno.ENOSPC),
         refused(errno.ESTALE),
         refused(errno.EIO),
         by(TooManyCheckpointFailures("too many"), TimeoutError("not decided within its timeout")),
-        by(TooManyCheckpointFailures("too many"), by(DecisionRefused("not decided"), refused(errno.EDQUOT))),
+        by(TooManyCheckpointFailures("too many"), by(DecisionError("not decided"), refused(errno.EDQUOT))),
     ],
     ids=repr,
 )
@@ -292,7 +292,7 @@ def test_without_an_end_of_tries_the_strategy_decides() -> None:
     policy = RestartPolicy(FixedDelay(attempts=9, delay_ms=0), lambda: 0.5, tries_without_progress=UNLIMITED)
     for _ in range(9):
         assert policy.delay_ms_after(failed(), 0, BatchId(7)) == 0
-    with pytest.raises(QueryFailed):
+    with pytest.raises(QueryError):
         policy.delay_ms_after(failed(), 0, BatchId(7))
 
 
@@ -302,16 +302,16 @@ def test_without_an_end_of_tries_the_strategy_decides() -> None:
         StagingMismatchError("other rows"),
         DeadLettersDiffer("other dead letters"),
         CommittableLostError("vacuumed"),
-        StagedDataDied("it timed out"),
-        by(HookFailed("the catalog"), ValueError("no such version")),
-        by(HookFailed("the catalog"), PermissionError("of another user")),
+        DeadCommittableError("it timed out"),
+        by(HookError("the catalog"), ValueError("no such version")),
+        by(HookError("the catalog"), PermissionError("of another user")),
         refused(errno.EACCES),
         refused(errno.EROFS),
         refused(errno.ENOTDIR),
         refused(errno.EISDIR),
         TooManyCheckpointFailures("barriers do not add up"),
-        by(TooManyCheckpointFailures("too many"), by(DecisionRefused("not decided"), refused(errno.EROFS))),
-        by(TooManyCheckpointFailures("too many"), by(HookFailed("the catalog"), KeyError("version"))),
+        by(TooManyCheckpointFailures("too many"), by(DecisionError("not decided"), refused(errno.EROFS))),
+        by(TooManyCheckpointFailures("too many"), by(HookError("the catalog"), KeyError("version"))),
     ],
     ids=repr,
 )
@@ -334,7 +334,10 @@ def test_a_failure_with_another_text_each_time_ends_the_job_with_the_first() -> 
         policy.delay_ms_after(failures[8], 0, BatchId(7))
     assert caught.value.__cause__ is failures[0]
     # The class says what kind it is where nothing else does.
-    assert (kind_of(failures[0]), kind_of(StagedDataDied("9"))) == ("FileNotFoundError", "StagedDataDied")
+    assert (kind_of(failures[0]), kind_of(DeadCommittableError("9"))) == (
+        "FileNotFoundError",
+        "DeadCommittableError",
+    )
     try:
         raise ValueError("/tmp/tmpk3j_x9ab/x")
     except ValueError as error:
@@ -343,12 +346,12 @@ def test_a_failure_with_another_text_each_time_ends_the_job_with_the_first() -> 
 
 def test_a_job_that_was_told_to_stop_is_started_once_more_and_not_for_ever() -> None:
     policy, job = RestartPolicy(FixedDelay(attempts=99, delay_ms=0), lambda: 0.5), control()
-    assert not policy.gives_up(QueryFailed("before"), job)
+    assert not policy.gives_up(QueryError("before"), job)
     job.stop_with_checkpoint()
-    assert [policy.gives_up(QueryFailed("again"), job) for _ in range(2)] == [False, True]
+    assert [policy.gives_up(QueryError("again"), job) for _ in range(2)] == [False, True]
     job = control()
     job.cancel()
-    assert policy.gives_up(QueryFailed("while it is cancelled"), job)
+    assert policy.gives_up(QueryError("while it is cancelled"), job)
 
 
 # -- the directory --------------------------------------------------------------------------------------
@@ -384,7 +387,7 @@ def test_an_order_is_obeyed_once_and_only_while_it_waits(tmp_path: Path) -> None
     ("mode", "purpose"), [(StopMode.SUSPEND, P.FINAL_SAVEPOINT), (StopMode.DRAIN, P.DRAINED_SAVEPOINT)]
 )
 def test_how_a_job_is_to_stop_is_passed_on(tmp_path: Path, mode: StopMode, purpose: P) -> None:
-    here, asked = Here(tmp_path), list[Asked]()
+    here, asked = Here(tmp_path), list[CheckpointTriggerRequest]()
     here.outside = Outside(here.job_dir, here.clock, asked.append, lambda: None)
     here.outside._inbox.took_over(OwnerEpoch(1))
     kind, name = RequestKind.STOP_WITH_SAVEPOINT, "b" * 32
@@ -452,8 +455,8 @@ def test_a_position_whose_input_is_gone_says_so_before_anything_is_touched(tmp_p
     assert asked == [("a", position), ("b", position)]
     assert "offsets 3 to 8" in inputs(InputLostError("offsets 3 to 8 are gone")).why_lost(position)
     # Not to be known now: the recovery waits and asks again.
-    with pytest.raises(QueryFailed):
-        inputs(QueryFailed("no broker")).why_lost(position)
+    with pytest.raises(QueryError):
+        inputs(QueryError("no broker")).why_lost(position)
 
 
 def test_a_source_that_refuses_at_once_is_asked_ever_more_slowly_and_a_stop_does_not_wait() -> None:

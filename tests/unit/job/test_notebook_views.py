@@ -97,9 +97,9 @@ def test_a_savepoint_says_what_is_in_it_and_not_what_hooks_gave() -> None:
 def test_an_answer_is_shown_when_it_is_there() -> None:
     pending = PendingAnswer()
     assert "not answered yet" in shown(pending).text
-    pending.resolve(CheckpointAnswer.completed(CheckpointId(3), "/savepoints/<3>"))
+    pending.resolve(CheckpointAnswer.make_completed(CheckpointId(3), "/savepoints/<3>"))
     assert shown(pending).rows == [["answer", "COMPLETED"], ["checkpoint", "3"], ["-", "/savepoints/<3>"]]
-    refused = CheckpointAnswer.refused(CheckpointFailureReason.EXPIRED)
+    refused = CheckpointAnswer.make_refused(CheckpointFailureReason.EXPIRED)
     assert ["reason", "EXPIRED"] in shown(refused).rows and ["checkpoint", "-"] in shown(refused).rows
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flinkish_spark.checkpoint.commit import Interrupted
-from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.commit import JobInterruptedError
+from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.checkpoint.spark_log import SparkLog, fence_spark_folder
@@ -166,7 +166,7 @@ class Engine:
         try:
             self.during(batch)
             write("frame", int(batch))
-        except (QueryFailed, RuntimeError) as error:
+        except (QueryError, RuntimeError) as error:
             return Query(error)
         log.restore("commits", batch, self.job.commits_text(batch))
         self.job.fuse.burn()
@@ -369,7 +369,7 @@ def test_a_partition_that_is_added_within_the_epoch_is_asked_for_from_its_first_
 def test_a_checkpoint_before_that_could_not_be_pinned_is_pinned_now(tmp_path):
     job = Job(tmp_path, pinned=False)
     job.replay(0)
-    assert CheckpointId(1) in job.pins.pinned()
+    assert CheckpointId(1) in job.pins.list_pinned()
     assert job.system.effects[-1] == ("restaged", 1)
 
 
@@ -462,14 +462,14 @@ def test_a_sink_that_fails_fails_the_replay_and_the_next_one_succeeds(tmp_path):
 def test_a_query_that_runs_nothing_is_a_failure(tmp_path):
     job = Job(tmp_path)
     job.engine.runs = False
-    with pytest.raises(QueryFailed, match="micro-batch 2 was to be replayed, and Spark did not run it"):
+    with pytest.raises(QueryError, match="micro-batch 2 was to be replayed, and Spark did not run it"):
         job.replay(0)
 
 
 def test_a_job_that_is_told_to_end_stops_its_replay(tmp_path):
     job = Job(tmp_path)
     job.engine.hangs, job.is_cancelled = True, True
-    with pytest.raises(Interrupted):
+    with pytest.raises(JobInterruptedError):
         job.replay(0)
     assert [query.stops for query in job.engine.queries] == [1]
     assert job.job_dir.find_restaged(LOST) is None

@@ -39,7 +39,7 @@ def states(job_dir: JobDir, epoch: int) -> JobStates:
     clock = ManualClock()
     reporter = JobReporter(job_dir, clock, GRAPH.vertices, SETTINGS)
     found = JobStates(GRAPH.vertices, [reporter], clock)
-    found.taken_over(OwnerEpoch(epoch))
+    found.on_taken_over(OwnerEpoch(epoch))
     return found
 
 
@@ -53,7 +53,7 @@ def test_status_and_vertices_are_reported_when_they_have_settled(job_dir: JobDir
     job = states(job_dir, 1)
     assert report(job_dir).status is JobStatus.CREATED
     job.on(JobEvent.STARTED)
-    job.tasks_run()
+    job.run_tasks()
     found = report(job_dir)
     assert found.status is JobStatus.RUNNING
     assert {one.state for one in found.vertices} == {TaskState.RUNNING}
@@ -66,8 +66,8 @@ def test_status_and_vertices_are_reported_when_they_have_settled(job_dir: JobDir
 def test_a_restart_is_reported_with_its_cause_and_its_vertex(job_dir: JobDir) -> None:
     job = states(job_dir, 1)
     job.on(JobEvent.STARTED)
-    job.tasks_run()
-    job.failed(Failed("no room"))
+    job.run_tasks()
+    job.on_failure(Failed("no room"))
     job.on(JobEvent.RESTART)
     job.on(JobEvent.STARTED)
     found = report(job_dir)
@@ -78,7 +78,7 @@ def test_a_restart_is_reported_with_its_cause_and_its_vertex(job_dir: JobDir) ->
 def test_the_next_owner_carries_failures_on_and_an_older_one_overwrites_nothing(job_dir: JobDir) -> None:
     old = states(job_dir, 1)
     old.on(JobEvent.STARTED)
-    old.failed(Failed("first"))
+    old.on_failure(Failed("first"))
     old.on(JobEvent.RESTART)
     new = states(job_dir, 2)
     new.on(JobEvent.STARTED)
@@ -92,7 +92,7 @@ def test_the_next_owner_carries_failures_on_and_an_older_one_overwrites_nothing(
 def test_nothing_is_written_before_the_directory_is_this_owner_s(job_dir: JobDir) -> None:
     clock = ManualClock()
     reporter = JobReporter(job_dir, clock, GRAPH.vertices, SETTINGS)
-    JobStates(GRAPH.vertices, [reporter], clock).failed(Failed("refused"))
+    JobStates(GRAPH.vertices, [reporter], clock).on_failure(Failed("refused"))
     assert job_dir.newest_report() is None
 
 
@@ -100,7 +100,7 @@ def test_a_report_has_a_bounded_size(job_dir: JobDir) -> None:
     job = states(job_dir, 1)
     for number in range(MOST_FAILURES + 3):
         job.on(JobEvent.STARTED)
-        job.failed(Failed(f"{number} " + "x" * 2 * MOST_TEXT))
+        job.on_failure(Failed(f"{number} " + "x" * 2 * MOST_TEXT))
         job.on(JobEvent.RESTART)
     found = report(job_dir)
     assert (len(found.failures), found.restarts) == (MOST_FAILURES, MOST_FAILURES + 3)
@@ -134,18 +134,18 @@ def test_what_holds_the_job_back_is_reported_when_it_changes_and_not_too_often(j
     clock = ManualClock(10_000)
     job = JobStates(GRAPH.vertices, [JobReporter(job_dir, clock, GRAPH.vertices, SETTINGS)], clock)
     wait = Wait("checkpoint 1", "its commit", 6_000, "no route")
-    job.waits((wait,))  # Until the takeover the directory is somebody else's.
-    job.taken_over(OwnerEpoch(1))
-    job.waits(())
+    job.on_waits((wait,))  # Until the takeover the directory is somebody else's.
+    job.on_taken_over(OwnerEpoch(1))
+    job.on_waits(())
     assert report(job_dir).waits == ()
-    job.waits((wait,))
+    job.on_waits((wait,))
     held = ReportedWait("checkpoint 1", "its commit", clock.wall_ms() - 6_000, "no route")
     assert report(job_dir).waits == (held,)
     clock.now_ms += 1_000
-    job.waits((replace(wait, for_ms=7_000, error="no host"),))
+    job.on_waits((replace(wait, for_ms=7_000, error="no host"),))
     assert report(job_dir).waits == (held,)
     clock.now_ms += 1_000
-    job.waits((replace(wait, for_ms=8_000, error="no host"),))
+    job.on_waits((replace(wait, for_ms=8_000, error="no host"),))
     assert report(job_dir).waits == (replace(held, error="no host"),)
     job.on(JobEvent.STARTED)
     assert report(job_dir).waits == (replace(held, error="no host"),)

@@ -377,7 +377,7 @@ def test_a_corrupt_newest_checkpoint_is_an_error_and_no_older_one_is_taken_inste
 def test_the_newest_checkpoint_is_pinned_by_the_next_start(tmp_path):
     job = Job(tmp_path, pinned=(1,))
     job.recovery().run()
-    assert job.pins.pinned() == {c(1), c(4)}
+    assert job.pins.list_pinned() == {c(1), c(4)}
 
 
 def test_the_log_entry_before_the_newest_comes_from_the_pin(tmp_path):
@@ -422,7 +422,7 @@ def test_beginning_anew_moves_sparks_checkpoint_aside(tmp_path):
     assert (start.next_batch, kept, anew.exported) == (BatchId(0), [], [(4, 1)])
     assert job.batches("offsets") == job.batches("commits") == [] and job.folder.files() == {}
     assert (tmp_path / "spark-retired/1/commits/7").exists() and old
-    assert job.pins.pinned() == frozenset() and job.job_dir.history().log_began_in == Lineage(1)
+    assert job.pins.list_pinned() == frozenset() and job.job_dir.history().log_began_in == Lineage(1)
     assert job.sink.calls == [("abort", 1)]
     # Its checkpoints stay live, but nobody can go back to them.
     assert len(job.job_dir.live_commits()) == 4
@@ -453,7 +453,7 @@ def test_what_was_moved_aside_goes_once_the_new_log_has_a_checkpoint(tmp_path):
     job.decide(5, 0, lineage=1)
     start, _ = job.recovery(reseeding=anew).run()
     assert start.next_batch == BatchId(1) and not (tmp_path / "spark-retired").exists()
-    assert anew.exported == [(4, 1)] and job.pins.pinned() == {c(5)}
+    assert anew.exported == [(4, 1)] and job.pins.list_pinned() == {c(5)}
 
 
 def test_a_log_without_a_checkpoint_begins_anew_as_it_began(tmp_path):

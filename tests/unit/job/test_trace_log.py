@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark import StreamExecutionEnvironment
-from flinkish_spark.checkpoint.failures import QueryFailed
+from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.core.errors import ConfigError, FlinkishError, UserFunctionError, raise_translated
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobProgress
@@ -29,7 +29,7 @@ def failed() -> FlinkishError:
         try:
             raise ValueError("java.lang.X: Trace of Spark, sasl.password=hunter2")
         except ValueError as inner:
-            known = QueryFailed("the query failed", what_to_do="look", trace="of a task; token: 'hunter2'")
+            known = QueryError("the query failed", what_to_do="look", trace="of a task; token: 'hunter2'")
             raise_translated(known, inner)
     except FlinkishError as error:
         return error
@@ -45,7 +45,7 @@ def test_the_trace_is_in_a_file_of_this_user(folder: Path, capsys: pytest.Captur
     error = with_trace_in_file(failed(), "orders")
     (file,) = folder.iterdir()
     shown = "".join(traceback.format_exception(error)).splitlines()
-    assert shown == ["flinkish_spark.checkpoint.failures.QueryFailed: the query failed. To do: look."]
+    assert shown == ["flinkish_spark.checkpoint.failures.QueryError: the query failed. To do: look."]
     assert capsys.readouterr().err == f"flinkish: the trace, with Spark's, is in {file}\n"
     assert re.fullmatch(r"flinkish-orders-\w+\.log", file.name)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

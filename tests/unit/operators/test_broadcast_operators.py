@@ -13,9 +13,9 @@ from flinkish_spark.operators.process import ElementError, Elements
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.operator_state import (
-    BroadcastStateIsReadOnly,
     BroadcastTables,
     OperatorValueMismatch,
+    ReadOnlyBroadcastStateError,
 )
 from tests.support.effort import seeds
 from tests.support.operator_harness import BroadcastHarness
@@ -163,7 +163,7 @@ def test_the_element_side_cannot_write() -> None:
     ):
         with pytest.raises(ElementError, match="can be written in process_broadcast_element") as caught:
             one.push(("a", write, "x"))
-        assert isinstance(caught.value.error, BroadcastStateIsReadOnly)
+        assert isinstance(caught.value.error, ReadOnlyBroadcastStateError)
     assert one.copies(RULES) == [{"x": (1, "X")}] * 2
 
 

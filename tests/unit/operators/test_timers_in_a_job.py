@@ -119,7 +119,7 @@ class Job:
             self._chance.choice((self._keep, self._rewind))()
 
     def _decide(self) -> None:
-        behind = self.query.keeper.behind(BatchId(self.query.next - 1))
+        behind = self.query.keeper.find_event_time(BatchId(self.query.next - 1))
         assert behind is not None
         self.query.stored = EventTime.from_json(json.loads(json.dumps(behind.to_json())))
         self.decided = len(self.done) - 1

@@ -385,7 +385,9 @@ def test_the_key_of_a_wrong_value_is_known_where_only_some_get_one() -> None:
     for columns in ([[1.5]], [[0, 1.5]], [np.array([0, 1.5])], [np.array([1.5])]):
         with pytest.raises(StateValueError, match="of key 'ben'"):
             putting("LONG", columns, only_ben).push_all([(("ann", 1), None), (("ben", 1), None)])
-    with pytest.raises(StateValueError, match="state 'kept': which keys are meant is said by bool of shape"):
+    with pytest.raises(
+        StateValueError, match="state 'kept': the array that selects keys has type bool and shape"
+    ):
         run = putting("LONG", [[1, 2]], np.array([True, True, True]))
         run.push_all([(("ann", 1), None), (("ben", 1), None)])
 

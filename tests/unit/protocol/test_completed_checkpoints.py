@@ -31,7 +31,7 @@ class Pins:
             raise self.failing.pop(0)
         self.ids.add(decision.checkpoint)
 
-    def pinned(self) -> frozenset[CheckpointId]:
+    def list_pinned(self) -> frozenset[CheckpointId]:
         return frozenset(self.ids)
 
     def clean(self, require_owner: Any) -> None:
@@ -47,7 +47,7 @@ class Keeping:
     def __init__(self, **settings) -> None:
         config = by_hand(**{"retained": 2, **settings})
         self.pins, self.in_use = Pins(), frozenset()
-        self.rig = Rig(config, on_receipt=lambda decision: self.kept.completed(decision))
+        self.rig = Rig(config, on_receipt=lambda decision: self.kept.on_confirmed(decision))
         self.kept = CompletedCheckpoints(
             self.rig.job_dir, config, self.pins, lambda: self.in_use, self.rig.ownership
         )  # type: ignore[arg-type]
@@ -81,11 +81,11 @@ def test_what_could_not_be_pinned_behind_the_decision_is_pinned_behind_the_recei
     decision = keeping.rig.job_dir.decision(CheckpointId(1))
     keeping.pins.ids.clear()
     keeping.pins.failing = [StoreError("cannot pin checkpoint 1", why="no room")]
-    keeping.kept.decided(decision)
+    keeping.kept.on_decided(decision)
     assert keeping.pins.ids == set() and "checkpoint 1 is pinned later" in caplog.text
-    keeping.kept.completed(decision)
+    keeping.kept.on_confirmed(decision)
     assert keeping.left == [1]
-    keeping.kept.decided(decision)
+    keeping.kept.on_decided(decision)
     assert keeping.left == [1]
 
 
@@ -184,7 +184,7 @@ def test_a_cancelled_job_keeps_its_checkpoints_unless_told_otherwise() -> None:
     """Behaviours 60, 75."""
     keeping = Keeping(retention=RETAIN)
     keeping.take(2)
-    keeping.kept.cancelled(keeping.rig.clock)
+    keeping.kept.on_cancelled(keeping.rig.clock)
     assert keeping.left == [1, 2]
 
 
@@ -193,11 +193,11 @@ def test_a_cancelled_job_can_delete_them_and_counts_its_ids_on() -> None:
     keeping = Keeping(retention=DELETE)
     keeping.take(2)
     keeping.rig.ask()
-    keeping.kept.cancelled(keeping.rig.clock)
+    keeping.kept.on_cancelled(keeping.rig.clock)
     assert (keeping.left, keeping.rig.verdict(4)) == ([], Verdict.ABORT)
     assert Rig(store=keeping.rig.store).take() == 5
     empty = Keeping(retention=DELETE)
-    empty.kept.cancelled(empty.rig.clock)
+    empty.kept.on_cancelled(empty.rig.clock)
     assert empty.rig.store.list("checkpoints") == ()
 
 
@@ -207,7 +207,7 @@ def test_who_was_fenced_deletes_nothing() -> None:
     keeping.take()
     take_over(keeping.rig.job_dir, ManualClock())
     with pytest.raises(FencedError):
-        keeping.kept.cancelled(keeping.rig.clock)
+        keeping.kept.on_cancelled(keeping.rig.clock)
     assert keeping.left == [1]
 
 

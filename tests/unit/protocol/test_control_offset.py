@@ -24,7 +24,7 @@ class Asked:
     """A control file, and the one scan that reads it."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = ControlFile.of_start(folder, OwnerEpoch(1), 0)
+        self.file = ControlFile.create_for_start(folder, OwnerEpoch(1), 0)
         self.reader = ControlReader(str(self.file.path))
         self.at = self.reader.initialOffset()
 

@@ -35,7 +35,7 @@ class Job:
         nodes = [*bounded, *others]
         untimed = AssignerRules(NoWatermarkStrategy())
         plan = TimePlan(assigners={node.uid: Assigner(node.uid, untimed) for node in nodes})
-        self.control = ControlFile.of_start(root / "control", OwnerEpoch(1), 0)
+        self.control = ControlFile.create_for_start(root / "control", OwnerEpoch(1), 0)
         facts = (plan, nodes, self.control, self.log, ManualClock(1_000))
         self.keeper = TimeKeeper(*facts, None, [], BatchId(0))
 
@@ -43,7 +43,7 @@ class Job:
         lines = ["v1", "{}", *("-" if offset is None else json.dumps(offset) for offset in offsets)]
         self.log.restore(OFFSETS, BatchId(batch), "\n".join(lines))
         staged = StagedBatch(Lineage(0), BatchId(batch), OwnerEpoch(1), 0, (), ())
-        self.keeper.on_staged(self.keeper.noted(staged))
+        self.keeper.on_staged(self.keeper.add_times(staged))
 
     @property
     def is_told(self) -> bool:

@@ -12,7 +12,7 @@ from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
 from flinkish_spark.protocol.time_plan import TimePlan, find_reports, make_reporters
 from flinkish_spark.protocol.timer_index import Agenda, NextTimers
 from flinkish_spark.protocol.watermarks import AssignerTime, EventTime
-from flinkish_spark.savepoints.writer_plan import times_with_timers, times_with_uid
+from flinkish_spark.savepoints.writer_plan import rename_times, replace_due_timers
 
 #: `first` runs in two chains, so Spark runs it twice.
 SHARED = TimePlan(
@@ -72,7 +72,7 @@ def test_an_offset_says_which_micro_batch_is_pinned() -> None:
 
 def test_a_savepoint_s_timer_at_the_end_of_time_waits_for_the_end_of_the_input() -> None:
     """What a writer of savepoints finds in a state may be due then; a job that began with it forgot it."""
-    written = times_with_timers(None, "first", "first", ["first"], [(3, MAX_WATERMARK_MS, None), (4, 5, 7)])
+    written = replace_due_timers(None, "first", "first", ["first"], [(3, MAX_WATERMARK_MS, None), (4, 5, 7)])
     assert written is not None
     again = EventTime.from_json(json.loads(json.dumps(written.to_json())))
     agenda = ALONE.adapt_to_plan(again).agenda
@@ -89,6 +89,6 @@ def test_another_uid_renames_the_times_of_its_own_chain_only() -> None:
     """Of chains `sums` and `eu.sums` the first was taken for the second, whose source then began anew."""
     own = {name: AssignerTime(known_since_ms=1) for name in ("orders.sums", "orders.eu.sums")}
     names = {"sums": "totals", "eu.sums": "eu.sums"}
-    renamed = times_with_uid(EventTime(assigners=own), "sums", "totals", ["sums", "eu.sums"], names)
+    renamed = rename_times(EventTime(assigners=own), "sums", "totals", ["sums", "eu.sums"], names)
     assert renamed is not None
     assert set(renamed.assigners) == {"orders.totals", "orders.eu.sums"}

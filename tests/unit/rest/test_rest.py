@@ -241,7 +241,7 @@ def test_a_savepoint_goes_below_the_directory_that_is_named(
 
 def test_a_checkpoint_that_fails_says_why(server: UiServer, job: ShownJob) -> None:
     def refuse(request: OutsideRequest) -> CheckpointAnswer:
-        return CheckpointAnswer.refused(CheckpointFailureReason.PARTICIPANT_NOT_RUNNING, "it restarts")
+        return CheckpointAnswer.make_refused(CheckpointFailureReason.PARTICIPANT_NOT_RUNNING, "it restarts")
 
     with job.running(refuse):
         _, begun = asked(server, f"/jobs/{job.uuid}/checkpoints", {})

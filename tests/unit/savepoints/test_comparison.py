@@ -17,7 +17,7 @@ from flinkish_spark.protocol.savepoints import (
     SourceFacts,
     SourceShape,
 )
-from flinkish_spark.savepoints.comparison import Comparison, Fate, compared
+from flinkish_spark.savepoints.comparison import Comparison, Fate, compare_saved
 
 KAFKA = SourceShape("kafka", is_positionable=True, inputs={"orders"})
 STRINGS = OperatorShape(128, ("string",))
@@ -52,7 +52,7 @@ def fates(found: Comparison) -> dict[str, Fate]:
 
 
 def test_each_uid_has_a_fate() -> None:
-    found = compared(saved(), program(totals=STRINGS, average=STRINGS), RestoreRules())
+    found = compare_saved(saved(), program(totals=STRINGS, average=STRINGS), RestoreRules())
     assert fates(found) == {
         "in": Fate.RESTORED,
         "totals": Fate.RESTORED,
@@ -64,21 +64,23 @@ def test_each_uid_has_a_fate() -> None:
     assert str(found).splitlines() == [
         "in       restored  source    kafka",
         "totals   restored  operator  state by string, 128 key groups",
-        "average  new       operator  it begins with nothing",
-        "catalog  restored  hook      it gets what it gave",
+        "average  new       operator  it begins without state",
+        "catalog  restored  hook      it gets its state back",
         "alarms   dropped   operator  refused unless non_restored=NonRestoredState.ALLOW",
     ]
 
 
 def test_what_may_be_left_behind_is_no_reason_to_refuse() -> None:
     allowed = RestoreRules(non_restored=NonRestoredState.ALLOW)
-    found = compared(saved(), program(totals=STRINGS), allowed)
+    found = compare_saved(saved(), program(totals=STRINGS), allowed)
     assert not found.is_refused and found.uids(Fate.DROPPED) == ("alarms",)
-    assert found.parts[-1].says == "what it keeps is left behind"
+    assert found.parts[-1].says == "its state is dropped"
 
 
 def test_what_has_changed_is_refused_with_all_its_reasons() -> None:
-    found = compared(saved(), program(totals=OperatorShape(64, ("long",)), alarms=STRINGS), RestoreRules())
+    found = compare_saved(
+        saved(), program(totals=OperatorShape(64, ("long",)), alarms=STRINGS), RestoreRules()
+    )
     totals = next(one for one in found.parts if one.uid == "totals")
     assert totals.fate is Fate.REFUSED and found.is_refused
     assert (
@@ -97,7 +99,7 @@ def test_chains_that_stood_at_different_places_are_refused_by_name() -> None:
         )
     )
     shape = JobShape({"totals": STRINGS, "alarms": STRINGS}, {"in": KAFKA}, {both: ("out",)}, ("catalog",))
-    found = compared(at, shape, RestoreRules())
+    found = compare_saved(at, shape, RestoreRules())
     assert [(one.uid, one.what) for one in found.parts if one.fate is Fate.REFUSED][-1] == (
         "alarms",
         "operator",
@@ -106,4 +108,4 @@ def test_chains_that_stood_at_different_places_are_refused_by_name() -> None:
 
 def test_without_anything_there_is_nothing_to_say() -> None:
     empty = saved(operators={}, sources={}, hooks={})
-    assert str(compared(empty, JobShape({}, {}), RestoreRules())) == ""
+    assert str(compare_saved(empty, JobShape({}, {}), RestoreRules())) == ""

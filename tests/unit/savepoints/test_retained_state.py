@@ -17,8 +17,8 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout, Scan, ScanRole, StateInstance
 from flinkish_spark.savepoints import reader as retained
-from flinkish_spark.savepoints.files import CheckpointNotRetained
-from flinkish_spark.savepoints.reader import RetainedState, is_job_dir, retained_state
+from flinkish_spark.savepoints.files import CheckpointNotRetainedError
+from flinkish_spark.savepoints.reader import RetainedState, find_retained_state, is_job_dir
 from tests.support.state_folder import SparkFolder
 
 TOTALS = StateInstance("totals", "totals", 0, 0)
@@ -59,7 +59,7 @@ def job(tmp_path):
 
 
 def state_of(root: Path, checkpoint: int | None) -> RetainedState:
-    return retained_state(StoreSpec(str(root)), checkpoint)
+    return find_retained_state(StoreSpec(str(root)), checkpoint)
 
 
 def view_of(state: RetainedState, scratch: Path) -> Path:
@@ -91,7 +91,9 @@ def test_what_is_linked_stays_when_the_job_gives_the_checkpoint_up(job, tmp_path
     before = seen(view)
     job.pins.unpin(CheckpointId(1))
     assert seen(view) == before
-    with pytest.raises(CheckpointNotRetained, match=r"checkpoint 1 .* is not kept any more.*choose from: 2"):
+    with pytest.raises(
+        CheckpointNotRetainedError, match=r"checkpoint 1 .* is not kept any more.*choose from: 2"
+    ):
         state_of(job.root, 1)
 
 
@@ -114,14 +116,14 @@ def test_the_newest_is_read_if_none_is_named(job) -> None:
     [(3, "does not exist; the newest id is 2.*choose from: 1, 2"), (9, "newest id is 2")],
 )
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(job, checkpoint, says) -> None:
-    with pytest.raises(CheckpointNotRetained, match=says):
+    with pytest.raises(CheckpointNotRetainedError, match=says):
         state_of(job.root, checkpoint)
 
 
 def test_a_file_that_vanished_meanwhile_is_said(job, tmp_path) -> None:
     state = state_of(job.root, 2)
     os.unlink(job.root / "pins/state/0/0/6_a6p0.changelog")
-    with pytest.raises(CheckpointNotRetained, match=r"6_a6p0\.changelog is gone"):
+    with pytest.raises(CheckpointNotRetainedError, match=r"6_a6p0\.changelog is gone"):
         view_of(state, tmp_path)
 
 
@@ -131,7 +133,7 @@ def test_a_checkpoint_that_a_rewind_left_behind_is_refused(job) -> None:
     )
     job.job_dir.create_rewind(intent)
     job.job_dir.close_rewind(intent)
-    with pytest.raises(CheckpointNotRetained, match=r"left it behind.*choose from: 1"):
+    with pytest.raises(CheckpointNotRetainedError, match=r"left it behind.*choose from: 1"):
         state_of(job.root, 2)
     assert int(state_of(job.root, None).manifest.checkpoint) == 1
 
@@ -149,7 +151,7 @@ def test_a_job_directory_without_checkpoints_or_layout_is_said(tmp_path) -> None
     root = tmp_path / "job"
     assert not is_job_dir(StoreSpec(str(root)))
     JobDir(LocalStore(root)).read_or_create_job({"name": "orders"})
-    with pytest.raises(CheckpointNotRetained, match="there is no checkpoint to read"):
+    with pytest.raises(CheckpointNotRetainedError, match="there is no checkpoint to read"):
         state_of(root, None)
     job = Job(tmp_path / "other")
     (job.root / "facts/layout-0.json").unlink()

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError
+from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError, UserError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
@@ -19,11 +19,10 @@ from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata,
 from flinkish_spark.savepoints.export import make_durable, operator_numbers
 from flinkish_spark.savepoints.files import (
     RestoreSettings,
-    SavepointClaimed,
-    SavepointDamaged,
+    SavepointDamagedError,
     SavepointDir,
-    SavepointFailed,
-    SavepointNotFound,
+    SavepointError,
+    SavepointNotFoundError,
 )
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, sha256_of, state_in
 from tests.support.durability import Synced
@@ -72,9 +71,9 @@ def test_the_savepoint_of_a_copy_of_the_job_is_not_taken_for_ones_own(tmp_path: 
     root = tmp_path / "savepoint"
     SavepointDir(root).prepare()
     SavepointDir(root).finish(replace(metadata(write_file(root)), timeline="a" * 16))
-    assert SavepointDir(root).finished_by(JOB, CheckpointId(7), "a" * 16) == SavepointDir(root).metadata()
-    with pytest.raises(SavepointFailed, match="checkpoint 7 of a copy of this job's directory"):
-        SavepointDir(root).finished_by(JOB, CheckpointId(7), "b" * 16)
+    assert SavepointDir(root).find_finished(JOB, CheckpointId(7), "a" * 16) == SavepointDir(root).metadata()
+    with pytest.raises(SavepointError, match="checkpoint 7 of a copy of this job's directory"):
+        SavepointDir(root).find_finished(JOB, CheckpointId(7), "b" * 16)
 
 
 # -- state files ------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def test_another_parquet_file_is_no_state(tmp_path: Path) -> None:
 def test_an_unknown_path_is_refused_and_nothing_is_created(tmp_path: Path) -> None:
     # behaviour 63
     path = tmp_path / "nowhere"
-    with pytest.raises(SavepointNotFound, match="no such directory") as caught:
+    with pytest.raises(SavepointNotFoundError, match="no such directory") as caught:
         SavepointDir(path).metadata()
     assert caught.value.what_to_do
     assert not path.exists()
@@ -127,7 +126,7 @@ def test_an_unknown_path_is_refused_and_nothing_is_created(tmp_path: Path) -> No
 
 def test_without_its_last_file_there_is_no_savepoint(place: Path) -> None:
     (place / "savepoint.json").unlink()
-    with pytest.raises(SavepointNotFound, match=r"no savepoint\.json in it"):
+    with pytest.raises(SavepointNotFoundError, match=r"no savepoint\.json in it"):
         SavepointDir(place).metadata()
 
 
@@ -153,7 +152,7 @@ def test_a_moved_savepoint_is_the_same_savepoint(place: Path, tmp_path: Path) ->
     place.rename(moved)
     found = SavepointDir(moved).metadata()
     SavepointDir(moved).check_files(found.files)
-    SavepointDir(moved).take(found.files, tmp_path / "job")
+    SavepointDir(moved).copy_to_folder(found.files, tmp_path / "job")
     assert sha256_of(tmp_path / "job" / found.files[0].path) == found.files[0].sha256
 
 
@@ -163,13 +162,13 @@ def test_files_that_are_missing_short_or_altered_are_refused(place: Path, tmp_pa
     whole = path.read_bytes()
     path.write_bytes(whole[:50] + bytes([whole[50] ^ 1]) + whole[51:])
     SavepointDir(place).check_files(found.files)
-    with pytest.raises(SavepointDamaged, match="checksum does not match"):
-        SavepointDir(place).take(found.files, tmp_path / "job")
+    with pytest.raises(SavepointDamagedError, match="checksum does not match"):
+        SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
     path.write_bytes(whole[:50])
-    with pytest.raises(SavepointDamaged, match="50 bytes instead of"):
+    with pytest.raises(SavepointDamagedError, match="50 bytes instead of"):
         SavepointDir(place).check_files(found.files)
     path.unlink()
-    with pytest.raises(SavepointDamaged, match="no such file"):
+    with pytest.raises(SavepointDamagedError, match="no such file"):
         SavepointDir(place).check_files(found.files)
 
 
@@ -179,18 +178,18 @@ def test_a_link_out_of_the_savepoint_is_refused(place: Path, tmp_path: Path) -> 
     outside = tmp_path / "outside.parquet"
     path.rename(outside)
     path.symlink_to(outside)
-    with pytest.raises(SavepointDamaged, match="leads out of the savepoint"):
-        SavepointDir(place).take(found.files, tmp_path / "job")
+    with pytest.raises(SavepointDamagedError, match="leads out of the savepoint"):
+        SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
 
 
 def test_taking_files_links_them_or_copies_where_links_are_impossible(place, tmp_path, monkeypatch) -> None:
     # behaviour 22
     found = SavepointDir(place).metadata()
     target = tmp_path / "job" / found.files[0].path
-    SavepointDir(place).take(found.files, tmp_path / "job")
+    SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
     assert target.stat().st_nlink == 2
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("another device")))
-    SavepointDir(place).take(found.files, tmp_path / "job")
+    SavepointDir(place).copy_to_folder(found.files, tmp_path / "job")
     assert target.stat().st_nlink == 1
     shutil.rmtree(place)
     assert sha256_of(target) == found.files[0].sha256
@@ -201,14 +200,14 @@ def test_taking_files_links_them_or_copies_where_links_are_impossible(place, tmp
 
 
 def test_an_export_that_is_repeated_finds_what_the_first_one_made(place: Path) -> None:
-    known = SavepointDir(place).finished_by(JOB, CheckpointId(7))
-    assert SavepointDir(place).finished_by(JOB, CheckpointId(7), "a" * 16) == known
+    known = SavepointDir(place).find_finished(JOB, CheckpointId(7))
+    assert SavepointDir(place).find_finished(JOB, CheckpointId(7), "a" * 16) == known
     assert known == SavepointDir(place).metadata()
-    with pytest.raises(SavepointFailed, match="another savepoint"):
-        SavepointDir(place).finished_by(JOB, CheckpointId(8))
-    with pytest.raises(SavepointFailed, match="another savepoint"):
-        SavepointDir(place).finished_by(JobUuid("1" * 32), CheckpointId(7))
-    assert SavepointDir(place.parent / "new").finished_by(JOB, CheckpointId(7)) is None
+    with pytest.raises(SavepointError, match="another savepoint"):
+        SavepointDir(place).find_finished(JOB, CheckpointId(8))
+    with pytest.raises(SavepointError, match="another savepoint"):
+        SavepointDir(place).find_finished(JobUuid("1" * 32), CheckpointId(7))
+    assert SavepointDir(place.parent / "new").find_finished(JOB, CheckpointId(7)) is None
 
 
 def test_leftovers_of_an_export_that_was_given_up_go_with_the_next(tmp_path: Path) -> None:
@@ -233,7 +232,7 @@ def test_of_two_exports_the_slower_one_gets_the_faster_ones_savepoint(place: Pat
 def test_a_directory_with_something_else_in_it_is_not_touched(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(SavepointFailed, match=r"no part of a savepoint"):
+    with pytest.raises(SavepointError, match=r"no part of a savepoint"):
         SavepointDir(tmp_path).prepare()
     assert (tmp_path / name).read_text() == "mine"
 
@@ -246,7 +245,7 @@ def test_links_are_no_part_of_a_savepoint(tmp_path: Path, link: str) -> None:
     (elsewhere / "totals/mine.parquet").write_text("mine")
     (root / link).parent.mkdir(parents=True)
     (root / link).symlink_to(elsewhere if link == "state" else elsewhere / "totals")
-    with pytest.raises(SavepointFailed, match="no part of a savepoint"):
+    with pytest.raises(SavepointError, match="no part of a savepoint"):
         SavepointDir(root).prepare()
 
 
@@ -272,11 +271,11 @@ def test_of_several_jobs_one_can_claim_a_savepoint(place: Path) -> None:
     SavepointDir(place).check_unclaimed(None)
     SavepointDir(place).claim(A, "/jobs/a")
     SavepointDir(place).claim(A, "/jobs/moved")
-    with pytest.raises(SavepointClaimed, match="/jobs/a") as caught:
+    with pytest.raises(UserError, match="/jobs/a") as caught:
         SavepointDir(place).claim(B, "/jobs/b")
     assert "claimed.json" in caught.value.what_to_do
     for other in (B, None):
-        with pytest.raises(SavepointClaimed, match="/jobs/a"):
+        with pytest.raises(UserError, match="/jobs/a"):
             SavepointDir(place).check_unclaimed(other)
     SavepointDir(place).delete(B, NAME)
     assert SavepointDir(place).metadata()
@@ -339,7 +338,7 @@ def test_a_deletion_that_was_cut_off_behind_the_metadata_is_finished_by_its_owne
         SavepointDir(place).delete(job, name)
         assert (place / "claimed.json").exists()
     # A savepoint that is written there now would be born claimed.
-    with pytest.raises(SavepointFailed, match=r"holds claimed\.json") as caught:
+    with pytest.raises(SavepointError, match=r"holds claimed\.json") as caught:
         SavepointDir(place).prepare()
     assert "delete" in caught.value.what_to_do
     SavepointDir(place).delete(A, NAME)
@@ -352,9 +351,9 @@ def test_a_copy_of_a_claimed_savepoint_is_nobodys(place: Path, tmp_path: Path) -
     copy = tmp_path / "copy"
     shutil.copytree(place, copy)
     SavepointDir(copy).check_unclaimed(B)
-    assert SavepointDir(copy).claimed_by(NAME) is None
+    assert SavepointDir(copy).find_claim(NAME) is None
     SavepointDir(copy).claim(B, "/jobs/b")
-    with pytest.raises(SavepointClaimed, match="/jobs/b"):
+    with pytest.raises(UserError, match="/jobs/b"):
         SavepointDir(copy).check_unclaimed(A)
     SavepointDir(place).delete(A, NAME)
     assert SavepointDir(copy).metadata()
@@ -365,7 +364,7 @@ def test_a_copy_of_a_claimed_savepoint_is_nobodys(place: Path, tmp_path: Path) -
 def test_a_claim_holds_by_whatever_links_the_savepoint_is_reached(place: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(place)
     SavepointDir(tmp_path / "link").claim(A, "/jobs/a")
-    with pytest.raises(SavepointClaimed):
+    with pytest.raises(UserError, match="belongs to another job"):
         SavepointDir(place).check_unclaimed(B)
 
 
@@ -385,7 +384,7 @@ def test_a_finished_savepoint_survives_a_power_cut_with_all_new_directories(tmp_
 def test_taken_files_survive_a_power_cut_with_all_new_directories(place, tmp_path, monkeypatch) -> None:
     synced, folder = Synced(monkeypatch), tmp_path / "job" / "seeds" / "0"
     files = SavepointDir(place).metadata().files
-    SavepointDir(place).take(files, folder)
+    SavepointDir(place).copy_to_folder(files, folder)
     make_durable(StoreSpec(str(folder)), files)
     assert synced.lost_below(tmp_path / "job") == []
     assert tmp_path in synced

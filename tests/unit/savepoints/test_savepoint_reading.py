@@ -39,17 +39,17 @@ from flinkish_spark.savepoints.entries import (
     to_micros,
     to_ms,
 )
-from flinkish_spark.savepoints.files import SavepointDamaged, SavepointMisfit
+from flinkish_spark.savepoints.files import SavepointDamagedError, SavepointMisfit
 from flinkish_spark.savepoints.group_edits import (
     EditedPartition,
     EditGroup,
     PackValues,
     WriteGroups,
-    WriterRefused,
+    WriterError,
 )
 from flinkish_spark.savepoints.reader import files_of
 from flinkish_spark.savepoints.writer_plan import fields_by_column, state_columns
-from flinkish_spark.state.key_group import changed_group, stored_tables
+from flinkish_spark.state.key_group import change_group, read_tables
 from flinkish_spark.state.operator_state import (
     BROADCAST_KIND,
     LIST_KIND,
@@ -160,8 +160,8 @@ def test_lists_without_times_of_elements_are_read_beside_others(tmp_path) -> Non
         harness.push((user, 2))
     before = harness.snapshot()
     values = {
-        group: changed_group(
-            value, "totals", {"state/seen": stored_tables(value)["state/seen"].drop_columns(["touches"])}
+        group: change_group(
+            value, "totals", {"state/seen": read_tables(value)["state/seen"].drop_columns(["touches"])}
         )
         for group, value in before.values.items()
     }
@@ -306,7 +306,7 @@ def test_damage_is_found(saved) -> None:
     folder, file = saved
     with open(folder / file.path, "r+b") as opened:
         opened.truncate(file.size_bytes - 1)
-    with pytest.raises(SavepointDamaged, match="cannot be used"):
+    with pytest.raises(SavepointDamagedError, match="cannot be used"):
         read(saved, "total")
 
 
@@ -411,9 +411,9 @@ def test_broadcast_state_goes_through_edits_and_can_be_edited_itself(tmp_path) -
     assert copies(written_by([], {})) == [{"all": ("all", 1), "some": ("some", 1)}]
     new = [{"key": "all", "value": {"name": "x", "most": 9}}]
     assert copies(written_by(new, {1: edit})) == [{"all": ("x", 9)}]
-    with pytest.raises(WriterRefused, match="several rows for one key"):
+    with pytest.raises(WriterError, match="several rows for one key"):
         written_by(new * 2, {1: edit})
-    with pytest.raises(WriterRefused, match="has a null"):
+    with pytest.raises(WriterError, match="has a null"):
         written_by([{"key": "all", "value": None}] * 3, {1: edit})
 
 
@@ -449,7 +449,7 @@ def test_items_that_partitions_keep_by_several_declarations_are_read_together() 
         own = OperatorListDescriptor("open", kind)
         lists = OperatorLists("merged", [own], None)
         lists.state(own).add(item)
-        found[stored_tables(lists.dump())["lists/open"].schema] = lists.dump()
+        found[read_tables(lists.dump())["lists/open"].schema] = lists.dump()
     schema = common_columns("open", list(found))
     rows = rows_of(ReadSection(lambda _: iter(found.values()), "lists/open", schema)(()))
     assert rows == [
@@ -475,7 +475,7 @@ def test_items_of_partitions_go_through_edits_and_stay_apart(tmp_path) -> None:
     }
     kind = arrow_schema(parse_ddl("key STRING, value LONG"))
     edit = EditedPartition("broadcast/limits", kind, BROADCAST_KIND)
-    with pytest.raises(WriterRefused, match="keeps operator list state where broadcast state was to be"):
+    with pytest.raises(WriterError, match="keeps operator list state where broadcast state was to be"):
         list(WriteGroups(StoreSpec(str(folder)), "h", EditGroup("other", {1: edit}))(packed))
 
 

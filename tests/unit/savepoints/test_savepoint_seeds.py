@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.contracts.source import Source, SourceNode, SourceStart
-from flinkish_spark.core.errors import CorruptObjectError, InputLostError, JobDirError, StoreError
+from flinkish_spark.core.errors import CorruptObjectError, InputLostError, JobDirError, StoreError, UserError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
@@ -36,24 +36,22 @@ from flinkish_spark.protocol.savepoints import (
     SourceFacts,
 )
 from flinkish_spark.savepoints.files import (
-    RescaleRefused,
     RestoreSettings,
-    SavepointClaimed,
-    SavepointDamaged,
+    SavepointDamagedError,
     SavepointDir,
     SavepointMisfit,
-    SavepointNotFound,
+    SavepointNotFoundError,
 )
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.restore import Rescaling, Restore, check_rescale
 from flinkish_spark.savepoints.seeds import (
     RESTORED_FROM,
     SeedKeeper,
-    beginning_of,
     check_layout,
-    claimant,
-    lost_seed,
-    recorded_layout,
+    find_beginning,
+    find_claimant,
+    find_lost_seed,
+    read_layout,
     shuffle_partitions_of,
 )
 from flinkish_spark.worker.keyed_operator import OperatorError
@@ -176,7 +174,7 @@ def test_a_restore_that_was_cut_off_is_done_again(root, savepoint) -> None:
 
 def test_an_unknown_path_is_refused(root, tmp_path) -> None:
     # behaviour 63
-    with pytest.raises(SavepointNotFound):
+    with pytest.raises(SavepointNotFoundError):
         restore(root, tmp_path / "nowhere").check()
     assert not root.exists()
 
@@ -242,21 +240,21 @@ def test_a_plan_says_which_sinks_read_each_chain_behind_an_operator_too() -> Non
 
 def test_a_plain_rewind_keeps_the_seed_and_a_reseed_brings_another(root, savepoint) -> None:
     job_dir = JobDir(LocalStore(root))
-    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning()
+    assert find_beginning(job_dir, StoreSpec(str(root))) == Beginning()
     assert shuffle_partitions_of(job_dir, Beginning()) is None
     restore(root, savepoint).prepare(2)
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
-    first = beginning_of(job_dir, StoreSpec(str(root)))
+    first = find_beginning(job_dir, StoreSpec(str(root)))
     assert first.folder == StoreSpec(str(root / "seeds/0"))
     job_dir.close_rewind(RewindIntent(BatchId(4), Lineage(1), "", {}, RewindKind.PLAIN))
-    assert beginning_of(job_dir, StoreSpec(str(root))) == first
+    assert find_beginning(job_dir, StoreSpec(str(root))) == first
     # Prepared, and kept by a crash from being begun with.
     seed = Seed(Lineage(2), SeedOrigin.RESCALE, "", CheckpointId(9), 5, ())
     job_dir.write_seed(seed)
-    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 2
+    assert shuffle_partitions_of(job_dir, find_beginning(job_dir, StoreSpec(str(root)))) == 2
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(2), "", {}, RewindKind.RESEED))
-    assert beginning_of(job_dir, StoreSpec(str(root))) == Beginning(seed, StoreSpec(str(root / "seeds/2")))
-    assert shuffle_partitions_of(job_dir, beginning_of(job_dir, StoreSpec(str(root)))) == 5
+    assert find_beginning(job_dir, StoreSpec(str(root))) == Beginning(seed, StoreSpec(str(root / "seeds/2")))
+    assert shuffle_partitions_of(job_dir, find_beginning(job_dir, StoreSpec(str(root)))) == 5
 
 
 def test_a_seed_that_is_gone_is_an_error_and_no_empty_start(root, savepoint) -> None:
@@ -265,7 +263,7 @@ def test_a_seed_that_is_gone_is_an_error_and_no_empty_start(root, savepoint) -> 
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
     (root / seed_folder(Lineage(0)) / "seed.json").unlink()
     with pytest.raises(CorruptObjectError, match="seed of lineage 0 is gone"):
-        beginning_of(job_dir, StoreSpec(str(root)))
+        find_beginning(job_dir, StoreSpec(str(root)))
 
 
 def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
@@ -278,17 +276,17 @@ def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
 
     job_dir = JobDir(LocalStore(root))
     with pytest.raises(JobDirError, match="in which order"):
-        recorded_layout(job_dir)
+        read_layout(job_dir)
     one, other = Scan(ScanRole.RECORDS, "orders", "totals"), Scan(ScanRole.RECORDS, "other", "totals")
     check_layout(job_dir, Plan(one, other))
-    assert check_layout(job_dir, Plan(one, other)) == recorded_layout(job_dir)
+    assert check_layout(job_dir, Plan(one, other)) == read_layout(job_dir)
     with pytest.raises(JobDirError, match="another way"):
         check_layout(job_dir, Plan(other, one))
 
 
 def test_a_chain_begins_where_its_seed_says(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
-    beginning = beginning_of(JobDir(LocalStore(root)), StoreSpec(str(root)))
+    beginning = find_beginning(JobDir(LocalStore(root)), StoreSpec(str(root)))
     node = SourceNode("orders", Topic())
     moved = beginning.position_source(node, TOTALS, "orders")
     assert isinstance(moved, Topic) and moved.start is not None
@@ -315,8 +313,8 @@ def keep(root) -> None:
     """Confirm a checkpoint, as every start of the query does with the newest one."""
     job_dir = JobDir(LocalStore(root))
     SeedKeeper(
-        StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir)
-    ).confirmed(decision(0))
+        StoreSpec(str(root)), find_beginning(job_dir, StoreSpec(str(root))), find_claimant(job_dir)
+    ).on_confirmed(decision(0))
 
 
 @pytest.mark.parametrize("claim", list(ClaimMode))
@@ -326,9 +324,11 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
     # behaviour 65
     restore(root, savepoint, claim=claim).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    keeper = SeedKeeper(StoreSpec(str(root)), beginning_of(job_dir, StoreSpec(str(root))), claimant(job_dir))
-    keeper.confirmed(decision(0))
-    keeper.confirmed(decision(0))
+    keeper = SeedKeeper(
+        StoreSpec(str(root)), find_beginning(job_dir, StoreSpec(str(root))), find_claimant(job_dir)
+    )
+    keeper.on_confirmed(decision(0))
+    keeper.on_confirmed(decision(0))
     assert job_dir.seed(Lineage(0)) is not None
     assert not list((root / "seeds/0").glob("state/*/*"))
     assert savepoint.exists() is (claim is ClaimMode.NO_CLAIM)
@@ -337,9 +337,9 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
 def test_checkpoints_of_an_older_lineage_do_not_free_the_seed(root, savepoint) -> None:
     restore(root, savepoint).prepare(2)
     job_dir = JobDir(LocalStore(root))
-    beginning = beginning_of(job_dir, StoreSpec(str(root)))
+    beginning = find_beginning(job_dir, StoreSpec(str(root)))
     later = replace(beginning, seed=replace(beginning.seed, lineage=Lineage(3)))
-    SeedKeeper(StoreSpec(str(root)), later, None).confirmed(decision(2))
+    SeedKeeper(StoreSpec(str(root)), later, None).on_confirmed(decision(2))
     assert list((root / "seeds/0").glob("state/*/*"))
 
 
@@ -374,7 +374,7 @@ def test_a_claimed_savepoint_that_cannot_be_deleted_is_left_for_the_next_start(
 
 def test_a_job_directory_that_was_moved_still_owns_what_it_claimed(root, savepoint) -> None:
     restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
-    with pytest.raises(SavepointClaimed, match="belongs to another job"):
+    with pytest.raises(UserError, match="belongs to another job"):
         restore(root.parent / "another", savepoint).check()
     moved = root.parent / "moved"
     root.rename(moved)
@@ -387,7 +387,7 @@ def test_a_restore_that_was_cut_off_behind_its_claim_is_done_again(root, savepoi
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(SavepointDir, "take", crash)
+        patch.setattr(SavepointDir, "copy_to_folder", crash)
         with pytest.raises(KeyboardInterrupt):
             restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
     assert (savepoint / "claimed.json").exists()
@@ -403,9 +403,9 @@ def cancelled(root, savepoint, **settings) -> JobDir:
     job_dir = JobDir(LocalStore(root))
     job_dir.read_or_create_job({}, {RESTORED_FROM: "a" * 32, "shuffle_partitions": 2})
     job_dir.create_decision(decision(0))
-    assert lost_seed(job_dir, StoreSpec(str(root))) is None
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) is None
     keep(root)
-    assert lost_seed(job_dir, StoreSpec(str(root))) is None
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) is None
     job_dir.store.delete("checkpoints/1/decision.json")
     job_dir.create_decision(Decision(CheckpointId(2), Verdict.ABORT, OwnerEpoch(1), 5))
     return job_dir
@@ -415,13 +415,13 @@ def test_a_job_without_checkpoints_begins_anew_with_the_savepoint_that_is_given_
     root, savepoint
 ) -> None:
     job_dir = cancelled(root, savepoint)
-    seed = lost_seed(job_dir, StoreSpec(str(root)))
+    seed = find_lost_seed(job_dir, StoreSpec(str(root)))
     assert seed is not None and seed == job_dir.seed(Lineage(0))
     assert restore(root, savepoint).check() == "a" * 32
     # The check wrote nothing.
-    assert lost_seed(job_dir, StoreSpec(str(root))) == seed
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) == seed
     assert restore(root, savepoint).prepare(2) == "a" * 32
-    assert lost_seed(job_dir, StoreSpec(str(root))) is None
+    assert find_lost_seed(job_dir, StoreSpec(str(root))) is None
     (part,) = (reader := SeedReader(str(root / "seeds/0"), "totals", "totals")).partitions(
         {"flinkish:seed": 0}, {"flinkish:seed": 1}
     )
@@ -432,7 +432,7 @@ def test_a_job_without_checkpoints_begins_anew_with_the_savepoint_that_is_given_
 def test_a_job_without_checkpoints_and_without_its_savepoint_is_refused(root, savepoint, claim) -> None:
     cancelled(root, savepoint, claim=claim)
     if savepoint.exists():
-        with pytest.raises(JobDirError, match="no checkpoint to go on from") as caught:
+        with pytest.raises(JobDirError, match="neither a checkpoint nor the state") as caught:
             restore(root, None).check()
         assert "the savepoint that it was restored from" in caught.value.what_to_do
         shutil.rmtree(savepoint)
@@ -443,7 +443,7 @@ def test_a_job_without_checkpoints_and_without_its_savepoint_is_refused(root, sa
 def test_a_savepoint_that_is_needed_again_has_to_be_whole(root, savepoint) -> None:
     cancelled(root, savepoint)
     next(savepoint.glob("state/*/*")).unlink()
-    with pytest.raises(SavepointDamaged, match="no such file"):
+    with pytest.raises(SavepointDamagedError, match="no such file"):
         restore(root, savepoint).check()
 
 
@@ -457,7 +457,7 @@ def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
     job_dir.create_decision(decision(0))
     assert restore(root, None).check() == ""
     (root / "seeds/1" / file.path).unlink()
-    with pytest.raises(JobDirError, match="no checkpoint to go on from") as caught:
+    with pytest.raises(JobDirError, match="neither a checkpoint nor the state") as caught:
         restore(root, None).check()
     assert caught.value.what_to_do.startswith("begin with a new job_dir")
 
@@ -574,17 +574,17 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
     rescaling(root, 3).export(None, Lineage(1))
     before, after = job_dir.seed(Lineage(0)), job_dir.seed(Lineage(1))
     assert after == replace(before, lineage=Lineage(1), shuffle_partitions=3)
-    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).confirmed(decision(0))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), find_claimant(job_dir)).on_confirmed(decision(0))
     reader = SeedReader(str(root / "seeds/1"), "totals", "totals")
     parts = reader.partitions({"flinkish:seed": 0}, {"flinkish:seed": 1})
     assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 40
-    SeedKeeper(StoreSpec(str(root)), Beginning(after), claimant(job_dir)).confirmed(decision(1))
+    SeedKeeper(StoreSpec(str(root)), Beginning(after), find_claimant(job_dir)).on_confirmed(decision(1))
     assert not list((root / "seeds").rglob("*.parquet"))
 
 
 def test_a_rescale_with_a_dataframe_is_refused_and_leaves_no_seed(root) -> None:
     job_dir = begun(root)
-    with pytest.raises(RescaleRefused, match="runs with 2 shuffle partitions and cannot change to 3"):
+    with pytest.raises(UserError, match="runs with 2 shuffle partitions and cannot change to 3"):
         rescaling(root, 3, Frame()).export(None, Lineage(1))
     assert job_dir.seed(Lineage(1)) is None
 
@@ -600,7 +600,7 @@ def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
     before = sorted(root.rglob("*"))
     check(2, Frame())
     check(3, Topic())
-    with pytest.raises(RescaleRefused, match="2 shuffle partitions and cannot change to 3") as caught:
+    with pytest.raises(UserError, match="2 shuffle partitions and cannot change to 3") as caught:
         check(3, Frame())
     assert caught.value.facts["uid"] == "ticks"
     assert sorted(root.rglob("*")) == before

@@ -21,11 +21,11 @@ from flinkish_spark.protocol.savepoints import (
 from flinkish_spark.protocol.timer_index import Agenda, NextTimers
 from flinkish_spark.protocol.watermarks import EventTime
 from flinkish_spark.savepoints.files import (
-    BootstrapRefused,
-    SavepointDamaged,
+    BootstrapError,
+    SavepointDamagedError,
     SavepointDir,
-    SavepointFailed,
-    SavepointNotFound,
+    SavepointError,
+    SavepointNotFoundError,
 )
 from flinkish_spark.savepoints.writer import SavepointWriter
 from flinkish_spark.state.savepoint_files import StateFileWriter
@@ -117,16 +117,16 @@ def test_nothing_that_exists_is_overwritten(old, tmp_path) -> None:
     folder, metadata = old
     writer = writer_of(folder)
     for target in (folder, folder / "inside", tmp_path):
-        with pytest.raises(SavepointFailed):
+        with pytest.raises(SavepointError):
             writer.write(target)
     writer.write(tmp_path / "new")
-    with pytest.raises(SavepointFailed, match="Another savepoint is there"):
+    with pytest.raises(SavepointError, match="Another savepoint is there"):
         writer.write(tmp_path / "new")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("mine")
-    with pytest.raises(SavepointFailed, match="not empty"):
+    with pytest.raises(SavepointError, match="not empty"):
         writer.write(tmp_path / "mine")
-    with pytest.raises(SavepointFailed, match="absolute"):
+    with pytest.raises(SavepointError, match="absolute"):
         writer.write("new")
     assert SavepointDir(folder).metadata() == metadata
 
@@ -137,7 +137,7 @@ def test_a_write_that_was_cut_off_is_no_savepoint_and_can_be_repeated(old, tmp_p
         patched.setattr(SavepointDir, "finish", lambda self, metadata: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             writer_of(old[0]).write(target)
-    with pytest.raises(SavepointNotFound):
+    with pytest.raises(SavepointNotFoundError):
         SavepointDir(target).metadata()
     stray = target / state_path("totals", "of-the-first-call")
     stray.write_bytes(b"torn")
@@ -150,10 +150,10 @@ def test_a_damaged_savepoint_is_not_taken_over(old, tmp_path) -> None:
     path = folder / metadata.files[0].path
     whole = path.read_bytes()
     path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
-    with pytest.raises(SavepointDamaged, match="checksum does not match"):
+    with pytest.raises(SavepointDamagedError, match="checksum does not match"):
         writer_of(folder).write(tmp_path / "new")
     path.write_bytes(whole[:-1])
-    with pytest.raises(SavepointDamaged, match="bytes instead of"):
+    with pytest.raises(SavepointDamagedError, match="bytes instead of"):
         writer_of(folder)
     assert not (tmp_path / "new" / "savepoint.json").exists()
 
@@ -163,12 +163,12 @@ def test_what_is_not_there_or_is_taken_is_refused(old) -> None:
     for change in (
         lambda: writer.remove_operator("sums"),
         lambda: writer.change_uid("sums", "numbers"),
-        lambda: writer.with_state("sums", "n", None),  # type: ignore[arg-type]
+        lambda: writer.replace_state("sums", "n", None),  # type: ignore[arg-type]
     ):
-        with pytest.raises(BootstrapRefused, match=r"no operator 'sums'.*choose from: counts, totals"):
+        with pytest.raises(BootstrapError, match=r"no operator 'sums'.*choose from: counts, totals"):
             change()
     for taken in ("totals", "orders", "table"):
-        with pytest.raises(BootstrapRefused, match="already"):
+        with pytest.raises(BootstrapError, match="already"):
             writer.change_uid("counts", taken)
     with pytest.raises(ConfigError, match="not usable"):
         writer.change_uid("counts", "../counts")
@@ -185,7 +185,7 @@ def test_of_several_chains_it_has_to_be_said_which(old, tmp_path) -> None:
     )
     chains = (SavedChain(Chain(("orders",), ("totals",), ("totals",)), AT), *metadata.chains)
     SavepointDir(both).finish(replace(metadata, files=files, chains=chains))
-    with pytest.raises(BootstrapRefused, match=r"in 2 chains.*chain='counts' or 'totals'"):
-        writer_of(both).with_state("totals", "n", None)  # type: ignore[arg-type]
-    with pytest.raises(BootstrapRefused, match="no chain 'other'"):
-        writer_of(both).with_state("totals", "n", None, chain="other")  # type: ignore[arg-type]
+    with pytest.raises(BootstrapError, match=r"in 2 chains.*chain='counts' or 'totals'"):
+        writer_of(both).replace_state("totals", "n", None)  # type: ignore[arg-type]
+    with pytest.raises(BootstrapError, match="no chain 'other'"):
+        writer_of(both).replace_state("totals", "n", None, chain="other")  # type: ignore[arg-type]

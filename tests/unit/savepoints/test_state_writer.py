@@ -41,7 +41,7 @@ from flinkish_spark.protocol.timer_index import Agenda, NextTimers
 from flinkish_spark.protocol.watermarks import EventTime, OperatorTime
 from flinkish_spark.savepoints.bootstrap import KeyedStateBootstrapFunction, bootstrap_function
 from flinkish_spark.savepoints.entries import SavepointValues, file_values
-from flinkish_spark.savepoints.files import BootstrapRefused, SavepointDamaged
+from flinkish_spark.savepoints.files import BootstrapError, SavepointDamagedError
 from flinkish_spark.savepoints.group_edits import (
     EditedState,
     EditedTimers,
@@ -50,17 +50,17 @@ from flinkish_spark.savepoints.group_edits import (
     PackRows,
     PackValues,
     WriteGroups,
-    WriterRefused,
+    WriterError,
 )
 from flinkish_spark.savepoints.writer_plan import (
+    add_operator,
+    drop_operator,
+    drop_times,
+    rename_operator,
+    rename_times,
+    replace_due_timers,
     state_columns,
     timer_fields,
-    times_with_timers,
-    times_with_uid,
-    times_without,
-    with_operator,
-    with_uid,
-    without_operator,
 )
 from flinkish_spark.state.codec import timer_layout
 from flinkish_spark.types.ddl import parse_ddl
@@ -211,13 +211,13 @@ class Never(Fills):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (Emits(), "it emits, and a bootstrap has no output"),
+        (Emits(), "it emits rows, and a bootstrap has no output"),
         (Breaks(), "KeyError: 3 .*key 'ann'"),
         (WrongType(), "cannot hold 'seven'"),
     ],
 )
 def test_a_function_that_fails_is_named_with_its_reason(tmp_path, function, says) -> None:
-    with pytest.raises(WriterRefused, match=says) as caught:
+    with pytest.raises(WriterError, match=says) as caught:
         filled(tmp_path, function, ORDERS[:1])
     assert json.loads(str(caught.value).split(" ", 1)[1])["uid"] == "totals"
 
@@ -311,7 +311,7 @@ def test_a_value_of_a_whole_map_may_be_null_and_an_element_of_a_whole_list_may_n
     found = shown(tmp_path, f"user STRING, m MAP<STRING, {kind}>", [row], [(named, "m")])
     assert found == [({"x": None},)]
     listed = ListStateDescriptor("listed", "n LONG, name STRING")
-    with pytest.raises(WriterRefused, match=r"a list state takes no None.*'ann'"):
+    with pytest.raises(WriterError, match=r"a list state takes no None.*'ann'"):
         filled(tmp_path / "list", [(listed, "l")], [("ann", [None])], ddl=f"user STRING, l ARRAY<{kind}>")
 
 
@@ -320,7 +320,7 @@ def test_a_value_of_a_whole_map_may_be_null_and_an_element_of_a_whole_list_may_n
     [(ValueStateDescriptor("one", "LONG"), "n"), (MapStateDescriptor("m", "STRING", "LONG"), ("name", "n"))],
 )
 def test_several_rows_for_one_place_are_refused(tmp_path, pair) -> None:
-    with pytest.raises(WriterRefused, match="several rows for the key 'ann'"):
+    with pytest.raises(WriterError, match="several rows for the key 'ann'"):
         filled(tmp_path, [pair], [("ann", 1, "x"), ("ann", 2, "x")], ddl="user STRING, n LONG, name STRING")
 
 
@@ -341,7 +341,7 @@ def test_columns_that_do_not_fit_a_state_are_refused(descriptor, columns, says) 
 
 def test_a_state_with_a_function_of_its_own_takes_no_columns() -> None:
     descriptor = ReducingStateDescriptor("sum", lambda first, second: first + second, "LONG")
-    with pytest.raises(ConfigError, match="a function of its own"):
+    with pytest.raises(ConfigError, match="its own function"):
         bootstrap_function([(descriptor, "n")], parse_ddl("n LONG"), "totals")
 
 
@@ -466,7 +466,7 @@ class Bootstraps(KeyedStateBootstrapFunction):
     [
         (5, [5], "as many times as elements"),
         (5, [5, None], "one is null"),
-        (5, [2, 4], "the latest of an entry is its touched_at; leave each_touched_at out"),
+        (5, [2, 4], "the latest one must be the entry's touched_at; leave each_touched_at out"),
         (5, [5, 0.0005], "whole milliseconds"),
     ],
 )
@@ -474,7 +474,7 @@ def test_times_of_elements_that_do_not_fit_are_refused(tmp_path, touched, each, 
     before = filled(tmp_path, Bootstraps(), ORDERS)
     ddl = f"key STRING, value ARRAY<LONG>, {EACH}"
     times = [None if one is None else later(one) for one in each]
-    with pytest.raises(WriterRefused, match=f"each_touched_at of the state 'seen': .*{says}"):
+    with pytest.raises(WriterError, match=f"each_touched_at of the state 'seen': .*{says}"):
         edited(tmp_path, before, "totals", ddl, [("ann", later(touched), times, [1, 2])], "seen")
 
 
@@ -494,9 +494,9 @@ def test_times_of_elements_without_elements_or_touch_are_refused(ddl) -> None:
 def test_two_rows_for_one_key_and_null_times_are_refused(tmp_path) -> None:
     before = filled(tmp_path, Fills(), ORDERS, timestamp="at")
     rows = [("ann", 1), ("ann", 2)]
-    with pytest.raises(WriterRefused, match=r"state 'total' has several rows for \['ann'\]"):
+    with pytest.raises(WriterError, match=r"state 'total' has several rows for \['ann'\]"):
         edited(tmp_path, before, "totals", "key STRING, value LONG", rows, "total")
-    with pytest.raises(WriterRefused, match="touched_at of the state 'recent': it is null"):
+    with pytest.raises(WriterError, match="touched_at of the state 'recent': it is null"):
         ddl = "key STRING, touched_at TIMESTAMP, value LONG"
         edited(tmp_path, before, "totals", ddl, [("ann", None, 1)], "recent")
 
@@ -550,10 +550,10 @@ def test_timers_are_replaced_and_states_stay(tmp_path) -> None:
 )
 def test_timers_that_cannot_be_are_refused(tmp_path, row, says) -> None:
     before = filled(tmp_path, Fills(), ORDERS, timestamp="at")
-    with pytest.raises(WriterRefused, match=says):
+    with pytest.raises(WriterError, match=says):
         edited_timers(tmp_path, before, [row])
     twice = ("ann", "EVENT_TIME", 1, None, None)
-    with pytest.raises(WriterRefused, match="the timers of EVENT_TIME has several rows"):
+    with pytest.raises(WriterError, match="the timers of EVENT_TIME has several rows"):
         edited_timers(tmp_path, before, [twice, twice])
 
 
@@ -642,7 +642,7 @@ def shape(*chains: Chain) -> JobShape:
     ],
 )
 def test_a_savepoint_from_nothing_fits_every_plan_and_sources_begin_where_they_say(chains) -> None:
-    saved, name = with_operator(*with_operator((), "totals", None)[:1], "counts", None)
+    saved, name = add_operator(*add_operator((), "totals", None)[:1], "counts", None)
     job = shape(*chains)
     assert check_restore(savepoint(saved, "totals", "counts"), job, RestoreRules()).problems == ()
     for chain in chains:
@@ -654,7 +654,7 @@ def test_a_savepoint_from_nothing_fits_every_plan_and_sources_begin_where_they_s
 
 def test_a_new_operator_stands_where_the_chain_beside_it_stood() -> None:
     known = (SavedChain(Chain(("orders",), ("totals",), ("totals",)), ORDERS_AT, ("table",)),)
-    saved, name = with_operator(known, "counts", None)
+    saved, name = add_operator(known, "counts", None)
     job = shape(Chain(("orders",), ("totals", "counts"), ("counts",)))
     (chain,) = job.chains
     begun = begin_chain(chain, ("table",), saved, job.positionable)
@@ -663,22 +663,22 @@ def test_a_new_operator_stands_where_the_chain_beside_it_stood() -> None:
     other = SavedChain(
         Chain(("clicks",), ("clicked",), ("clicked",)), {"clicks": {"clicks": {"0": 1}}}, ("other",)
     )
-    with pytest.raises(BootstrapRefused, match=r"not clear where.*beside='totals' or 'clicked'"):
-        with_operator((*known, other), "counts", None)
-    with pytest.raises(BootstrapRefused, match="no chain 'x'"):
-        with_operator((*known, other), "counts", "x")
-    assert with_operator((*known, other), "counts", "clicked")[1] == "clicked"
+    with pytest.raises(BootstrapError, match=r"not clear which.*beside='totals' or 'clicked'"):
+        add_operator((*known, other), "counts", None)
+    with pytest.raises(BootstrapError, match="no chain 'x'"):
+        add_operator((*known, other), "counts", "x")
+    assert add_operator((*known, other), "counts", "clicked")[1] == "clicked"
 
 
 def test_without_its_operator_a_chain_still_says_where_its_sinks_stood() -> None:
     known = (SavedChain(Chain(("orders",), ("totals",), ("totals",)), ORDERS_AT, ("table",)),)
-    (left,) = without_operator(known, "totals")
+    (left,) = drop_operator(known, "totals")
     assert (left.chain, left.positions) == (Chain(("orders",), (), ("table",)), ORDERS_AT)
     chain = Chain(("orders",), ("new",), ("new",))
     assert begin_chain(chain, ("table",), (left,), ("orders",)).positions == ORDERS_AT
-    assert without_operator(with_operator((), "totals", None)[0], "totals") == ()
+    assert drop_operator(add_operator((), "totals", None)[0], "totals") == ()
     both = (SavedChain(Chain(("orders",), ("a", "b"), ("b",)), ORDERS_AT),)
-    assert without_operator(both, "b")[0].chain == Chain(("orders",), ("a",), ("b",))
+    assert drop_operator(both, "b")[0].chain == Chain(("orders",), ("a",), ("b",))
 
 
 def timers(*names):
@@ -688,22 +688,22 @@ def timers(*names):
 def test_timers_follow_their_operator() -> None:
     times = EventTime(agenda=timers("totals", "totals.counts", "totals.x", "counts"))
     uids = ["totals", "totals.x", "counts"]
-    left = times_without(times, "totals", uids)
+    left = drop_times(times, "totals", uids)
     assert left is not None and set(left.agenda.groups) == {("totals.x", 3), ("counts", 3)}
-    chains, names = with_uid(
+    chains, names = rename_operator(
         (SavedChain(Chain(("orders",), ("totals", "counts"), ("counts",)), ORDERS_AT),), "counts", "numbers"
     )
     assert chains[0].chain == Chain(("orders",), ("totals", "numbers"), ("numbers",)) and names == {
         "counts": "numbers"
     }
-    renamed = times_with_uid(times, "counts", "numbers", uids, names)
+    renamed = rename_times(times, "counts", "numbers", uids, names)
     assert renamed is not None and {name for name, _ in renamed.agenda.groups} == {
         "totals",
         "totals.numbers",
         "totals.x",
         "numbers",
     }
-    assert times_without(None, "totals", uids) is None
+    assert drop_times(None, "totals", uids) is None
 
 
 def test_where_an_operator_stood_follows_it_too() -> None:
@@ -714,9 +714,9 @@ def test_where_an_operator_stood_follows_it_too() -> None:
         "counts": OperatorTime(frozenset({"orders.counts", "raw"}), frozenset({"counts"}), valve),
     }
     times = EventTime(operators=operators)
-    left = times_without(times, "totals", list(operators))
+    left = drop_times(times, "totals", list(operators))
     assert left is not None and left.operators == {"counts": operators["counts"]}
-    renamed = times_with_uid(times, "counts", "numbers", list(operators), {"counts": "numbers"})
+    renamed = rename_times(times, "counts", "numbers", list(operators), {"counts": "numbers"})
     assert renamed is not None and renamed.operators.keys() == {"totals", "numbers"}
     numbers = renamed.operators["numbers"]
     assert (numbers.inputs, numbers.instances) == ({"orders.numbers", "raw"}, {"numbers"})
@@ -725,13 +725,13 @@ def test_where_an_operator_stood_follows_it_too() -> None:
 
 
 def test_timers_of_a_new_operator_are_known_to_the_job() -> None:
-    assert times_with_timers(None, "totals", "a", ["a"], [(3, None, None)]) is None
-    times = times_with_timers(None, "totals", "a", ["a"], [(3, None, None), (4, 60_000, None)])
+    assert replace_due_timers(None, "totals", "a", ["a"], [(3, None, None)]) is None
+    times = replace_due_timers(None, "totals", "a", ["a"], [(3, None, None), (4, 60_000, None)])
     assert times is not None and times.agenda.groups == {("totals", 4): NextTimers(60_000, None)}
     assert EventTime.from_json(times.to_json()) == times
     # Of one that is in several chains only those in this one are replaced.
     both = EventTime(agenda=timers("totals.a", "totals.b"))
-    times = times_with_timers(both, "totals", "a", ["a", "b"], [(4, None, 7)])
+    times = replace_due_timers(both, "totals", "a", ["a", "b"], [(4, None, 7)])
     assert times is not None and times.agenda.groups == {
         ("totals.a", 4): NextTimers(None, 7),
         ("totals.b", 3): NextTimers(60_000, None),
@@ -742,7 +742,7 @@ def test_an_altered_file_is_not_rewritten(tmp_path) -> None:
     file = file_of(filled(tmp_path, Fills(), ORDERS, timestamp="at"))
     other = {**file.to_json(), "sha256": "0" * 64}
     given = pa.RecordBatch.from_pydict({"file": [json.dumps(other)]})
-    with pytest.raises(SavepointDamaged, match="checksum"):
+    with pytest.raises(SavepointDamagedError, match="checksum"):
         list(PackValues(StoreSpec(str(tmp_path)))([given]))
 
 

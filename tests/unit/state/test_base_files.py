@@ -16,12 +16,12 @@ from flinkish_spark.state.codec import (
     OWNER,
     BaseRef,
     FrameError,
-    known_table,
     pack_frame,
+    read_trusted_table,
     table_bytes,
     unpack_frame,
 )
-from flinkish_spark.state.key_group import BasePolicy, describe_group, stored_tables, whole_group
+from flinkish_spark.state.key_group import BasePolicy, describe_group, inline_base, read_tables
 from tests.support.operator_harness import MemoryBases, OperatorHarness
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.25, smallest_delta_rows=2)
@@ -114,13 +114,13 @@ def test_a_savepoint_holds_all_entries_itself(tmp_path) -> None:
     for n in range(50):
         first.push(n)
     first.push(3)
-    values = {group: whole_group(v, bases(tmp_path)) for group, v in first.snapshot().values.items()}
+    values = {group: inline_base(v, bases(tmp_path)) for group, v in first.snapshot().values.items()}
     alone = replace(first.snapshot(), values=values)
     again = harness(MemoryBases(), alone)
     assert again.entries("n") == {n: 2 if n == 3 else 1 for n in range(50)}
     assert {describe_group(value).owner for value in values.values()} == {"operator"}
-    assert all(whole_group(value, bases(tmp_path)) == value for value in values.values())
-    rows = [stored_tables(value).get("state/n") for value in values.values()]
+    assert all(inline_base(value, bases(tmp_path)) == value for value in values.values())
+    rows = [read_tables(value).get("state/n") for value in values.values()]
     assert sum(table.num_rows for table in rows) == 50
 
 
@@ -138,7 +138,7 @@ def test_columns_of_a_mapped_file_are_aligned(tmp_path) -> None:
     for name in ("state/a", "bb"):
         view = np.frombuffer(frame[name], dtype=np.uint8)
         assert view.__array_interface__["data"][0] % 64 == 0
-        assert known_table(name, frame[name]).equals(table)
+        assert read_trusted_table(name, frame[name]).equals(table)
 
 
 # -- in a bucket ------------------------------------------------------------------------------------------

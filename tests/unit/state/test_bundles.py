@@ -20,10 +20,10 @@ from flinkish_spark.protocol.time_plan import TimePlan, find_reports, make_repor
 from flinkish_spark.state.key_group import (
     BasePolicy,
     GroupState,
-    bundled_groups,
+    bundle_groups,
     describe_group,
-    unbundled_groups,
-    whole_group,
+    inline_base,
+    unbundle_groups,
 )
 from flinkish_spark.windows import (
     CountTrigger,
@@ -82,13 +82,13 @@ def test_what_is_put_together_comes_apart_again(policy: BasePolicy | None) -> No
     for number in (*range(80), *range(0, 80, 5)):
         run.push(number)
     snapshot = run.snapshot()
-    whole = {group: whole_group(value, run.bases) for group, value in snapshot.values.items()}
+    whole = {group: inline_base(value, run.bases) for group, value in snapshot.values.items()}
     apart: dict[int, bytes] = {}
     for bundle in range(BUNDLING.bundles):
         own = [whole[group] for group in BUNDLING.groups_of(bundle) if group in whole]
-        value = bundled_groups(layout_of(run), own)
+        value = bundle_groups(layout_of(run), own)
         assert describe_group(value) == describe_group(own[0])
-        parts = unbundled_groups(value, "operator", BUNDLING)
+        parts = unbundle_groups(value, "operator", BUNDLING)
         assert set(parts) == {group for group in BUNDLING.groups_of(bundle) if group in whole}
         apart |= parts
     again = harness(12, replace(snapshot, values=apart))
@@ -105,7 +105,7 @@ def test_a_bundle_has_the_timers_of_all_of_its_groups_and_each_a_place_of_its_ow
     for number in range(60):
         run.push(number)
     values = [run.snapshot().values[group] for group in BUNDLING.groups_of(1)]
-    state = GroupState(layout_of(run), bundled_groups(layout_of(run), values), MemoryBases())
+    state = GroupState(layout_of(run), bundle_groups(layout_of(run), values), MemoryBases())
     for domain in TimeDomain:
         rows = list(state.timer_rows(domain))
         places = {row.value[0] for row in rows}
@@ -121,8 +121,8 @@ def test_windows_have_places_of_their_own_in_a_bundle_and_behind_it() -> None:
     run.push_all([((f"u{number % 40}", number), 0) for number in range(60)])
     values, layout = run.snapshot().values, layout_of(run)
     own = [values[group] for group in BUNDLING.groups_of(1)]
-    bundle = bundled_groups(layout, own)
-    parts = unbundled_groups(bundle, "operator", BUNDLING)
+    bundle = bundle_groups(layout, own)
+    parts = unbundle_groups(bundle, "operator", BUNDLING)
     for stored, windows in ((bundle, own), *((part, [values[group]]) for group, part in parts.items())):
         state = GroupState(layout, stored, MemoryBases())
         rows = {row.slot: row.value for row in state.rows("window/open")}

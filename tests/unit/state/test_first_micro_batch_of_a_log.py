@@ -31,7 +31,7 @@ def query(tmp_path: Path) -> Query:
     """A job whose last micro-batch carried 49_999 and 3_999, and has shown 59_999 and 4_999."""
     one = Query(tmp_path, plan())
     one.run(record("left", 50_000), record("right", 4_000))
-    one.control.offer_time(TimeOffer.of(one.keeper.behind(BatchId(0)).watermarks))  # type: ignore[union-attr]
+    one.control.offer_time(TimeOffer.of(one.keeper.find_event_time(BatchId(0)).watermarks))  # type: ignore[union-attr]
     one.run(record("left", 60_000), record("right", 5_000))
     assert one.seen == [49_999, 3_999]
     return one
@@ -39,7 +39,7 @@ def query(tmp_path: Path) -> Query:
 
 def begin_again(query: Query) -> None:
     """Start with a new log from what was stored, as a savepoint's job does."""
-    stored = query.keeper.behind(BatchId(1))
+    stored = query.keeper.find_event_time(BatchId(1))
     assert stored is not None
     query.stored = EventTime.from_json(json.loads(json.dumps(stored.to_json())))
     query.next, query.controls = 0, [{"flinkish:checkpoint": 0}] * 2

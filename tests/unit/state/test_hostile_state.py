@@ -18,8 +18,8 @@ from flinkish_spark.state.key_group import (
     GroupState,
     NoBases,
     describe_group,
-    stored_tables,
-    whole_group,
+    inline_base,
+    read_tables,
 )
 from flinkish_spark.state.operator_state import unpack_tables
 from tests.support.operator_harness import OperatorHarness, Snapshot
@@ -99,18 +99,18 @@ def test_an_owner_that_is_none_is_damage_for_every_reader(stored: bytes, owner: 
     for read in (
         _go_on,
         describe_group,
-        stored_tables,
-        lambda given: whole_group(given, NoBases()),
+        read_tables,
+        lambda given: inline_base(given, NoBases()),
         lambda given: unpack_tables("operator", "broadcast state", {}, given),
     ):
-        with pytest.raises(FrameError, match="whose the state is"):
+        with pytest.raises(FrameError, match="with the owner of the state"):
             read(value)
 
 
 @pytest.mark.parametrize("payload", [b"", b"text", bytes(64), b"\xff" * 64])
 def test_what_is_no_table_is_damage_for_every_reader(stored: bytes, payload: bytes) -> None:
     value = _with(stored, **{"state/last": payload})
-    for read in (_go_on, describe_group, stored_tables):
+    for read in (_go_on, describe_group, read_tables):
         with pytest.raises(FrameError, match="'state/last' is damaged"):
             read(value)
 
@@ -157,7 +157,7 @@ def test_a_map_with_a_key_twice_is_named() -> None:
     run = OperatorHarness(Keeps(), key=lambda _: 1, key_type="INT", max_parallelism=1)
     run.push("a")
     value = run.snapshot().values[0]
-    table = stored_tables(value)["state/counts"]
+    table = read_tables(value)["state/counts"]
     at = table.schema.get_field_index("value_0")
     twice = pa.array([[("a", 1), ("a", 2)]], table.schema.field(at).type)
     columns = [twice if n == at else column for n, column in enumerate(table.columns)]

@@ -13,7 +13,7 @@ from flinkish_spark.state.operator_state import (
     OperatorLists,
     OperatorValueMismatch,
     Redistribution,
-    dealt,
+    deal,
     redistribute,
 )
 from tests.support.effort import examples
@@ -61,9 +61,9 @@ def test_each_split_item_goes_to_one_copy_and_each_union_item_to_all(copies, par
 def test_split_deals_runs_in_order() -> None:
     """Behaviour 90."""
     items = [[1, 2, 3], [], [4, 5], [6, 7]]
-    assert dealt(items, Redistribution.SPLIT, 3) == [[1, 2, 3], [4, 5], [6, 7]]
-    assert dealt(items, Redistribution.SPLIT, 9) == [[1], [2], [3], [4], [5], [6], [7], [], []]
-    assert dealt([], Redistribution.SPLIT, 2) == [[], []]
+    assert deal(items, Redistribution.SPLIT, 3) == [[1, 2, 3], [4, 5], [6, 7]]
+    assert deal(items, Redistribution.SPLIT, 9) == [[1], [2], [3], [4], [5], [6], [7], [], []]
+    assert deal([], Redistribution.SPLIT, 2) == [[], []]
     with pytest.raises(ValueError, match="at least one copy"):
         redistribute("op", BOTH, [], 0)
 

@@ -12,7 +12,7 @@ import pytest
 from flinkish_spark.functions.keyed import KeyedProcessFunction
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, TtlUpdate
 from flinkish_spark.state.codec import OWNER, pack_frame, table_bytes, unpack_frame
-from flinkish_spark.state.key_group import BasePolicy, whole_group
+from flinkish_spark.state.key_group import BasePolicy, inline_base
 from tests.support.effort import examples, seeds
 from tests.support.operator_harness import OperatorHarness, Snapshot
 
@@ -274,7 +274,7 @@ def test_what_has_no_times_of_elements_has_that_of_the_whole_for_each(policy):
     assert run.at(99, both) == ([1, 2, 3], {"1": 1, "2": 2, "3": 3})
     assert run.at(99, both, key="idle") == ([7], {"7": 7})
     # Base and delta of the two forms become one value, too.
-    whole = {group: whole_group(value, run.harness.bases) for group, value in run.harness._values.items()}
+    whole = {group: inline_base(value, run.harness.bases) for group, value in run.harness._values.items()}
     later = Run(restore=Snapshot(whole, -(1 << 63), 99))
     assert later.at(100, both) == ([3], {"3": 3})
     assert run.at(100, both) == ([3], {"3": 3})

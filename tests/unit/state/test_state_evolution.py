@@ -272,5 +272,5 @@ def test_a_class_that_refuses_what_is_stored_is_told_with_state_and_key(kind) ->
     first = harness(kind("s", "total LONG"))
     first.push((7,) if kind is V else [(7,)])
     second = harness(kind("s", Checked), first)
-    with pytest.raises(StateValueError, match=r"state 's': what is stored of key 'k' .* TypeError: '<' not"):
+    with pytest.raises(StateValueError, match=r"state 's': the stored value of key 'k' .* '<' not"):
         second.push(None)

@@ -268,7 +268,7 @@ def test_values_that_cannot_change_cost_nothing() -> None:
     ddl = ("a ARRAY<LONG>", "STRUCT<a: LONG>", "MAP<INT, INT>")
     for declared in (Account, list[int], dict[str, int], Pair, list[Fixed], *ddl):
         assert may_change(ValueStateDescriptor("s", declared).value_type)
-    states = KeyedStates("uid", 1).of_function()
+    states = KeyedStates("uid", 1).view_for_function()
     assert type(states.get_state(ValueStateDescriptor("s", "LONG"))) is ValueState
     assert type(states.get_state(ValueStateDescriptor("f", Fixed))) is ValueState
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from pyspark.sql.types import StructType
 
-from flinkish_spark.checkpoint.decision_point import StagedDataDied, decide
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, decide
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
@@ -236,7 +236,7 @@ class MicroBatchCommits:
         dead = committer.why_dead(staged.committables)
         if dead:
             self.abort(staged)
-            raise StagedDataDied(
+            raise DeadCommittableError(
                 f"staged data of batch {staged.batch} is gone before its decision",
                 why=next(iter(dead.values())),
                 what_to_do="start the query again, nothing is lost; if a micro-batch takes longer than "

@@ -16,9 +16,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from flinkish_spark.checkpoint.control import (
     AlignmentStatus,
-    offered_by,
     read_control,
     read_held,
+    to_control_offset,
     write_status,
 )
 from flinkish_spark.connectors.control_source import ControlRow, wake_rows
@@ -337,7 +337,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _read_offer(self) -> ControlOffset:
         path = self._options.control_path
-        return offered_by(read_control(path)) if path else NO_CONTROL
+        return to_control_offset(read_control(path)) if path else NO_CONTROL
 
     def _to_offset(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
         said = control.to_json() if self._options.control_path else {}
@@ -466,7 +466,7 @@ class AlignedStreamReader(KafkaStreamReader):
         if planned is None:
             # Processing time advances while the source stands still.
             return start if time == before else {**start, **time.to_json()}
-        drained = offered_by(content).drained
+        drained = to_control_offset(content).drained
         drawn = int(planned.drawn)
         said = ControlOffset(
             drawn, time, drained=drawn if drawn == drained else ControlOffset.from_json(start).drained

@@ -266,7 +266,7 @@ def test_the_mark_of_a_barrier_that_was_given_up_is_left_by_no_later_owner(
     if is_of_a_later_owner:
         ownership = take_over(job_dir, ManualClock(), lambda: "b" * 16)
     seal_open_ids(ownership, ManualClock())
-    monkeypatch.setattr(StagingContext, "_drawn", lambda self, batch: CheckpointId(batch.value + 1))
+    monkeypatch.setattr(StagingContext, "_find_drawn", lambda self, batch: CheckpointId(batch.value + 1))
     unused: Any = None
     staging = StagingContext(JOB, ownership, Lineage(0), unused, ManualClock(), unused)
     connection = KafkaConnection("broker:9092")

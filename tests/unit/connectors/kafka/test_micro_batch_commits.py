@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.checkpoint.decision_point import DecisionRefused, StagedDataDied
+from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
@@ -405,7 +405,7 @@ def test_who_lives_on_in_a_checkpoint_that_is_given_up_decides_nothing(tmp_path:
     zombie = Driver(tmp_path, brokers)
     staged = zombie.stage(_content(0))
     Driver(tmp_path, brokers, name="refresh").commits().give_up()
-    with pytest.raises((FencedError, StagedDataDied)):
+    with pytest.raises((FencedError, DeadCommittableError)):
         zombie.commits().commit(staged)
     assert not brokers.visible() and not brokers.open()
 
@@ -435,7 +435,7 @@ def test_a_sealed_attempt_of_an_undecided_batch_is_fenced(tmp_path: Path) -> Non
     zombie, newer = Driver(tmp_path, brokers), Driver(tmp_path, brokers)
     staged = zombie.stage(_content(0))
     later = newer.stage(_content(0))
-    with pytest.raises((FencedError, StagedDataDied)):
+    with pytest.raises((FencedError, DeadCommittableError)):
         zombie.commits().commit(staged)
     newer.commits().commit(later)
     assert brokers.visible() == _all_rows(1)
@@ -560,7 +560,7 @@ def test_data_that_dies_before_the_decision_is_never_decided(tmp_path: Path) -> 
     _write(tmp_path / "offsets" / "0", "v1\n{}\nx")
     staged = driver.stage(_content(0))
     brokers.expire(KafkaCommittable.from_json(staged.committables[2].payload))
-    with pytest.raises(StagedDataDied):
+    with pytest.raises(DeadCommittableError):
         driver.commits().commit(staged)
     assert brokers.visible() == []
     driver.run(0, _content(0))
@@ -627,7 +627,7 @@ def test_a_decision_that_the_store_refuses_aborts_what_was_staged_and_says_so(
             raise StoreError("the disk is full")
         return create(self, decision)
 
-    with monkeypatch.context() as full, pytest.raises(DecisionRefused, match="disk is full") as refused:
+    with monkeypatch.context() as full, pytest.raises(DecisionError, match="disk is full") as refused:
         full.setattr(JobDir, "create_decision", refuse)
         Driver(tmp_path, brokers).run(0, _content(0))
     assert "what was staged is aborted, and the micro-batch runs anew" in str(refused.value.what_to_do)

@@ -261,7 +261,7 @@ def test_a_task_gets_the_options_and_no_connection() -> None:
 
 def test_time_travels_in_the_offset_and_calls_are_a_piece_of_their_own(tmp_path: Path) -> None:
     log = Log(a=10)
-    file = ControlFile.of_start(tmp_path, OwnerEpoch(1), 0)
+    file = ControlFile.create_for_start(tmp_path, OwnerEpoch(1), 0)
     own = {"flinkish.first.offsets": str(tmp_path), "flinkish.control.path": str(file.path)}
     source = reader(log, **own)
     at = source.latestOffset(source.initialOffset(), ALL)
