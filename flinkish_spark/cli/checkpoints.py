@@ -268,7 +268,7 @@ def show_checkpoint(job: StoredJob, checkpoint: int, as_json: bool) -> None:
 @timeout_option
 @json_option
 def trigger_checkpoint(job: StoredJob, timeout_s: float, as_json: bool) -> None:
-    reply = ask(job, RequestKind.CHECKPOINT, Patience.of_seconds(timeout_s))
+    reply = ask(job, RequestKind.CHECKPOINT, Patience.from_seconds(timeout_s))
     report(reply, job.to_json(), lambda r: f"checkpoint {r.checkpoint} is confirmed", as_json)
 
 

@@ -133,7 +133,7 @@ def _same_order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindO
 def _check(job: StoredJob, target: CheckpointId) -> None:
     """Refuse before anybody is asked to confirm."""
     # Here and not above: with it comes Arrow, which other commands can do without.
-    from flinkish_spark.job.rewind import RewindRefused, why_refused
+    from flinkish_spark.job.rewind import RewindError, why_refused
 
     why = why_refused(job.job_dir, job.pins(), target)
     order = job.job_dir.rewind_order()
@@ -143,7 +143,7 @@ def _check(job: StoredJob, target: CheckpointId) -> None:
             "give this one afterwards"
         )
     if why:
-        raise RewindRefused(
+        raise RewindError(
             f"the job cannot go back to checkpoint {target}",
             why=why,
             what_to_do="choose one from `flinkish checkpoints list`; nothing was changed",
@@ -192,7 +192,7 @@ def _what_happens(
 
 def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
     """Tell the job, and wait until the order is closed; `owner` is the newest one before the order."""
-    patience = Patience.of_seconds(timeout_s, _TAKEN_WITHIN_MS)
+    patience = Patience.from_seconds(timeout_s, _TAKEN_WITHIN_MS)
     begin_ms = job.clock.monotonic_ms()
     reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
     while True:

@@ -59,7 +59,7 @@ def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bo
     The job goes on. TARGET must be on a file system that driver and executors share.
     """
     _refuse_inside(job, target)
-    reply = ask(job, RequestKind.SAVEPOINT, Patience.of_seconds(timeout_s), target=target)
+    reply = ask(job, RequestKind.SAVEPOINT, Patience.from_seconds(timeout_s), target=target)
     report(reply, {**job.to_json(), "target": target}, lambda r: _written(r.checkpoint, target), as_json)
 
 
@@ -89,7 +89,7 @@ def stop_with_savepoint(job: StoredJob, target: str, stop_mode: str, timeout_s: 
     """
     _refuse_inside(job, target)
     mode = StopMode(stop_mode)
-    patience = Patience.of_seconds(timeout_s)
+    patience = Patience.from_seconds(timeout_s)
     reply = ask(job, RequestKind.STOP_WITH_SAVEPOINT, patience, target=target, stop_mode=mode)
     asked = {**job.to_json(), "target": target, "stop_mode": mode.value}
     report(reply, asked, lambda r: f"{_written(r.checkpoint, target)}; the job stops", as_json)
@@ -240,5 +240,5 @@ def cancel(job: StoredJob, yes: bool, timeout_s: float, as_json: bool) -> None:
     begins anew; savepoints stay in any case.
     """
     confirm(f"The job '{job.name}' ends without a last checkpoint.", "Cancel it?", yes, as_json)
-    reply = ask(job, RequestKind.CANCEL, Patience.of_seconds(timeout_s))
+    reply = ask(job, RequestKind.CANCEL, Patience.from_seconds(timeout_s))
     report(reply, job.to_json(), lambda _: "the job is being cancelled", as_json)

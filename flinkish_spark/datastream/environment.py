@@ -60,15 +60,15 @@ from flinkish_spark.core.validation import (
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.cancellation import SignalledStop
-from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
+from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, call_listener
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
 from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in, print_tree
-from flinkish_spark.job.reporting import JobReporter, reported_settings
+from flinkish_spark.job.reporting import JobReporter, collect_reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
-from flinkish_spark.job.trace_log import with_trace_in_file
+from flinkish_spark.job.trace_log import write_trace_file
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, declared_uid
 from flinkish_spark.planning.job_graph import job_graph
 from flinkish_spark.planning.partitioning import (
@@ -614,12 +614,12 @@ class StreamExecutionEnvironment:
                 reporting.end()
                 self._close_page()
                 for listener in self._execution_listeners:
-                    told(listener.on_job_submitted, None, error)
+                    call_listener(listener.on_job_submitted, None, error)
                 raise
             listeners = (reporting, *self._execution_listeners)
             self._client = JobClient(supervisor, latencies, listeners, page)
             for listener in self._execution_listeners:
-                told(listener.on_job_submitted, self._client, None)
+                call_listener(listener.on_job_submitted, self._client, None)
             return self._client
 
     def _page(self, ui: bool | UiConfig) -> UiServer | None:
@@ -702,7 +702,7 @@ class StreamExecutionEnvironment:
             if not isinstance(error, UserError) and not can_show(sys.stderr) and not is_notebook():
                 # Who reads a log of a failure that is not the program's wants all of it there.
                 raise
-            raise with_trace_in_file(error, self.job) from None
+            raise write_trace_file(error, self.job) from None
         result = client.get_job_execution_result()
         if result.status is JobStatus.CANCELED:
             raise JobCancelledError(
@@ -837,7 +837,7 @@ class StreamExecutionEnvironment:
         engine = SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir)
         if reporting is not None:
             reporting.begin(ReportedJob(self.job, tuple(engine.sources), lambda: engine.planned))
-        reported = reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
+        reported = collect_reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
         reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
         # It comes first: what a listener of the user's does then, it does with a report that is true.
         told = (reporter,) if reporting is None else (reporter, reporting)

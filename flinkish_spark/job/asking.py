@@ -44,12 +44,12 @@ class Patience:
     answered_within_ms: int
 
     @classmethod
-    def of_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
+    def from_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
         timeout_ms = max(1, round(timeout_s * 1_000))
         return cls(min(timeout_ms, taken_within_ms), timeout_ms)
 
 
-class AskingInterrupted(KeyboardInterrupt):
+class RequestInterrupt(KeyboardInterrupt):
     """Ctrl-C while an asker waited; `reply` says what becomes of the request."""
 
     def __init__(self, reply: Reply) -> None:
@@ -68,7 +68,7 @@ def ask(
     """Ask the job and wait; Ctrl-C, too, ends in a reply."""
     try:
         return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
-    except AskingInterrupted as interrupted:
+    except RequestInterrupt as interrupted:
         return interrupted.reply
 
 
@@ -98,7 +98,7 @@ def ask_until_interrupted(
         )
         if _take_back(request, files):
             reply = Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
-        raise AskingInterrupted(reply) from None
+        raise RequestInterrupt(reply) from None
     finally:
         files.delete()
 
@@ -112,7 +112,7 @@ def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience
                 return answer
             return replace(answer, text=": ".join(filter(None, (answer.text, _LEFT_TO_NEXT_START))))
         waited_ms = job.clock.monotonic_ms() - begin_ms
-        is_taken = is_taken or files.claimed() is not None
+        is_taken = is_taken or files.read_claim() is not None
         if not is_taken and waited_ms >= patience.taken_within_ms:
             if _take_back(request, files):
                 return Reply(ReplyKind.NOT_TAKEN, text=_not_taken(job, request, waited_ms))

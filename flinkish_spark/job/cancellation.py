@@ -58,7 +58,7 @@ class _Attempt:
             # The threads of this Python that stage micro-batches, and those of the JVM.
             stacks = map(traceback.extract_stack, sys._current_frames().values())
             own = [one for one in stacks if any(frame.filename == epoch_writer.__file__ for frame in one)]
-            self.hangs_in = "; ".join((*map(_told, own), *self._threads.stacks()))
+            self.hangs_in = "; ".join((*map(_format_stack, own), *self._threads.stacks()))
             LOG.warning(
                 "a micro-batch has not ended %s s after its cancellation; interrupted again, it is in %s",
                 for_ms // 1000,
@@ -97,11 +97,11 @@ class QueryCancellation:
                 case CancellationStep.END_PROCESS:
                     self._threads.start("flinkish-interrupter", partial(attempt.interrupt, for_ms))
                     if not self._clock.wait(attempt.has_ended, _LAST_MS):
-                        raise self._ended(attempt, for_ms)
+                        raise self._end_process(attempt, for_ms)
         if attempt.failure is not None:
             raise attempt.failure
 
-    def _ended(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
+    def _end_process(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
         """End the process, and return what is to be said about it."""
         has_ended = end_jvm(self._spark)
         done = (
@@ -121,18 +121,18 @@ class QueryCancellation:
         )
 
 
-def _told(stack: traceback.StackSummary) -> str:
+def _format_stack(stack: traceback.StackSummary) -> str:
     frames = list(reversed(stack[-_MOST_FRAMES:]))
     return " < ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
 
 
-def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
+def make_timeout_error(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
     """Return what is to be said of a job that was cancelled and is left to its threads."""
     idents = {f"the thread '{thread.name}'": thread.ident for thread in threading.enumerate()}
     frames = sys._current_frames()
     found = [(wait, frames.get(idents.get(wait.who) or 0)) for wait in waits]
     stands = [
-        f"{wait}, in {_told(traceback.extract_stack(at))}" if at is not None else str(wait)
+        f"{wait}, in {_format_stack(traceback.extract_stack(at))}" if at is not None else str(wait)
         for wait, at in found
     ]
     return CancellationTimedOut(
@@ -148,7 +148,7 @@ def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
     )
 
 
-class _Stopped(Protocol):
+class _StoppableJob(Protocol):
     """The part of a :class:`~flinkish_spark.job.client.JobClient` that a signal needs."""
 
     @property
@@ -169,7 +169,7 @@ class SignalledStop:
 
     def __init__(
         self,
-        job: _Stopped,
+        job: _StoppableJob,
         rules: CancellationRules,
         clock: Clock,
         tell: Callable[[str], None] = lambda text: None,
@@ -184,7 +184,7 @@ class SignalledStop:
         if self._is_asked:
             self._cancel()
             return
-        self._is_asked, self._since_ms, self._seen = True, self._clock.monotonic_ms(), self._done()
+        self._is_asked, self._since_ms, self._seen = True, self._clock.monotonic_ms(), self._count_progress()
         self._news.append(_HEARD)
         self._job.stop_with_checkpoint()
 
@@ -194,7 +194,7 @@ class SignalledStop:
             self._tell(self._news.pop(0))
         if not self._is_asked or self._is_cancelled:
             return
-        now_ms, done = self._clock.monotonic_ms(), self._done()
+        now_ms, done = self._clock.monotonic_ms(), self._count_progress()
         if done != self._seen:
             self._since_ms, self._seen = now_ms, done
         elif exceeds(now_ms - self._since_ms, self._rules.timeout_ms):
@@ -211,6 +211,6 @@ class SignalledStop:
         self._is_cancelled = True
         self._job.cancel()
 
-    def _done(self) -> tuple[int, int, int]:
+    def _count_progress(self) -> tuple[int, int, int]:
         progress = self._job.progress
         return progress.batches, progress.checkpoints, progress.restarts

@@ -149,7 +149,7 @@ class JobClient:
         result = self._result() if failure is None else None
         self._teller = threading.current_thread()
         for listener in self._listeners:
-            told(listener.on_job_executed, result, failure)
+            call_listener(listener.on_job_executed, result, failure)
         self._ended.set()
 
     def _result(self) -> JobExecutionResult:
@@ -330,7 +330,7 @@ class JobClient:
         ------
         ConfigError
             `checkpoint` or `tables` is none.
-        RewindRefused
+        RewindError
             The job cannot go back there, or another order waits; nothing was changed.
 
         Examples
@@ -404,7 +404,7 @@ class JobClient:
         return threading.current_thread() in (self._thread, self._teller)
 
 
-def told(tell: Callable[..., None], *what: Any) -> None:
+def call_listener(tell: Callable[..., None], *what: Any) -> None:
     """Tell a listener of the user's something; what it raises is logged."""
     try:
         tell(*what)

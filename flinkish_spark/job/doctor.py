@@ -175,10 +175,10 @@ def doctor(
     if bootstrap_servers:
         kafka = KafkaConnection(bootstrap_servers, options)
         steps.append(("brokers", lambda: _brokers(kafka, topics, config)))
-    return Diagnosis(tuple(one for about, look in steps for one in _looked(about, look)))
+    return Diagnosis(tuple(one for about, look in steps for one in _run_check(about, look)))
 
 
-def _looked(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def _run_check(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     try:
         yield from look()
     except FlinkishError as error:
@@ -300,7 +300,7 @@ def _job_dir(
         return
     path = place.folder
     there = nearest_folder(path)
-    yield _tried(there)
+    yield _probe_folder(there)
     free = shutil.disk_usage(there).free
     if free < _LITTLE_ROOM:
         says = f"{free >> 20} MiB are free in {there}"
@@ -318,7 +318,7 @@ def _job_dir(
             yield Finding("job_dir", Health.FINE, "executors see it")
 
 
-def _tried(folder: Path) -> Finding:
+def _probe_folder(folder: Path) -> Finding:
     """Do what a job does to its directory, and undo it."""
     about = f"disk of {folder}"
     try:
@@ -420,7 +420,7 @@ def _brokers(
                 )
                 continue
             look = partial(_topic, connection, admin, topic, known[topic].partitions, needed_ms)
-            yield from _looked(f"topic {topic}", look)
+            yield from _run_check(f"topic {topic}", look)
 
 
 def _topic(

@@ -25,7 +25,7 @@ from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
-from flinkish_spark.job.recovery import Reseeding, RestoredFrom
+from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.cancellation import CancellationRules
@@ -56,7 +56,7 @@ class RunningQuery(Protocol):
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]: ...
 
-    def dropped_records(self) -> int: ...
+    def count_dropped(self) -> int: ...
 
     def pending_records(self) -> Mapping[str, int]:
         """Return how many records wait in front of sources, by uid, as far as the last look has shown it."""
@@ -103,7 +103,7 @@ class QueryEngine(Protocol):
     def record_job(self) -> JobUuid:
         """Record the job's settings at the first start, compare them later; holds the lock."""
 
-    def fenced_log(self, ownership: Ownership) -> SparkLog:
+    def fence_log(self, ownership: Ownership) -> SparkLog:
         """Keep every earlier owner's query from writing; return the logs."""
 
     def pins(self, log: SparkLog) -> CheckpointPins:
@@ -125,10 +125,10 @@ class QueryEngine(Protocol):
 
     def reseeding(self, log: SparkLog) -> Reseeding: ...
 
-    def restored_from(self) -> RestoredFrom | None:
+    def find_restored(self) -> RestoredSavepoint | None:
         """Return the savepoint that a lineage without checkpoints began with; None if it began with none."""
 
-    def confirmed(self, decision: Decision) -> None:
+    def on_confirmed(self, decision: Decision) -> None:
         """Note that a checkpoint is confirmed; also told of the newest one before each start."""
 
 
@@ -216,7 +216,7 @@ class JobProgress:
     #: What a query that does not run yet waits for, to be read behind "waits for".
     start_waits_for: str = ""
 
-    def stood_at(self, decision: Decision) -> None:
+    def record_position(self, decision: Decision) -> None:
         """Note where the job stands at its newest confirmed checkpoint."""
         self.accumulators = as_results(decision.accumulators)
         self.offsets_text = decision.offsets_text
@@ -224,11 +224,11 @@ class JobProgress:
         is_time = watermark_ms not in (None, MIN_WATERMARK_MS, MAX_WATERMARK_MS)
         self.watermark_lag_ms = max(0, decision.decided_at_ms - (watermark_ms or 0)) if is_time else None
 
-    def confirmed(self, decision: Decision) -> int:
+    def add_checkpoint(self, decision: Decision) -> int:
         """Count a confirmed checkpoint; return how many records its sinks have dropped."""
         self.checkpoints += 1
         self.newest = decision.checkpoint
-        self.stood_at(decision)
+        self.record_position(decision)
         for uid, count in late_of(decision.batches).items():
             self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
         for uid, counts in counts_of(decision.batches).items():

@@ -126,7 +126,7 @@ def _offsets(text: str | None) -> Any:
         return None
 
 
-def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:
+def ask_until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:
     """Ask until every source answers, ever more slowly: an outage is waited for, it uses up no restart."""
     pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
     while not ask():

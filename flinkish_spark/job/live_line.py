@@ -43,7 +43,7 @@ def _width() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ReadProgress:
     """The amount read at some time, over all sources that say it."""
 
     at_ms: int
@@ -51,7 +51,7 @@ class _Seen:
     all_records: int | None
 
     @classmethod
-    def of(cls, at_ms: int, extents: Sequence[Extent | None]) -> _Seen | None:
+    def of(cls, at_ms: int, extents: Sequence[Extent | None]) -> _ReadProgress | None:
         known = [one for one in extents if one is not None]
         if not known:
             return None
@@ -74,8 +74,8 @@ class LiveLine:
     ) -> None:
         self._name, self._client, self._sources = name, client, tuple(sources)
         self._out, self._hold_bars, self._clock = out, hold_bars, clock
-        self._begin: _Seen | None = None
-        self._now: _Seen | None = None
+        self._begin: _ReadProgress | None = None
+        self._now: _ReadProgress | None = None
         self._offsets_text: str | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="flinkish-live-line", daemon=True)
@@ -154,7 +154,7 @@ class LiveLine:
             extents = [node.source.extent(position) for node in self._sources]
         except CorruptObjectError:
             return
-        self._now = _Seen.of(self._clock.monotonic_ms(), extents)
+        self._now = _ReadProgress.of(self._clock.monotonic_ms(), extents)
         if self._begin is None:
             self._begin = self._now
 

@@ -59,16 +59,16 @@ def plan_in(graph: JobGraph, form: PlanForm) -> str:
 
 def dot(graph: JobGraph) -> str:
     lines = [
-        f"digraph {_quoted(_short(graph.job))} {{",
+        f"digraph {_quote(_short(graph.job))} {{",
         '  rankdir=LR; node [shape=box, style="rounded,filled", fontname=monospace, fontsize=11];',
     ]
     for vertex in graph.vertices:
         fill, border = _colours(vertex)
         # In DOT a line that is not centred ends with \l.
-        label = "".join(f"{_escaped(line)}\\l" for line in _lines(vertex, graph))
+        label = "".join(f"{_escape(line)}\\l" for line in _lines(vertex, graph))
         lines.append(f'  "{vertex.id}" [label="{label}", fillcolor="{fill}", color="{border}"];')
     for front, behind, says in _edges(graph):
-        lines.append(f'  "{front}" -> "{behind}" [label={_quoted(says)}];')
+        lines.append(f'  "{front}" -> "{behind}" [label={_quote(says)}];')
     return "\n".join([*lines, "}"])
 
 
@@ -126,11 +126,11 @@ def _short(text: str, most: int = _MOST_LETTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _quoted(text: str) -> str:
-    return f'"{_escaped(text)}"'
+def _quote(text: str) -> str:
+    return f'"{_escape(text)}"'
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
@@ -193,8 +193,8 @@ class _Reading:
         graph = self._graph
         scans = sum(graph.scans.values())
         found = (
-            f"{graph.job}: {_counted(len(graph.vertices), 'vertex', 'vertices')}; a micro-batch has "
-            f"{_counted(scans, 'scan')} and {_counted(graph.shuffles, 'shuffle')}"
+            f"{graph.job}: {_format_count(len(graph.vertices), 'vertex', 'vertices')}; a micro-batch has "
+            f"{_format_count(scans, 'scan')} and {_format_count(graph.shuffles, 'shuffle')}"
         )
         newest = self._newest
         if newest is None:
@@ -244,7 +244,7 @@ class _Reading:
         if vertex.parallelism is None:
             is_read = first.kind is OperatorKind.SOURCE
             return "as many tasks as its system has partitions" if is_read else "as many tasks as it reads"
-        return _counted(vertex.parallelism, "task")
+        return _format_count(vertex.parallelism, "task")
 
     def _lines(self, operator: JobOperator, vertex: JobVertex) -> Iterator[str]:
         facts = [operator.does, f"in {'the JVM' if operator.runs_in.value == 'JVM' else 'Python'}"]
@@ -279,7 +279,7 @@ def _facts(*facts: tuple[int | None, str]) -> str:
     return ", ".join(text.format(number) for number, text in facts if number is not None)
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def _format_count(number: int, one: str, many: str = "") -> str:
     if number == 0:
         return f"no {many or one + 's'}"
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -126,7 +126,7 @@ def check_before_start(
     check_spark_version(job_dir, spark.version)
     # Brokers take their time, and so does the plan: these two have nothing to do with each other.
     begun = {
-        node.uid: _begun(partial(_check_source, spark, node, settings, job_dir), settings)
+        node.uid: _start_check(partial(_check_source, spark, node, settings, job_dir), settings)
         for node in graph.sources
         if node.source.is_checked_apart
     }
@@ -161,7 +161,7 @@ def check_before_start(
     return planned
 
 
-def _begun(check: Callable[[], None], settings: JobSettings) -> Callable[[], None]:
+def _start_check(check: Callable[[], None], settings: JobSettings) -> Callable[[], None]:
     """Begin a check in a thread of its own; return what waits for its end, and raises what it raised."""
     end: Future[None] = Future()
 
@@ -206,7 +206,7 @@ def record_job(
     if claimed_as is not None:
         # Who looks at a claimed savepoint finds the job by it.
         at_first["uuid"] = str(claimed_as)
-    job, _ = job_dir.read_or_create_job(fixed_settings(graph, planned, settings), at_first)
+    job, _ = job_dir.read_or_create_job(collect_fixed_settings(graph, planned, settings), at_first)
     _check_meaning(planned, job_dir)
     _record_spark_version(job_dir, spark.version)
     return job
@@ -223,7 +223,7 @@ def _restore(
     return Restore(restore, graph, planned, job_dir, settings.job_dir, hooks)
 
 
-def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSettings) -> dict[str, Any]:
+def collect_fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSettings) -> dict[str, Any]:
     """Return what must never change for one job directory."""
     return {
         "job": settings.name,

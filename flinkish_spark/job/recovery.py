@@ -60,7 +60,7 @@ _MOST_STEPS = 1_000
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveryResult:
     start: R.StartSpark
     #: The micro-batches that are kept behind the last checkpoint, in order.
     kept: list[StagedBatch]
@@ -170,7 +170,7 @@ class Recovery:
     def _why_dead(self, staged: StagedBatch) -> str:
         if staged.times is not None and staged.times.drained:
             return f"it was drained for checkpoint {staged.times.drained}, behind which the job did not stop"
-        for sink, committables in _by_sink(staged.committables).items():
+        for sink, committables in _group_by_sink(staged.committables).items():
             if sink not in self._committers:
                 return f"the job has no sink '{sink}' any more"
             if self._committers[sink].shows_whole:
@@ -279,7 +279,7 @@ class Recovery:
 
     def _abort(self, staged: StagedBatch, reason: str) -> None:
         LOG.info("aborting micro-batch %s of owner %s: %s", staged.batch, staged.owner_epoch, reason)
-        for sink, committables in _by_sink(staged.committables).items():
+        for sink, committables in _group_by_sink(staged.committables).items():
             if sink not in self._committers:
                 continue
             self._abort_sink(sink, committables)
@@ -339,7 +339,7 @@ class Recovery:
         self._clock.sleep_ms(_PAUSE_MS)
 
 
-def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]]:
+def _group_by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]]:
     grouped: dict[str, list[Committable]] = defaultdict(list)
     for committable in committables:
         grouped[committable.sink].append(committable)
@@ -347,7 +347,7 @@ def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]
 
 
 @dataclass(frozen=True)
-class RestoredFrom:
+class RestoredSavepoint:
     checkpoint: CheckpointId
     hooks: Mapping[str, Any]
     path: str
@@ -355,7 +355,7 @@ class RestoredFrom:
 
 
 def tell_restored(
-    job: JobContext, newest: Decision | None, savepoint: RestoredFrom | None
+    job: JobContext, newest: Decision | None, savepoint: RestoredSavepoint | None
 ) -> EventTime | None:
     """Tell hooks and statistics what the next start of the query goes on from; return where time stood."""
     job.tracker.settle()

@@ -90,7 +90,7 @@ class Replayer:
         restaged = restage(decision, plan, staged, self.job.committers[plan.sink].task_of)
         if isinstance(restaged, CannotReplay):
             abort(plan.sink, [c for batch in staged.values() for c in batch.committables])
-            raise replay.refused(restaged.why + replay.origin_of(decision), _MAKE_DETERMINISTIC)
+            raise replay.make_error(restaged.why + replay.origin_of(decision), _MAKE_DETERMINISTIC)
         abort(plan.sink, restaged.surplus)
         replay.finish(plan, restaged.batches)
 
@@ -111,26 +111,26 @@ class _Replay:
     def plan(self) -> ReplayPlan:
         facts, uid = self.lost.facts, str(self.lost.facts["sink"])
         if "position" not in facts:
-            raise self.refused("it is not what a micro-batch staged", "see to the sink's system")
+            raise self.make_error("it is not what a micro-batch staged", "see to the sink's system")
         if not facts["is_proven_aborted"]:
             why = "nothing proves that it was never visible, so it may be there already"
-            raise self.refused(why, _RESTORE)
+            raise self.make_error(why, _RESTORE)
         task_of = self.parts.job.committers[uid].task_of
         plan = plan_replay(self.decision, uid, int(str(facts["position"])), task_of)
         if isinstance(plan, CannotReplay):
-            raise self.refused(plan.why, _RESTORE)
+            raise self.make_error(plan.why, _RESTORE)
         return plan
 
     def check(self, patiently: Callable[[Callable[[], str]], str]) -> None:
         """Refuse what cannot be run again, before anything is touched."""
-        before = self._before()
+        before = self._find_previous()
         first = BatchId(0) if before is None else before.batch.next()
         if first != self.decision.batches[0].batch:
-            raise self.refused(f"micro-batch {first} is not among those of the checkpoint", _RESTORE)
+            raise self.make_error(f"micro-batch {first} is not among those of the checkpoint", _RESTORE)
         if before is not None:
             why = self._why_no_state(before)
             if why:
-                raise self.refused(f"the state of checkpoint {before.checkpoint} is gone: {why}", _RESTORE)
+                raise self.make_error(f"the state of checkpoint {before.checkpoint} is gone: {why}", _RESTORE)
         for batch in self.decision.batches:
             self._offsets(batch.batch)
         position = self._began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
@@ -138,7 +138,7 @@ class _Replay:
         # The job must never go on silently without input that a decided checkpoint counts as read.
         why = patiently(partial(self.parts.why_lost, position))
         if why:
-            raise self.refused(why, "restore the input, or restore the job from before this checkpoint")
+            raise self.make_error(why, "restore the input, or restore the job from before this checkpoint")
 
     def _began_at(self) -> LoggedOffsets:
         parts = self.parts
@@ -154,7 +154,7 @@ class _Replay:
                 return str(gone)
         return pins.why_not_restorable(before.checkpoint)
 
-    def refused(self, why: str, what_to_do: str) -> NotReplayableError:
+    def make_error(self, why: str, what_to_do: str) -> NotReplayableError:
         lost = self.lost
         return NotReplayableError(
             f"{lost.what}, and cannot be replayed",
@@ -164,11 +164,11 @@ class _Replay:
         )
 
     def origin_of(self, decision: Decision) -> str:
-        before, end = self._before(), LoggedOffsets.parse(decision.offsets_text)
+        before, end = self._find_previous(), LoggedOffsets.parse(decision.offsets_text)
         begin = None if before is None else LoggedOffsets.parse(before.offsets_text)
         return f" (its input: {end.described_since(begin)})"
 
-    def _before(self) -> Decision | None:
+    def _find_previous(self) -> Decision | None:
         """Return the checkpoint that the epoch begins behind; None if the log begins with it."""
         began_in = self.parts.job.job_dir.history().log_began_in
         found = [
@@ -182,12 +182,12 @@ class _Replay:
         is_last = batch == self.decision.batch
         text = self.decision.offsets_text if is_last else self.parts.job.log.read(OFFSETS, batch)
         if text is None:
-            raise self.refused(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
+            raise self.make_error(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
         return text
 
     def run(self, plan: ReplayPlan) -> dict[BatchId, StagedBatch]:
         parts, job, checkpoint = self.parts, self.parts.job, self.decision.checkpoint
-        log, before = job.log.begin_replay(checkpoint), self._before()
+        log, before = job.log.begin_replay(checkpoint), self._find_previous()
         if before is not None:
             parts.engine.pins(log).restore(before.checkpoint)
         query, lineage = parts.engine.plan(parts.control()), job.job_dir.lineage()

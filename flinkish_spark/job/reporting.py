@@ -83,7 +83,7 @@ class JobReporter(QuietListener):
             LOG.warning("the report of what the job does is not stored: %s", error)
 
 
-def reported_settings(
+def collect_reported_settings(
     checkpoint: CheckpointConfig, restart: object, trigger_ms: int, shuffle_partitions: int
 ) -> dict[str, Any]:
     """Return what other processes may know of a job's settings: names and numbers, nothing of the user's."""

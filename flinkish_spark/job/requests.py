@@ -233,11 +233,11 @@ class RequestFiles:
         """Claim the request; return the claim that holds, which may be somebody else's."""
         while True:
             created = self._store.create_if_absent(self._key(Part.CLAIM), seal("claim", claim.to_json()))
-            holds = claim if created is CreateResult.CREATED else self.claimed()
+            holds = claim if created is CreateResult.CREATED else self.read_claim()
             if holds is not None:
                 return holds
 
-    def claimed(self) -> Claim | None:
+    def read_claim(self) -> Claim | None:
         return self._objects.optional(self._key(Part.CLAIM), "claim", Claim.from_json)
 
     def give_answer(self, answer: Reply) -> None:
@@ -288,7 +288,7 @@ class Inbox:
             return ()
         taken: list[OutsideRequest] = []
         try:
-            found = self._found()
+            found = self._list_requests()
             for name, parts in found.items():
                 request = self._look_at(name, parts)
                 if request is not None:
@@ -303,7 +303,7 @@ class Inbox:
         """Answer a request that :meth:`take` returned, before the process lets the job go."""
         self._answer(name, Reply.of(answer))
 
-    def _found(self) -> dict[str, set[Part]]:
+    def _list_requests(self) -> dict[str, set[Part]]:
         found: dict[str, set[Part]] = {}
         strange = set()
         for key in self._job_dir.store.list(FOLDER):
@@ -414,7 +414,7 @@ class Inbox:
 LOOK_MS, LOOK_IN_BUCKET_MS = 250, 5_000
 
 
-class RewindOrdered(EnvironmentFault):
+class RestartForRewind(EnvironmentFault):
     """Somebody ordered the job to go back; the next start of the query does. No failure."""
 
     usual_advice = "wait: the job goes back by itself"
@@ -484,4 +484,4 @@ class Outside:
         # It may have been carried out since it was seen, by the recovery of a restart.
         order = self._job_dir.rewind_order()
         if order is not None:
-            raise RewindOrdered(f"the job goes back to checkpoint {order.target}: {order.reason}")
+            raise RestartForRewind(f"the job goes back to checkpoint {order.target}: {order.reason}")

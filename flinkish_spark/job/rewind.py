@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class RewindRefused(UserError):
+class RewindError(UserError):
     """The job cannot go back to that checkpoint; nothing was changed."""
 
 
@@ -68,10 +68,10 @@ def order_rewind(
     """Order the job to go back to a retained checkpoint at its next start; any process may call it."""
     why = why_refused(job_dir, pins, target)
     if why:
-        raise _refused(target, why)
+        raise _make_error(target, why)
     order = RewindOrder(uuid.uuid4().hex, target, tables, reason, clock.wall_ms())
     if job_dir.create_rewind_order(order) is CreateResult.EXISTS:
-        raise _refused(target, "another order to go back is waiting")
+        raise _make_error(target, "another order to go back is waiting")
     return order
 
 
@@ -120,9 +120,9 @@ class Rewinder:
         return next(filter(None, answers), "")
 
     def refuse(self, order: RewindOrder, reason: str) -> None:
-        """Close an order that cannot be carried out, and raise RewindRefused."""
+        """Close an order that cannot be carried out, and raise RewindError."""
         self.job.job_dir.refuse_rewind_order(order, reason)
-        raise _refused(order.target, reason)
+        raise _make_error(order.target, reason)
 
     def open(
         self,
@@ -220,8 +220,8 @@ class Rewinder:
         return LoggedOffsets.parse(decision.offsets_text)
 
 
-def _refused(target: CheckpointId, why: str) -> RewindRefused:
-    return RewindRefused(
+def _make_error(target: CheckpointId, why: str) -> RewindError:
+    return RewindError(
         f"the job cannot go back to checkpoint {target}",
         why=why,
         what_to_do="choose one from `flinkish checkpoints list`; nothing was changed",
@@ -276,7 +276,7 @@ def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
         text = f"the next start of the query goes back to checkpoint {target}"
         return RewindStatus(RewindState.WAITING, text)
     objects = SealedObjects(job_dir.store, "the job directory")
-    done = _finished_for(order, objects)
+    done = _find_finished(order, objects)
     if done is not None:
         text = f"the job has gone back to checkpoint {target}: lineage {done.lineage}"
         return RewindStatus(RewindState.DONE, text, done.lineage, done.first_removed)
@@ -291,7 +291,7 @@ def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
     )
 
 
-def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
+def _find_finished(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
     for number in sorted(objects.numbers("rewinds"), reverse=True):
         done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
         if done is not None and done.order_id == order.order_id:

@@ -11,7 +11,7 @@ from typing import Any
 from flinkish_spark.checkpoint.ownership import OwnerLife, life_of_owner
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.job.stored_job import CheckpointView, StoredJob, checkpoint_views, known_ids
+from flinkish_spark.job.stored_job import CheckpointView, StoredJob, checkpoint_views, list_checkpoint_ids
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
@@ -47,7 +47,7 @@ class Flow:
     #: By sink, the share of the time in which it staged.
     sink_busy: Mapping[str, float]
 
-    def per_second(self, count: int) -> float:
+    def to_rate(self, count: int) -> float:
         return round(count * 1_000 / self.span_ms, 1)
 
 
@@ -175,7 +175,7 @@ class JobSnapshot:
 
     @cached_property
     def checkpoint_ids(self) -> tuple[CheckpointId, ...]:
-        return known_ids(self.job, self.history)
+        return list_checkpoint_ids(self.job, self.history)
 
     def newest_checkpoints(self, at_most: int, before: int | None = None) -> tuple[CheckpointView, ...]:
         ids = self.checkpoint_ids if before is None else [c for c in self.checkpoint_ids if c.value < before]

@@ -67,7 +67,7 @@ from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import DroppedRecords, pending_records
 from flinkish_spark.job.preflight import check_before_start, record_job
-from flinkish_spark.job.recovery import Reseeding, RestoredFrom
+from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
@@ -108,7 +108,7 @@ LOG = logging.getLogger(__name__)
 Rows = UnionRows | WorkersRows
 
 
-class SettingsChanged(EnvironmentFault):
+class SettingsConflict(EnvironmentFault):
     """Somebody changed a setting of the session while the query started; the next start has its own."""
 
     restartable = True
@@ -135,7 +135,7 @@ def start_query(
         changed = SETTINGS.changed(spark, wanted)
     if changed:
         query.stop()
-        raise SettingsChanged(
+        raise SettingsConflict(
             f"the setting {changed[0]} of the session was changed while the query started",
             why="Spark copies the settings of a session into a query when it starts",
             what_to_do="nothing; the query starts again with the settings that it needs",
@@ -151,7 +151,7 @@ class StagingMismatchError(EnvironmentFault):
     ends_when_repeated = True
 
 
-def in_turn(works: Sequence[Callable[[], Any]]) -> list[Any]:
+def run_in_order(works: Sequence[Callable[[], Any]]) -> list[Any]:
     return [work() for work in works]
 
 
@@ -182,7 +182,7 @@ class SinkPass:
         return sum(self.writers[sink.uid].passes * sink.readings for sink in self.sinks)
 
 
-def _joined(rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]) -> list[SinkPass]:
+def _plan_joint_passes(rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]) -> list[SinkPass]:
     """Return the sinks whose writers stage in one go: two or more of a class."""
     spark = rows.frame.sparkSession
     by_class: dict[type, list[tuple[PlannedSink, Mapping[str, Column]]]] = {}
@@ -213,7 +213,7 @@ class SinkStaging:
         tallies: NoTallies = NO_TALLIES,
         bases: StoreSpec | None = None,
         cached_files: Mapping[str, str] = MappingProxyType({}),
-        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_turn,
+        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = run_in_order,
         sources: Sequence[SourceNode] = (),
         measures: Callable[[UserMetrics], None] = lambda measured: None,
         deferred: DeferredPass | None = None,
@@ -259,7 +259,7 @@ class SinkStaging:
         found = self._passes.get(sinks)
         if found is None:
             own = [sink for sink in self._sinks if sink.uid in sinks]
-            joined = _joined(rows, own, self._writers)
+            joined = _plan_joint_passes(rows, own, self._writers)
             # Sinks of the same rows one behind the other: the first counts them.
             together: dict[object, list[PlannedSink]] = {}
             for sink in own:
@@ -303,11 +303,11 @@ class SinkStaging:
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         if over.joined is not None:
             made: Any = over.joined
-            return self._staged(rows.of_sinks(made), over.sinks, parts, over.joined.columns)
+            return self._stage(rows.of_sinks(made), over.sinks, parts, over.joined.columns)
         own = ((sink, rows.of_sink(sink)) for sink in over.sinks)
-        return [one for sink, made in own for one in self._staged(made, (sink,), parts)]
+        return [one for sink, made in own for one in self._stage(made, (sink,), parts)]
 
-    def _staged(
+    def _stage(
         self,
         rows: DataFrame,
         sinks: Sequence[PlannedSink],
@@ -448,7 +448,7 @@ class SparkEngine:
         self._job = str(job)
         return job
 
-    def fenced_log(self, ownership: Ownership) -> SparkLog:
+    def fence_log(self, ownership: Ownership) -> SparkLog:
         place, epoch = self._settings.job_dir, ownership.epoch
         if place.is_local:
             fence_spark_folder(place.folder, epoch)
@@ -512,11 +512,11 @@ class SparkEngine:
     def reseeding(self, log: SparkLog) -> Reseeding:
         return self._savepoints.reseeding(log)
 
-    def restored_from(self) -> RestoredFrom | None:
+    def find_restored(self) -> RestoredSavepoint | None:
         seed = self._savepoints.beginning().seed
-        return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path, seed.times)
+        return None if seed is None else RestoredSavepoint(seed.checkpoint, seed.hooks, seed.path, seed.times)
 
-    def confirmed(self, decision: Decision) -> None:
+    def on_confirmed(self, decision: Decision) -> None:
         """Let go of what the lineage began with, and of the answers that the checkpoint has used."""
         self._keeper.confirmed(decision)
         batches = [staged.batch.value for staged in decision.batches]
@@ -649,7 +649,7 @@ class SparkQuery:
             if not is_gateway_gone(error):
                 LOG.warning("stopping the query failed: %s", said(error))
 
-    def dropped_records(self) -> int:
+    def count_dropped(self) -> int:
         if self._dropped is None:
             return 0
         if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:

@@ -178,7 +178,7 @@ class CheckpointView:
         }
 
 
-def known_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
+def list_checkpoint_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
     return tuple(sorted({*job.job_dir.decided_ids(), *(one.checkpoint for one in _all_of(history))}))
 
 
@@ -243,12 +243,12 @@ def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
         # What was not measured is null, as everywhere on the command line.
         "participants": [asdict(one) | {"kind": one.kind.value} for one in participants],
         "unlisted": None if view.statistics is None else view.statistics.unlisted,
-        **({} if commit is None else _of_commit(commit)),
-        **({} if receipt is None else _of_receipt(receipt)),
+        **({} if commit is None else _commit_to_json(commit)),
+        **({} if receipt is None else _receipt_to_json(receipt)),
     }
 
 
-def _of_commit(commit: Decision) -> dict[str, Any]:
+def _commit_to_json(commit: Decision) -> dict[str, Any]:
     staged = Counter(c.sink for batch in commit.batches for c in batch.committables)
     return {
         "batches": [
@@ -289,7 +289,7 @@ def _upstream(offsets_text: str) -> list[dict[str, Any]]:
     ]
 
 
-def _of_receipt(receipt: Receipt) -> dict[str, Any]:
+def _receipt_to_json(receipt: Receipt) -> dict[str, Any]:
     return {
         "answers": {sink: dict(Counter(answers)) for sink, answers in receipt.answers.items()},
         "group_offsets": {

@@ -61,13 +61,13 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.log_context import logged_as
 from flinkish_spark.core.watchdog import Wait, Watchdog
-from flinkish_spark.job.cancellation import left_job
+from flinkish_spark.job.cancellation import make_timeout_error
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
-from flinkish_spark.job.inputs import Inputs, until_answered
-from flinkish_spark.job.recovery import Recovered, Recovery, RestoredFrom, sweep_after_stop, tell_restored
+from flinkish_spark.job.inputs import Inputs, ask_until_answered
+from flinkish_spark.job.recovery import RecoveryResult, Recovery, RestoredSavepoint, sweep_after_stop, tell_restored
 from flinkish_spark.job.replay import Replayer
-from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, Outside, RewindOrdered
-from flinkish_spark.job.rewind import PendingRewind, RewindRefused, order_rewind
+from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, Outside, RestartForRewind
+from flinkish_spark.job.rewind import PendingRewind, RewindError, order_rewind
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.timeline import settle_timeline
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Schedule
@@ -246,7 +246,7 @@ class JobControl:
         coordinator = self._coordinator
         return frozenset() if coordinator is None else coordinator.exporting
 
-    def held(self) -> Iterable[Wait]:
+    def find_waits(self) -> Iterable[Wait]:
         coordinator = self._coordinator
         return () if coordinator is None else coordinator.held()
 
@@ -273,7 +273,7 @@ class JobControl:
         with self._lock:
             self._coordinator, self._timed, self.is_starting = None, None, True
 
-    def over(self) -> None:
+    def close(self) -> None:
         """Refuse everything from now on: the job has ended in this process."""
         self._is_over = True
 
@@ -319,7 +319,7 @@ _TOLD_MS = 1_000
 
 
 @dataclass(frozen=True)
-class _Owned:
+class _OwnedJob:
     job: JobContext
     inputs: Inputs
     completed: CompletedCheckpoints
@@ -363,11 +363,11 @@ class Supervisor:
             self._note_waits,
             self.control.cancel_wanted.is_set,
             2 * settings.checkpoint.interval_ms,
-            self.control.held,
+            self.control.find_waits,
         )
         self._waiting = self._watchdog.waiting
         self.states = JobStates(engine.vertices, settings.listeners, settings.clock, self._waiting)
-        self._owned: _Owned | None = None
+        self._owned: _OwnedJob | None = None
         self._lock: OwnerLock | None = None
         #: Since when the watchdog knows that the job is cancelled.
         self._cancelled_ms: int | None = None
@@ -424,7 +424,7 @@ class Supervisor:
             raise
         finally:
             self.progress.is_running = False
-            self.control.over()
+            self.control.close()
             if self._lock is not None:
                 self._lock.release()
             with self._waiting("the master hooks to be closed"):
@@ -447,7 +447,7 @@ class Supervisor:
             # What was decided is finished by the next start; whoever cancels a job does not wait for it.
             self._interrupter = self._settings.threads.start("flinkish-interrupter", owned.job.interrupt)
         if exceeds(for_ms, self._settings.cancellation.timeout_ms):
-            self._leave(left_job(waits, for_ms))
+            self._leave(make_timeout_error(waits, for_ms))
 
     def _leave(self, error: CancellationTimedOut) -> None:
         """Give the job up although its threads have not ended; called by the watchdog's."""
@@ -458,7 +458,7 @@ class Supervisor:
         if self._owned is not None:
             self._owned.job.ownership.leave()
         self.progress.is_running = False
-        self.control.over()
+        self.control.close()
         # It may be a listener that hangs; then nobody can be told.
         told = threading.Event()
 
@@ -488,20 +488,20 @@ class Supervisor:
             try:
                 is_ordered_back = self._run_queries(owned)
                 if not is_ordered_back:
-                    self._ended(owned)
+                    self._report_end(owned)
                 return is_ordered_back
             finally:
                 with self._waiting("the thread that takes requests to end"):
                     self._outside.stop()
         except Interrupted:
-            self._ended(owned)
+            self._report_end(owned)
             return False
         finally:
             self._owned = None
             with self._waiting("the sinks' connections to be closed"):
                 job.close()
 
-    def _run_queries(self, owned: _Owned) -> bool:
+    def _run_queries(self, owned: _OwnedJob) -> bool:
         """Start the query until the job is over; return whether it is to go back."""
         ownership = owned.job.ownership
         while True:
@@ -511,7 +511,7 @@ class Supervisor:
                 self._goes_on("behind the last checkpoint timers were left, or input went on")
             except Interrupted:
                 return False
-            except RewindOrdered as order:
+            except RestartForRewind as order:
                 self._goes_on(str(order))
                 # Spark goes on cleaning the folder of a query that has ended, by the highest
                 # version that it saw: the rewound one gets a folder that Spark does not know.
@@ -525,7 +525,7 @@ class Supervisor:
             seal_open_ids(ownership, self._settings.clock)
             self._blocks.forget()
 
-    def _run_query(self, owned: _Owned) -> QueryEnd:
+    def _run_query(self, owned: _OwnedJob) -> QueryEnd:
         self.control.detach()
         recovered = self._recover(owned)
         self._check_input(owned)
@@ -534,7 +534,7 @@ class Supervisor:
             self._run(owned, start)
             return self._finish(owned, start)
 
-    def _own(self) -> _Owned:
+    def _own(self) -> _OwnedJob:
         """Take the job directory over, and make what everything after it shares."""
         settings, waiting, engine = self._settings, self._waiting, self._engine
         with waiting("the job directory to take the record of the job"):
@@ -545,7 +545,7 @@ class Supervisor:
                 self._lock.took_over(ownership.epoch)
         self.states.taken_over(ownership.epoch)
         with waiting("Spark's log to be fenced"):
-            log = engine.fenced_log(ownership)
+            log = engine.fence_log(ownership)
         with waiting("the sinks to be connected"):
             committers = engine.committers(job, ownership)
         with waiting("the manifest to be connected"):
@@ -577,14 +577,14 @@ class Supervisor:
         )
         keeping = (settings.checkpoint, context.pins, lambda: self.control.exporting, ownership)
         completed = CompletedCheckpoints(self._job_dir, *keeping)
-        return _Owned(context, Inputs(engine.sources, self._job_dir, log), completed)
+        return _OwnedJob(context, Inputs(engine.sources, self._job_dir, log), completed)
 
     def _goes_on(self, why: str) -> None:
         LOG.warning("%s", why)
         self.states.on(JobEvent.FAILURE, why)
         self.states.on(JobEvent.RESTART, why)
 
-    def _ended(self, owned: _Owned) -> None:
+    def _report_end(self, owned: _OwnedJob) -> None:
         if not self.control.cancel_wanted.is_set():
             is_running = self.states.status is JobStatus.RUNNING
             self.states.on(JobEvent.FINISH if is_running else JobEvent.SUSPEND)
@@ -640,7 +640,7 @@ class Supervisor:
         """Return at which micro-batch the query has ended; empty if it did not come so far."""
         return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
 
-    def _recover(self, owned: _Owned) -> Recovered:
+    def _recover(self, owned: _OwnedJob) -> RecoveryResult:
         job, confirmation = owned.job, Confirmation(owned.job)
         replayer = Replayer(
             self._engine, job, owned.inputs.why_lost, partial(self._control_file, job), self._attempts
@@ -656,7 +656,7 @@ class Supervisor:
         with self._waiting("the recovery to end"):
             try:
                 start, kept = recovery.run()
-            except RewindRefused as refused:
+            except RewindError as refused:
                 if self.states.status is JobStatus.CREATED:
                     raise
                 # The order is closed. A job that runs well does not end because of a wrong wish.
@@ -664,15 +664,15 @@ class Supervisor:
                 start, kept = recovery.run()
             newest = self._job_dir.newest_commit()
             self.states.goes_on_from(None if newest is None else newest.checkpoint)
-            savepoint = self._engine.restored_from() if newest is None else None
+            savepoint = self._engine.find_restored() if newest is None else None
             with self._waiting("the master hooks to be restored"):
-                stored = self._restored(job, newest, savepoint)
+                stored = self._restore_hooks(job, newest, savepoint)
             if newest is not None:
                 self._failures = self._failures.completed(newest.checkpoint)
-        return Recovered(start, kept, stored, confirmation)
+        return RecoveryResult(start, kept, stored, confirmation)
 
-    def _restored(
-        self, job: JobContext, newest: Decision | None, savepoint: RestoredFrom | None
+    def _restore_hooks(
+        self, job: JobContext, newest: Decision | None, savepoint: RestoredSavepoint | None
     ) -> EventTime | None:
         tell = partial(tell_restored, job, newest, savepoint)
         try:
@@ -681,21 +681,21 @@ class Supervisor:
         except GivenUp:
             raise Interrupted("restoring the master hooks") from None
 
-    def _check_input(self, owned: _Owned) -> None:
+    def _check_input(self, owned: _OwnedJob) -> None:
         # This order matters: where sources stand is read from entries of the log, and a damaged one is to be
         # told with its file.
         owned.job.log.check()
         with self._waiting("the sources to be asked before the start"):
-            if not until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
+            if not ask_until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise Interrupted("waiting for the input")
 
-    def _plan(self, owned: _Owned, recovered: Recovered) -> _Start:
+    def _plan(self, owned: _OwnedJob, recovered: RecoveryResult) -> _Start:
         job, control = owned.job, self._control_file(owned.job)
         with self._waiting("Spark to plan the query"):
             plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
         if newest is not None:
-            self._engine.confirmed(newest)
+            self._engine.on_confirmed(newest)
         time = TimeKeeper(
             plan.time,
             job.sources,
@@ -710,7 +710,7 @@ class Supervisor:
         told = Told.at(newest, self._job_dir.history().log_began_in)
         accumulators = AccumulatorKeeper(told, recovered.kept)
         if newest is not None:
-            self.progress.stood_at(newest)
+            self.progress.record_position(newest)
         gate = AdmissionGate(job.clock)
         coordinator = CheckpointCoordinator(
             CoordinatorParts(
@@ -741,7 +741,7 @@ class Supervisor:
         )
 
         def note(staged: StagedBatch, sync_ms: int) -> None:
-            if staged.checkpoints and not until_answered(
+            if staged.checkpoints and not ask_until_answered(
                 owned.inputs.check_identity, job.must_give_up, job.clock
             ):
                 raise Interrupted("looking for the input")
@@ -773,7 +773,7 @@ class Supervisor:
     def _control_file(self, job: JobContext) -> ControlFile:
         return ControlFile.of_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
 
-    def _run(self, owned: _Owned, start: _Start) -> None:
+    def _run(self, owned: _OwnedJob, start: _Start) -> None:
         self._writer, self.control.is_starting = start.writer, False
         # This order matters: what is due by now, or was kept, gets its barrier into the first micro-batch.
         self.control.prepare(start.coordinator)
@@ -813,7 +813,7 @@ class Supervisor:
             with self._waiting("Spark to say how the query is"):
                 if not query.is_active:
                     self._raise_failure(query, start.writer)
-                self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+                self.progress.dropped = query.count_dropped() + self._dropped_by_sinks
                 self.progress.async_calls = query.async_calls()
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
@@ -837,23 +837,23 @@ class Supervisor:
                 query.stop()
             finally:
                 self._is_ending_query = False
-            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+            self.progress.dropped = query.count_dropped() + self._dropped_by_sinks
             self.progress.async_calls = query.async_calls()
         start.coordinator.join()
 
     def _on_recovered(self, decision: Decision) -> None:
         # A checkpoint that the recovery confirms is progress like any other.
-        self._dropped_by_sinks += self.progress.confirmed(decision)
+        self._dropped_by_sinks += self.progress.add_checkpoint(decision)
         self._restarts.ran_well()
         self.states.completed(decision.checkpoint)
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
-        self._dropped_by_sinks += self.progress.confirmed(decision)
+        self._dropped_by_sinks += self.progress.add_checkpoint(decision)
         self._restarts.ran_well()
-        self._engine.confirmed(decision)
+        self._engine.on_confirmed(decision)
         self.states.completed(decision.checkpoint)
 
-    def _finish(self, owned: _Owned, start: _Start) -> QueryEnd:
+    def _finish(self, owned: _OwnedJob, start: _Start) -> QueryEnd:
         if self.control.stop_wanted.is_set() or start.last.is_confirmed:
             # What a newer owner has open is none of this one's leftovers.
             owned.job.ownership.check()

@@ -24,13 +24,13 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}")
 _IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+@")
 
 
-def without_secrets(text: str) -> str:
+def hide_secrets(text: str) -> str:
     """Return text with what looks like a secret hidden."""
     text = _SECRET.sub(rf"\g<1>{_HIDDEN}", text)
     return _IN_URL.sub(f"{_HIDDEN}@", _BEARER.sub(rf"\g<1> {_HIDDEN}", text))
 
 
-def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
+def write_trace_file(error: FlinkishError, job: str) -> FlinkishError:
     """Return the error for a person, with its trace in a file that only this user can read."""
     # An error without a cause stays as it is, and so does any where no file can be written.
     inner, causes = error.facts.get("trace"), list(causes_of(error))
@@ -45,7 +45,7 @@ def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", errors="replace", prefix=f"flinkish-{job}-", suffix=".log", delete=False
         ) as file:
-            file.write(without_secrets(whole))
+            file.write(hide_secrets(whole))
     except OSError as trouble:
         LOG.debug("the trace cannot be written: %s", trouble)
         return error

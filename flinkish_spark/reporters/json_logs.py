@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 
 from flinkish_spark.core.log_context import log_facts
-from flinkish_spark.job.trace_log import without_secrets
+from flinkish_spark.job.trace_log import hide_secrets
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,8 +35,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "thread": record.threadName,
             **log_facts(),
-            "message": without_secrets(record.getMessage()),
+            "message": hide_secrets(record.getMessage()),
         }
         if record.exc_info:
-            found["exception"] = without_secrets(self.formatException(record.exc_info))
+            found["exception"] = hide_secrets(self.formatException(record.exc_info))
         return json.dumps(found, ensure_ascii=False, default=str)

@@ -182,7 +182,7 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
             ("numRecordsOutPerSecond", flow.rows_by_sink, sinks),
         ):
             count = _sum(counts.get(uid) for uid in uids)
-            found[name] = None if count is None else flow.per_second(count)
+            found[name] = None if count is None else flow.to_rate(count)
     return _measured(Scope.TASK, found, task=vertex)
 
 

@@ -16,7 +16,7 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.job.snapshot import JobSnapshot
-from flinkish_spark.job.trace_log import without_secrets
+from flinkish_spark.job.trace_log import hide_secrets
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.plan_layout import source_of
@@ -141,7 +141,7 @@ class OpenLineageReporter(Reporter):
         failures = () if snapshot.report is None else snapshot.report.failures
         facets: dict[str, Any] = {"flinkish_lineage": {"lineage": snapshot.lineage, "status": status.value}}
         if status is JobStatus.FAILED and failures:
-            cause = without_secrets(failures[-1].cause)[:_MOST_TEXT]
+            cause = hide_secrets(failures[-1].cause)[:_MOST_TEXT]
             facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(cause, "PYTHON")
         self._emit(state, SystemClock().wall_ms(), facets)
 

@@ -378,7 +378,7 @@ class _Paths:
             raise Refused(400, "mode can be cancel; to stop with a savepoint POST to stop")
         snapshot = self._snapshot(request)
         _refuse_if_down(snapshot)
-        patience = Patience.of_seconds(_CANCELLED_WITHIN_S, _TAKEN_WITHIN_MS)
+        patience = Patience.from_seconds(_CANCELLED_WITHIN_S, _TAKEN_WITHIN_MS)
         reply = ask_until_interrupted(snapshot.job, RequestKind.CANCEL, patience)
         if reply.kind is not ReplyKind.COMPLETED:
             raise Refused(504 if reply.kind is ReplyKind.NOT_TAKEN else 409, describe(reply))
@@ -447,7 +447,7 @@ def _refuse_if_down(snapshot: JobSnapshot) -> None:
 
 
 def _asked(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode = StopMode.SUSPEND) -> Reply:
-    patience = Patience.of_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
+    patience = Patience.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     reply = ask_until_interrupted(job, kind, patience, target=target, stop_mode=mode)
     if reply.kind is not ReplyKind.COMPLETED:
         raise OperationFailed(describe(reply))
@@ -465,7 +465,7 @@ def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dic
     }
     if snapshot.is_over:
         return waits
-    patience = Patience.of_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
+    patience = Patience.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     owner, begin_ms = job.job_dir.newest_owner(), job.clock.monotonic_ms()
     reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
     while True:

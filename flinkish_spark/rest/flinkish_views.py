@@ -94,7 +94,7 @@ def _vertex(snapshot: JobSnapshot, found: JobGraph, vertex: JobVertex) -> dict[s
 
     def rate(counts: Mapping[str, int], uids: Iterable[str]) -> float | None:
         known = [counts[uid] for uid in uids if uid in counts]
-        return flow.per_second(sum(known)) if flow is not None and known and is_running else None
+        return flow.to_rate(sum(known)) if flow is not None and known and is_running else None
 
     report = snapshot.report
     states = {} if report is None else {one.vertex: one.state.value for one in report.vertices}
@@ -266,7 +266,7 @@ def _sink(
         "facts": {} if receipt is None else dict(receipt.facts.get(uid, {})),
         "rows_per_second": None
         if flow is None or uid not in flow.rows_by_sink
-        else flow.per_second(flow.rows_by_sink[uid]),
+        else flow.to_rate(flow.rows_by_sink[uid]),
     }
 
 

@@ -37,13 +37,13 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import unwatched
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
-from flinkish_spark.job.inputs import Inputs, until_answered
+from flinkish_spark.job.inputs import Inputs, ask_until_answered
 from flinkish_spark.job.requests import (
     Outside,
     OutsideRequest,
     RequestFiles,
     RequestKind,
-    RewindOrdered,
+    RestartForRewind,
     StopMode,
 )
 from flinkish_spark.job.spark_engine import StagingMismatchError
@@ -133,7 +133,7 @@ def test_where_no_query_runs_a_request_is_refused_and_a_coordinator_that_runs_ge
     restarting = ask(job)
     assert restarting is not None and restarting.reason is Reason.PARTICIPANT_NOT_RUNNING
     job.detach()
-    job.over()
+    job.close()
     over = ask(job)
     assert over is not None and over.reason is Reason.SHUT_DOWN
 
@@ -372,7 +372,7 @@ def test_an_order_is_obeyed_once_and_only_while_it_waits(tmp_path: Path) -> None
     order = RewindOrder("a" * 32, CheckpointId(3), Tables.KEEP, "wanted", 0)
     here.job_dir.create_rewind_order(order)
     here.outside.look()
-    with pytest.raises(RewindOrdered, match="checkpoint 3"):
+    with pytest.raises(RestartForRewind, match="checkpoint 3"):
         here.outside.raise_if_ordered()
     here.outside.raise_if_ordered()
     here.outside.look()
@@ -463,11 +463,11 @@ def test_a_source_that_refuses_at_once_is_asked_ever_more_slowly_and_a_stop_does
         at_ms.append(clock.now_ms)
         return len(at_ms) == 10
 
-    assert until_answered(ask, lambda: False, clock)
+    assert ask_until_answered(ask, lambda: False, clock)
     # 50 ms, then twice as long each time, and never more than 5 s.
     assert at_ms == [0, 50, 150, 350, 750, 1_550, 3_150, 6_350, 11_350, 16_350]
     clock, at_ms = ManualClock(), []
-    assert not until_answered(ask, lambda: clock.now_ms >= 2_000, clock)
+    assert not ask_until_answered(ask, lambda: clock.now_ms >= 2_000, clock)
     assert clock.now_ms == 2_000
 
 

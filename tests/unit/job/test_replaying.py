@@ -502,7 +502,7 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
         operators=(),
         sources=(),
         record_job=lambda: JobUuid("5" * 32),
-        fenced_log=lambda ownership: job.log,
+        fence_log=lambda ownership: job.log,
         pins=lambda log: job.pins,
         committers=lambda uuid, ownership: job.committers,
         manifest=lambda uuid, ownership: None,
