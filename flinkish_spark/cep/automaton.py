@@ -95,7 +95,7 @@ class Automaton:
     def looks_back(self) -> tuple[bool, ...]:
         """For each state: its transitions depend on the events that were taken before."""
         return tuple(
-            any(one.condition.looks_back for near in self.reached_from(at) for one in near.transitions)
+            any(one.condition.looks_back for near in self.find_reachable(at) for one in near.transitions)
             for at in range(len(self.states))
         )
 
@@ -140,7 +140,7 @@ class Automaton:
         for at, state in enumerate(self.states):
             ways = [
                 (one.action, one.target)
-                for near in self.reached_from(at)
+                for near in self.find_reachable(at)
                 for one in near.transitions
                 if one.condition.holds(nothing)
             ]
@@ -151,7 +151,7 @@ class Automaton:
                 return False
         return True
 
-    def reached_from(self, start: int) -> Iterator[State]:
+    def find_reachable(self, start: int) -> Iterator[State]:
         """Yield a state and those that an event is tried in at once behind it."""
         seen, waiting = {start}, [start]
         while waiting:
@@ -193,13 +193,13 @@ class Automaton:
         shapes = {StateKind.FINAL: "doublecircle", StateKind.STOP: "box", StateKind.START: "diamond"}
         lines = ["digraph pattern {", "  rankdir=LR;"]
         for state in self.states:
-            lines.append(f"  {_quoted(state.name)} [shape={shapes.get(state.kind, 'circle')}];")
+            lines.append(f"  {_quote(state.name)} [shape={shapes.get(state.kind, 'circle')}];")
         for state in self.states:
             for one in state.transitions:
                 condition = "" if isinstance(one.condition, Always) else f"\n{one.condition}"
-                label = _quoted(f"{one.action.value}{condition}")
-                target = _quoted(self.states[one.target].name)
-                lines.append(f"  {_quoted(state.name)} -> {target} [label={label}];")
+                label = _quote(f"{one.action.value}{condition}")
+                target = _quote(self.states[one.target].name)
+                lines.append(f"  {_quote(state.name)} -> {target} [label={label}];")
         return "\n".join([*lines, "}"])
 
 
@@ -213,6 +213,6 @@ class _Nothing:
     context: Any = None
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -27,7 +27,7 @@ from flinkish_spark.core.errors import PatternError
 _END, _GROUP = "$end$", "$group$"
 
 
-def compiled(pattern: Stages) -> Automaton:
+def compile_pattern(pattern: Stages) -> Automaton:
     _check_names(pattern)
     return _Compiler(pattern).compile()
 
@@ -162,7 +162,7 @@ class _Compiler:
             place = _Place(stages, at, following, group)
             contiguity = place.stage.contiguity
             if at == 0 or not contiguity.is_negation:
-                sink = self._converted(place, sink)
+                sink = self._convert_stage(place, sink)
             elif contiguity is Contiguity.NOT_NEXT:
                 sink = self._not_next(place, sink)
             elif sink.kind is StateKind.FINAL and (
@@ -189,7 +189,7 @@ class _Compiler:
         state.add(Action.PROCEED, stop, unwanted)
         return state
 
-    def _converted(self, place: _Place, sink: Draft) -> Draft:
+    def _convert_stage(self, place: _Place, sink: Draft) -> Draft:
         stage = place.stage
         if stage.times is None:
             first = self._single(
@@ -197,14 +197,14 @@ class _Compiler:
             )
         elif stage.is_loop:
             # Once the loop has begun, what must not come before optional names is no matter any more.
-            loop = self._loop(place, self._without_negations(place, sink))
-            first = self._repeated(place, loop, sink, stage.times)
+            loop = self._loop(place, self._drop_negations(place, sink))
+            first = self._repeat(place, loop, sink, stage.times)
         else:
-            first = self._repeated(place, sink, sink, stage.times)
+            first = self._repeat(place, sink, sink, stage.times)
         self._stop_at_negations(place, first)
         return first
 
-    def _repeated(self, place: _Place, sink: Draft, past: Draft, times: Times) -> Draft:
+    def _repeat(self, place: _Place, sink: Draft, past: Draft, times: Times) -> Draft:
         """Return a row of states in front of `sink`, for as many times; `past` is what follows them."""
         stage, until = place.stage, place.stage.until
         take, ignore = _unless(until, place.take()), place.ignore_inside()
@@ -239,7 +239,7 @@ class _Compiler:
                 first.add(Action.PROCEED, past, place.proceed())
             return first
         state = self._taking(stage, StateKind.NORMAL)
-        onwards = self._without_negations(place, sink)
+        onwards = self._drop_negations(place, sink)
         state.add(Action.TAKE, onwards, take)
         if is_optional:
             assert past is not None
@@ -290,7 +290,7 @@ class _Compiler:
         if stage.is_greedy:
             if until is not None:
                 # What ends the loop may be what follows it, which greedy loops otherwise keep to themselves.
-                ended = self._copied(sink)
+                ended = self._copy(sink)
                 state.add(Action.PROCEED, ended, both(proceed, until))
                 self._ended[sink.name] = ended
                 proceed = both(proceed, Not(until))
@@ -330,13 +330,13 @@ class _Compiler:
             unwanted = place.take(following)
             state.add(Action.PROCEED, self._stop(following.name, unwanted), unwanted)
 
-    def _without_negations(self, place: _Place, sink: Draft) -> Draft:
+    def _drop_negations(self, place: _Place, sink: Draft) -> Draft:
         """Return what follows a stage once it has taken an event: what must not come before it may come."""
         negations = {stage.name for stage in place.negations()}
         if not negations or not place.stage.is_optional:
             return sink
 
-        def copied(of: Draft, above: frozenset[str]) -> Draft:
+        def copy_states(of: Draft, above: frozenset[str]) -> Draft:
             if of.name in above:
                 raise _endless(of.name)
             copy = self._state(of.name, of.kind)
@@ -344,14 +344,14 @@ class _Compiler:
                 if action is not Action.PROCEED:
                     copy.add(action, copy if target is of else target, asked)
                 elif target.kind is not StateKind.STOP:
-                    copy.add(action, copied(target, above | {of.name}), asked)
+                    copy.add(action, copy_states(target, above | {of.name}), asked)
                 elif target.name not in negations:
                     copy.add(action, target, asked)
             return copy
 
-        return copied(sink, frozenset())
+        return copy_states(sink, frozenset())
 
-    def _copied(self, of: Draft) -> Draft:
+    def _copy(self, of: Draft) -> Draft:
         copy = self._state(of.name.split(DELIMITER)[0], of.kind)
         for action, target, asked in of.ways:
             copy.add(action, copy if target is of else target, asked)

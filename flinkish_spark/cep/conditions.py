@@ -96,7 +96,7 @@ class SqlCondition:
 ConditionLike = str | Callable[..., Any] | IterativeCondition | SqlCondition
 
 
-class Given(Protocol):
+class ConditionInput(Protocol):
     """One event beside one partial match: conditions are asked about it."""
 
     event: Any
@@ -114,7 +114,7 @@ class Condition(ABC):
     looks_back = False
 
     @abstractmethod
-    def holds(self, given: Given) -> bool: ...
+    def holds(self, given: ConditionInput) -> bool: ...
 
     def leaves(self) -> Iterator[Leaf]:
         return iter(())
@@ -140,7 +140,7 @@ class EventCondition(Leaf):
     function: Callable[[Any], Any]
     label: str
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         known = given.facts.get(self)
         if known is None:
             event = given.event if given.take is None else given.take(given.event)
@@ -159,7 +159,7 @@ class ColumnCondition(Leaf):
     def label(self) -> str:  # type: ignore[override]
         return self.text
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         known = given.facts.get(self)
         if known is None:
             raise PatternError(
@@ -173,7 +173,7 @@ class ColumnCondition(Leaf):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LookingBack(Leaf):
+class ContextCondition(Leaf):
     """A condition that sees what its partial match has taken."""
 
     filter: Callable[[Any, ConditionContext], Any]
@@ -182,7 +182,7 @@ class LookingBack(Leaf):
     owner: Any = None
     looks_back = True
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         event = given.event if given.take is None else given.take(given.event)
         return is_true(self.filter(event, given.context), self.label)
 
@@ -197,7 +197,7 @@ class Comparison(Leaf):
         #: What the text says, once the fields of events are known.
         self.expression: Expression | None = None
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         known = given.facts.get(self)
         if known is not None:
             return known
@@ -208,7 +208,7 @@ class Comparison(Leaf):
             )
         return self.expression.value(self._frame(self.expression, given), None) is True
 
-    def _frame(self, expression: Expression, given: Given) -> Frame:
+    def _frame(self, expression: Expression, given: ConditionInput) -> Frame:
         """Return the events that are named, and behind them the event itself, which has no name yet."""
         rows: list[Sequence[Any]] = []
         labels: list[str] = []
@@ -223,7 +223,7 @@ class Comparison(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Always(Condition):
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         return True
 
     def __str__(self) -> str:
@@ -241,7 +241,7 @@ class Not(Condition):
     def looks_back(self) -> bool:  # type: ignore[override]
         return self.of.looks_back
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         return not self.of.holds(given)
 
     def leaves(self) -> Iterator[Leaf]:
@@ -267,7 +267,7 @@ class _Two(Condition):
 
 @dataclass(frozen=True, slots=True)
 class And(_Two):
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         return self.first.holds(given) and self.second.holds(given)
 
     def __str__(self) -> str:
@@ -276,7 +276,7 @@ class And(_Two):
 
 @dataclass(frozen=True, slots=True)
 class Or(_Two):
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         return self.first.holds(given) or self.second.holds(given)
 
     def __str__(self) -> str:
@@ -301,16 +301,16 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
     method = getattr(given, "filter", None)
     if not isinstance(given, type) and callable(method):
         check_methods(given, IterativeCondition, f"the condition of {where}()")
-        return LookingBack(method, f"{where}: {type(given).__name__}", given)
+        return ContextCondition(method, f"{where}: {type(given).__name__}", given)
     if callable(given) and not isinstance(given, type):
         name = getattr(given, "__name__", type(given).__name__)
         label = where if name == "<lambda>" else f"{where}: {name}"
-        wanted = _required(given)
+        wanted = _count_required(given)
         check_function(given, f"the condition of {where}()", None)
         if wanted == 1:
             return EventCondition(given, label)
         if wanted == 2:
-            return LookingBack(given, label)
+            return ContextCondition(given, label)
     raise PatternError(
         f"{where}() got {given!r} ({type(given).__name__})",
         why="it can be asked about no event",
@@ -319,7 +319,7 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
     )
 
 
-def _required(function: Callable[..., Any]) -> int:
+def _count_required(function: Callable[..., Any]) -> int:
     """Return how many arguments a function has to be given."""
     try:
         parameters = inspect.signature(function).parameters.values()

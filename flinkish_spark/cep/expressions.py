@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
-class MoreRowsNeeded(Exception):
+class UnknownRowError(Exception):
     """The expression asks for a row after the last one that is known, and there may be more."""
 
 
@@ -90,7 +90,7 @@ class Literal(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Navigated(Expression):
+class Navigation(Expression):
     """An expression at another row: a variable's first or last, and a number of rows before or after it."""
 
     of: Expression
@@ -113,7 +113,7 @@ class Navigated(Expression):
             return None
         place += self.rows
         if place >= len(frame.rows) and not frame.is_ended:
-            raise MoreRowsNeeded
+            raise UnknownRowError
         return self.of.value(frame, place) if 0 <= place < len(frame.rows) else None
 
 
@@ -151,7 +151,7 @@ class Final(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregated(Expression):
+class Aggregate(Expression):
     """An aggregate over the rows of a variable, without nulls; null if there is no other."""
 
     #: What is taken of each row; None: the row itself.
@@ -172,7 +172,7 @@ class Aggregated(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Applied(Expression):
+class FunctionCall(Expression):
     """A function of other expressions; null if one of them is."""
 
     function: Callable[..., Any]
@@ -200,7 +200,7 @@ class All(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Negated(Expression):
+class Negation(Expression):
     """SQL's NOT, three-valued."""
 
     of: Expression
@@ -211,7 +211,7 @@ class Negated(Expression):
 
 
 def any_of(parts: tuple[Expression, ...]) -> Expression:
-    return Negated(All(tuple(Negated(part) for part in parts)))
+    return Negation(All(tuple(Negation(part) for part in parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class IsNull(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Expression):
+class CaseWhen(Expression):
     """The value behind the first condition that holds; the last one if none does."""
 
     cases: tuple[tuple[Expression, Expression], ...]
@@ -240,7 +240,7 @@ class Chosen(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstKnown(Expression):
+class Coalesce(Expression):
     """The first of them that is not null."""
 
     of: tuple[Expression, ...]

@@ -42,15 +42,15 @@ class Event:
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class TakenEvent:
     """An event under a name of the pattern, behind those that were taken before; never changed."""
 
     stage: str
     event: Event
-    before: Taken | None
+    before: TakenEvent | None
     first: Event
 
-    def path(self) -> list[Taken]:
+    def path(self) -> list[TakenEvent]:
         """Return the chain up to here, the first event first."""
         found, one = [], self
         while True:
@@ -64,11 +64,11 @@ class PartialMatch(NamedTuple):
     """A state by its place, and what was taken on the way to it; None in the start state."""
 
     state: int
-    last: Taken | None
+    last: TakenEvent | None
 
 
 #: What `PartialMatch(...)` does, without a call of Python for each; of a pair.
-_partial_match: Callable[[tuple[int, Taken | None]], PartialMatch] = functools.partial(
+_partial_match: Callable[[tuple[int, TakenEvent | None]], PartialMatch] = functools.partial(
     tuple.__new__, PartialMatch
 )
 
@@ -163,7 +163,7 @@ def order_of_emission(firsts: Sequence[int]) -> list[int]:
     queue = MatchQueue()
     for number, first in enumerate(firsts):
         event = Event((first, 0), None)
-        queue.add(PartialMatch(number, Taken("", event, None, event)))
+        queue.add(PartialMatch(number, TakenEvent("", event, None, event)))
     return [queue.pop().state for _ in firsts]
 
 
@@ -171,7 +171,7 @@ def order_of_emission(firsts: Sequence[int]) -> list[int]:
 Match = dict[str, list[Any]]
 
 
-def _match(path: Iterable[Taken], take: Take | None) -> Match:
+def _match(path: Iterable[TakenEvent], take: Take | None) -> Match:
     found: Match = {}
     for one in path:
         event = one.event.value
@@ -214,7 +214,7 @@ class FlatMatches(NamedTuple):
     @staticmethod
     def of(state: MatchState, numbers: Mapping[str, int]) -> FlatMatches:
         """Return what is open; names have these numbers."""
-        places: dict[Taken, int] = {}
+        places: dict[TakenEvent, int] = {}
         events: dict[Event, int] = {}
         chains: list[tuple[int, int, int | None]] = []
         matches = []
@@ -234,11 +234,11 @@ class FlatMatches(NamedTuple):
 
     def state(self, names: Sequence[str]) -> MatchState:
         """Return what is open, put together; names by their numbers."""
-        events, chains = self.events, list[Taken]()
+        events, chains = self.events, list[TakenEvent]()
         for stage, event, before in self.chains:
             last = None if before is None else chains[before]
             first = events[event] if last is None else last.first
-            chains.append(Taken(names[stage], events[event], last, first))
+            chains.append(TakenEvent(names[stage], events[event], last, first))
         found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
         for state, chain, is_held in self.matches:
             found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
@@ -246,7 +246,7 @@ class FlatMatches(NamedTuple):
         return MatchState(partial, held, len(events))
 
 
-class At(NamedTuple):
+class TimedMatch(NamedTuple):
     """A match, or a partial one, and the time at which its window was over."""
 
     match: Match
@@ -259,7 +259,7 @@ _Way = tuple[str, bool, int, StateKind]
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class EventAnswers:
     """The answers about events that are known beforehand; one object for all that are answered alike."""
 
     #: The answers to conditions of one event.
@@ -281,12 +281,12 @@ class EventOutcome(NamedTuple):
     is_stopped: bool
 
 
-class _KnownByAnswers(dict[tuple[bool | None, ...], Known]):
-    def __init__(self, make: Callable[[tuple[bool | None, ...]], Known]) -> None:
+class _KnownByAnswers(dict[tuple[bool | None, ...], EventAnswers]):
+    def __init__(self, make: Callable[[tuple[bool | None, ...]], EventAnswers]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, answers: tuple[bool | None, ...]) -> Known:
+    def __missing__(self, answers: tuple[bool | None, ...]) -> EventAnswers:
         found = self[answers] = self._make(answers)
         return found
 
@@ -327,7 +327,7 @@ class Matcher:
         self._step = _Step(self)
         self._asks_nobody = all(isinstance(leaf, ColumnCondition) for leaf in automaton.leaves)
         #: By answers to the conditions of the automaton, in their order; None where nobody has asked.
-        self.known: Mapping[tuple[bool | None, ...], Known] = _KnownByAnswers(self._known)
+        self.known: Mapping[tuple[bool | None, ...], EventAnswers] = _KnownByAnswers(self._answer)
 
     def initial(self) -> MatchState:
         return MatchState(MatchQueue([self._begin]))
@@ -337,7 +337,7 @@ class Matcher:
         state: MatchState,
         event: Any,
         time_ms: int,
-        known: Known | None = None,
+        known: EventAnswers | None = None,
         processing_time_ms: int = 0,
     ) -> list[Match]:
         # Time has been advanced to the event.
@@ -367,7 +367,7 @@ class Matcher:
                     if taken is None:
                         taken = Event((time_ms, state.next_number), event)
                         state.next_number += 1
-                    last = Taken(stage, taken, before, taken if before is None else before.first)
+                    last = TakenEvent(stage, taken, before, taken if before is None else before.first)
                     following = made((target, last))
                     final = step.final_past(target) if proceeds[target] else None
                     if final is not None:
@@ -397,7 +397,7 @@ class Matcher:
                 end = complete[0].last
                 assert end is not None
                 return [_match(end.path(), self.take)]
-        return [match for _, match in self._completed(state, complete)]
+        return [match for _, match in self._collect_matches(state, complete)]
 
     def outcome(self, state: int, answers: Sequence[bool]) -> EventOutcome:
         """Return what an event makes of a partial match in a state, as :meth:`process` would have it."""
@@ -432,19 +432,19 @@ class Matcher:
         oldest = heap[0].last
         return oldest is not None and time_ms >= oldest.first.at[0] + self._window_ms
 
-    def _known(self, answers: tuple[bool | None, ...]) -> Known:
+    def _answer(self, answers: tuple[bool | None, ...]) -> EventAnswers:
         given = zip(self.automaton.leaves, answers, strict=True)
         facts = {leaf: answer for leaf, answer in given if answer is not None}
         if not self._asks_nobody:
-            return Known(facts, None)
+            return EventAnswers(facts, None)
         if None in answers:
             # Whoever asks for what nobody knows is told.
-            return Known(facts, {})
+            return EventAnswers(facts, {})
         self._step.facts, self._step.last = facts, None
         begins = self._step.find_ways(self.automaton.start)
-        return Known(facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins))
+        return EventAnswers(facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins))
 
-    def advance(self, state: MatchState, time_ms: int) -> tuple[list[At], list[At]]:
+    def advance(self, state: MatchState, time_ms: int) -> tuple[list[TimedMatch], list[TimedMatch]]:
         """Say that no event before a time comes any more; return what that completes, and what it ends."""
         if not self._has_windows or not self.is_due(state, time_ms):
             return [], []
@@ -454,7 +454,7 @@ class Matcher:
         completed_ms: dict[int, int] = {}
         freed_ms = _BEFORE_ALL
         for one in state.partial:
-            ended_ms = self._ended_ms(one, time_ms)
+            ended_ms = self._find_timeout_ms(one, time_ms)
             if ended_ms is None:
                 partial.add(one)
                 continue
@@ -464,10 +464,10 @@ class Matcher:
                 completed_ms[id(one)] = ended_ms
             else:
                 assert one.last is not None
-                over.append(At(_match(one.last.path(), self.take), ended_ms))
+                over.append(TimedMatch(_match(one.last.path(), self.take), ended_ms))
         state.partial = partial
-        found = self._completed(state, complete)
-        return [At(match, completed_ms.get(id(one), freed_ms)) for one, match in found], over
+        found = self._collect_matches(state, complete)
+        return [TimedMatch(match, completed_ms.get(id(one), freed_ms)) for one, match in found], over
 
     def keep_to(self, state: MatchState, limit: OpenMatches) -> int:
         """Give up partial matches that are too many, and return how many; what is held stays."""
@@ -498,7 +498,7 @@ class Matcher:
         )
         return min((end for end in ends if end is not None), default=None)
 
-    def _ended_ms(self, one: PartialMatch, time_ms: int) -> int | None:
+    def _find_timeout_ms(self, one: PartialMatch, time_ms: int) -> int | None:
         if one.last is None:
             return None
         window, from_previous = self.automaton.first_to_last_ms, self._states[one.state].from_previous_ms
@@ -509,7 +509,7 @@ class Matcher:
             return one.last.first.time_ms + window
         return None
 
-    def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
+    def _collect_matches(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, the one that begins first first."""
         for one in MatchQueue.of(complete):
             state.held.add(one)
@@ -528,7 +528,7 @@ class Matcher:
             found.append((first, _match(path, self.take)))
         return found
 
-    def _skipping(self, path: list[Taken]) -> Callable[[PartialMatch], bool] | None:
+    def _skipping(self, path: list[TakenEvent]) -> Callable[[PartialMatch], bool] | None:
         """Return what says which others a match puts an end to; None if it does to none."""
         match self._skip.kind:
             case Skip.NONE:
@@ -546,7 +546,7 @@ class Matcher:
                 return lambda one: one.last is not None and begins(one) < before
         return lambda one: one.last is not None and begins(one) <= up_to
 
-    def _check_skip(self, path: list[Taken], named: list[tuple[int, int]], kind: Skip) -> None:
+    def _check_skip(self, path: list[TakenEvent], named: list[tuple[int, int]], kind: Skip) -> None:
         if not self._skip.raises:
             return
         at = None if not named else named[0] if kind is Skip.TO_FIRST else named[-1]
@@ -569,7 +569,7 @@ class _Step:
         self._matcher, self.context, self.take = matcher, self, matcher.take
         self.event: Any = None
         self.facts: dict[Leaf, bool] = {}
-        self.last: Taken | None = None
+        self.last: TakenEvent | None = None
         self.time_ms = self.processing_time_ms = 0
 
     def events_for(self, name: str) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import Always, ConditionLike, EventCondition, Or, both, condition_of
 from flinkish_spark.cep.stages import DELIMITER, AfterMatchSkip, Contiguity, Stage, Stages, Times, WithinType
 from flinkish_spark.core.errors import PatternError
@@ -57,23 +57,23 @@ class Pattern(Stages):
 
     def next(self, following: str | Pattern) -> Pattern:
         """Add what the very next event has to be."""
-        return self._with(following, Contiguity.STRICT)
+        return self._add_stage(following, Contiguity.STRICT)
 
     def followed_by(self, following: str | Pattern) -> Pattern:
         """Add what has to come; events that do not fit may stand before it."""
-        return self._with(following, Contiguity.RELAXED)
+        return self._add_stage(following, Contiguity.RELAXED)
 
     def followed_by_any(self, following: str | Pattern) -> Pattern:
         """Add what has to come; of several that fit each is tried."""
-        return self._with(following, Contiguity.RELAXED_ANY)
+        return self._add_stage(following, Contiguity.RELAXED_ANY)
 
     def not_next(self, name: str) -> Pattern:
         """Add what the very next event must not be."""
-        return self._without(name, Contiguity.NOT_NEXT)
+        return self._add_negation(name, Contiguity.NOT_NEXT)
 
     def not_followed_by(self, name: str) -> Pattern:
         """Add what must not come before what follows; at the end of a pattern, before its window is over."""
-        return self._without(name, Contiguity.NOT_FOLLOWED_BY)
+        return self._add_negation(name, Contiguity.NOT_FOLLOWED_BY)
 
     def where(self, condition: ConditionLike) -> Pattern:
         """Ask for a condition of the last name, besides those that it has."""
@@ -134,7 +134,7 @@ class Pattern(Stages):
         window_ms
             How much time may lie between two of them; by default any. Of all repetitions.
         """
-        return self._repeated("one_or_more", Times(1, None, _to_ms(window_ms)))
+        return self._repeat("one_or_more", Times(1, None, _to_ms(window_ms)))
 
     def times(self, least: int, most: int | None = None, *, window_ms: Duration | None = None) -> Pattern:
         """Ask for the last name, or group, so many times.
@@ -147,7 +147,7 @@ class Pattern(Stages):
         _check_whole("times", least, 0 if most is not None else 1)
         if most is not None:
             _check_whole("times", most, max(least, 1))
-        repeated = self._repeated(
+        repeated = self._repeat(
             "times", Times(max(least, 1), least if most is None else most, _to_ms(window_ms))
         )
         return repeated._last_as(is_optional=True) if least == 0 else repeated
@@ -155,7 +155,7 @@ class Pattern(Stages):
     def times_or_more(self, least: int, window_ms: Duration | None = None) -> Pattern:
         """Ask for the last name, or group, so many times at least."""
         _check_whole("times_or_more", least, 1)
-        return self._repeated("times_or_more", Times(least, None, _to_ms(window_ms)))
+        return self._repeat("times_or_more", Times(least, None, _to_ms(window_ms)))
 
     def greedy(self) -> Pattern:
         """Let the last name take as many events as it can: one that fits is not tried as what follows."""
@@ -175,11 +175,11 @@ class Pattern(Stages):
 
     def consecutive(self) -> Pattern:
         """Let nothing stand between the repetitions of the last name."""
-        return self._between(Contiguity.STRICT, "consecutive")
+        return self._set_contiguity(Contiguity.STRICT, "consecutive")
 
     def allow_combinations(self) -> Pattern:
         """Let repetitions of the last name pass over events that fit."""
-        return self._between(Contiguity.RELAXED_ANY, "allow_combinations")
+        return self._set_contiguity(Contiguity.RELAXED_ANY, "allow_combinations")
 
     def within(self, window_ms: Duration, within: WithinType = WithinType.FIRST_AND_LAST) -> Pattern:
         """Give a match no more time than this.
@@ -212,11 +212,11 @@ class Pattern(Stages):
         PatternError
             The pattern cannot be compiled; of this call, and where it is given to a stream.
         """
-        return str(compiled(self))
+        return str(compile_pattern(self))
 
     def to_dot(self) -> str:
         """Return the automaton as a graph, in the language of Graphviz."""
-        return compiled(self).to_dot()
+        return compile_pattern(self).to_dot()
 
     @property
     def _last(self) -> Stage:
@@ -225,10 +225,10 @@ class Pattern(Stages):
     def _last_as(self, **facts: Any) -> Pattern:
         return replace(self, stages=(*self.stages[:-1], replace(self._last, **facts)))
 
-    def _with(self, following: str | Pattern, contiguity: Contiguity) -> Pattern:
+    def _add_stage(self, following: str | Pattern, contiguity: Contiguity) -> Pattern:
         return replace(self, stages=(*self.stages, _stage(following, contiguity)))
 
-    def _without(self, name: str, contiguity: Contiguity) -> Pattern:
+    def _add_negation(self, name: str, contiguity: Contiguity) -> Pattern:
         given: object = name
         if isinstance(given, Pattern):
             raise PatternError(
@@ -242,9 +242,9 @@ class Pattern(Stages):
                 "where it is missing nobody could say from which event on",
                 "use two patterns, one with the optional name and one without",
             )
-        return self._with(name, contiguity)
+        return self._add_stage(name, contiguity)
 
-    def _repeated(self, call: str, times: Times) -> Pattern:
+    def _repeat(self, call: str, times: Times) -> Pattern:
         self._no_negation(call)
         if self._last.times is not None:
             self._refuse(f"has {call}() and another repetition", "it has one", "leave one of them out")
@@ -253,7 +253,7 @@ class Pattern(Stages):
         # What was said of the name before counts no more, as in Flink: optional() comes behind it.
         return self._last_as(times=times, is_optional=False, is_greedy=False, inner=Contiguity.RELAXED)
 
-    def _between(self, inner: Contiguity, call: str) -> Pattern:
+    def _set_contiguity(self, inner: Contiguity, call: str) -> Pattern:
         last = self._last
         if last.times is None:
             self._refuse(f"has {call}()", "it comes once", "call times() or one_or_more() before it")

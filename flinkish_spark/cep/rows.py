@@ -19,8 +19,8 @@ from flinkish_spark.cep.expressions import (
     Expression,
     Frame,
     MatchNumber,
-    MoreRowsNeeded,
-    Navigated,
+    UnknownRowError,
+    Navigation,
 )
 from flinkish_spark.cep.stages import DELIMITER, Skip
 from flinkish_spark.core.errors import PatternError
@@ -36,7 +36,7 @@ class Variable(RowPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class InOrder(RowPattern):
+class Concatenation(RowPattern):
     """Parts one behind the other; none of them is nothing, which always fits."""
 
     parts: tuple[RowPattern, ...] = ()
@@ -50,7 +50,7 @@ class OneOf(RowPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated(RowPattern):
+class Repetition(RowPattern):
     """A part so many times, more or fewer preferred; `most` None: any number."""
 
     of: RowPattern
@@ -60,7 +60,7 @@ class Repeated(RowPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class Excluded(RowPattern):
+class Exclusion(RowPattern):
     """A part whose rows are not told where all rows of a match are."""
 
     of: RowPattern
@@ -107,18 +107,18 @@ _MOST_STATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _AtPlace(Condition):
+class _AnchorCondition(Condition):
     """Asked about a place between two rows."""
 
     is_first: bool
     looks_back = True
 
     def holds(self, given: Any) -> bool:
-        place: _Between = given
+        place: _RowGap = given
         if self.is_first:
             return place.is_first
         if place.is_known_last is None:
-            raise MoreRowsNeeded
+            raise UnknownRowError
         return place.is_known_last
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class _AtPlace(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class _Between:
+class _RowGap:
     """Between which rows a place is; None: nobody knows yet whether it is the last."""
 
     is_first: bool
@@ -136,14 +136,14 @@ class _Between:
 
 
 @dataclass(frozen=True, slots=True)
-class _WithoutRow(Condition):
+class _EmptyRound(Condition):
     """Asked behind a round of a loop, by the name of the state that began it."""
 
     round: str
     looks_back = True
 
     def holds(self, given: Any) -> bool:
-        place: _Between = given
+        place: _RowGap = given
         return self.round in place.begun
 
     def __str__(self) -> str:
@@ -158,33 +158,33 @@ class _RowCompiler:
     def compile(self, pattern: RowPattern) -> Automaton:
         end = self._state(_END, _END, StateKind.FINAL)
         start = self._state("$start$", _CHOICE, StateKind.START)
-        start.add(Action.PROCEED, self._before(pattern, end, is_excluded=False), ALWAYS)
+        start.add(Action.PROCEED, self._build(pattern, end, is_excluded=False), ALWAYS)
         return Automaton.of(self._states.values())
 
-    def _before(self, part: RowPattern, then: Draft, *, is_excluded: bool) -> Draft:
+    def _build(self, part: RowPattern, then: Draft, *, is_excluded: bool) -> Draft:
         """Return the first state of a part that goes on with `then`."""
         match part:
             case Variable(name):
                 state = self._state(name, (_HIDDEN if is_excluded else "") + name, StateKind.NORMAL)
                 state.add(Action.TAKE, then, ALWAYS)
                 return state
-            case InOrder(parts):
+            case Concatenation(parts):
                 for one in reversed(parts):
-                    then = self._before(one, then, is_excluded=is_excluded)
+                    then = self._build(one, then, is_excluded=is_excluded)
                 return then
             case OneOf(options):
-                return self._choice([self._before(one, then, is_excluded=is_excluded) for one in options])
-            case Excluded(of):
-                return self._before(of, then, is_excluded=True)
+                return self._choice([self._build(one, then, is_excluded=is_excluded) for one in options])
+            case Exclusion(of):
+                return self._build(of, then, is_excluded=True)
             case Anchor(is_first):
                 state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-                state.add(Action.PROCEED, then, _AtPlace(is_first))
+                state.add(Action.PROCEED, then, _AnchorCondition(is_first))
                 return state
-            case Repeated(of, least, most, is_greedy):
-                return self._repeated(of, least, most, is_greedy, then, is_excluded)
+            case Repetition(of, least, most, is_greedy):
+                return self._repeat(of, least, most, is_greedy, then, is_excluded)
         raise AssertionError(part)
 
-    def _repeated(
+    def _repeat(
         self,
         of: RowPattern,
         least: int,
@@ -206,18 +206,18 @@ class _RowCompiler:
         if least:
             then = self._round(of, then, after, is_excluded)
         for _ in range(least - 1):
-            then = self._before(of, then, is_excluded=is_excluded)
+            then = self._build(of, then, is_excluded=is_excluded)
         return then
 
     def _round(self, of: RowPattern, then: Draft, after: Draft, is_excluded: bool) -> Draft:
         """Return the first state of a round with which a loop has enough: one without a row is the last."""
         if then is after or not _may_be_nothing(of):
-            return self._before(of, then, is_excluded=is_excluded)
+            return self._build(of, then, is_excluded=is_excluded)
         begin = self._state(_ROUND, _CHOICE, StateKind.NORMAL)
         end = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-        without = _WithoutRow(begin.name)
+        without = _EmptyRound(begin.name)
         end.ways += [(Action.PROCEED, after, without), (Action.PROCEED, then, Not(without))]
-        self._prefer(begin, [self._before(of, end, is_excluded=is_excluded)])
+        self._prefer(begin, [self._build(of, end, is_excluded=is_excluded)])
         return begin
 
     def _choice(self, options: Sequence[Draft]) -> Draft:
@@ -246,13 +246,13 @@ def _may_be_nothing(pattern: RowPattern) -> bool:
     match pattern:
         case Variable():
             return False
-        case InOrder(parts):
+        case Concatenation(parts):
             return all(map(_may_be_nothing, parts))
         case OneOf(options):
             return any(map(_may_be_nothing, options))
-        case Repeated(of, least):
+        case Repetition(of, least):
             return least == 0 or _may_be_nothing(of)
-        case Excluded(of):
+        case Exclusion(of):
             return _may_be_nothing(of)
     return True
 
@@ -282,7 +282,7 @@ class RowState:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OutputRow:
     """A row that comes out: of a match, or one that is in none."""
 
     #: The times of the match's first and last row, or of the row.
@@ -305,11 +305,11 @@ class RowMatcher:
         expressions = (*search.defined.values(), *(measure for _, measure in search.measures))
         parts = [one for made in expressions for one in made.all_parts()]
         #: How many rows before a match's first one are looked at.
-        self._rows_before = max((-one.rows for one in parts if isinstance(one, Navigated)), default=0)
+        self._rows_before = max((-one.rows for one in parts if isinstance(one, Navigation)), default=0)
         #: Whether the number of a key's matches is asked for, and whether a row is its first.
         self.asks_for_number = any(isinstance(one, MatchNumber) for one in parts)
         self.asks_for_first = any(
-            isinstance(one.condition, _AtPlace) and one.condition.is_first
+            isinstance(one.condition, _AnchorCondition) and one.condition.is_first
             for at in self.automaton.states
             for one in at.transitions
         )
@@ -319,9 +319,9 @@ class RowMatcher:
         self._is_local = len(self._of_place) == len(search.defined)
         self._first = self._first_variables()
 
-    def run(self, state: RowState, ended_to_ms: int) -> list[Told]:
+    def run(self, state: RowState, ended_to_ms: int) -> list[OutputRow]:
         """Return what can be told now; no row up to `ended_to_ms` comes any more."""
-        told: list[Told] = []
+        told: list[OutputRow] = []
         for name in self._of_place:
             own = state.facts.setdefault(name, [])
             own += [None] * (len(state.rows) - len(own))
@@ -341,7 +341,7 @@ class RowMatcher:
                     continue
                 labels, hidden = found
                 told += list(self._tell(state, labels, hidden, is_ended))
-            except MoreRowsNeeded:
+            except UnknownRowError:
                 break
             state.matches += 1
             state.covered = max(state.covered, state.start + len(labels))
@@ -361,7 +361,7 @@ class RowMatcher:
     ) -> tuple[list[str], list[bool]] | None:
         """Return the preferred match that begins at the start: by row its variable, and whether it is hidden.
 
-        None if there is none; raises MoreRowsNeeded if nobody knows yet.
+        None if there is none; raises UnknownRowError if nobody knows yet.
         """
         # Ways are tried in the order of preference. One that needs a row which has not come is better than
         # all behind it, so nothing is known before that row comes.
@@ -383,14 +383,14 @@ class RowMatcher:
                 if states[at].name.startswith(_ROUND):
                     begun |= {states[at].name}
                 is_last = None if place == count and ended_to_ms < _END_OF_TIME else place == count
-                about: Any = _Between(state.gone + place == 0, is_last, begun)
+                about: Any = _RowGap(state.gone + place == 0, is_last, begun)
                 waiting += [
                     (one.target, place, begun, tried) for one in reversed(ways) if one.condition.holds(about)
                 ]
                 continue
             if place == count:
                 if not is_ended:
-                    raise MoreRowsNeeded
+                    raise UnknownRowError
                 continue
             if window is not None and times[place] - times[start] >= window:
                 continue
@@ -418,37 +418,37 @@ class RowMatcher:
 
     def _first_variables(self) -> list[str]:
         """Return what the first row of a match has to be one of; none where the row alone does not say so."""
-        reached = list(self.automaton.reached_from(self.automaton.start))
+        reached = list(self.automaton.find_reachable(self.automaton.start))
         if any(state.kind is StateKind.FINAL for state in reached):
             return []
         taking = (state for state in reached if state.transitions[0].action is Action.TAKE)
         names = dict.fromkeys(state.stage.removeprefix(_HIDDEN) for state in taking)
         return list(names) if all(name in self._of_place for name in names) else []
 
-    def _tell(self, state: RowState, labels: list[str], hidden: list[bool], is_ended: bool) -> Iterator[Told]:
+    def _tell(self, state: RowState, labels: list[str], hidden: list[bool], is_ended: bool) -> Iterator[OutputRow]:
         search = self.search
         first, number = state.rows[state.start], state.matches + 1
         last_ms = state.times_ms[state.start + max(len(labels) - 1, 0)]
 
-        def told(row: Sequence[Any] | None, counted: int) -> Told:
+        def make_row(row: Sequence[Any] | None, counted: int) -> OutputRow:
             frame = Frame(state.rows, state.start, labels, counted, len(labels), number, is_ended)
             values = tuple(measure.value(frame, None) for _, measure in search.measures)
-            return Told(state.times_ms[state.start], last_ms, row, values, first)
+            return OutputRow(state.times_ms[state.start], last_ms, row, values, first)
 
         if search.rows is RowsPerMatch.ONE_ROW:
-            yield told(None, len(labels))
+            yield make_row(None, len(labels))
         elif not labels and search.rows is not RowsPerMatch.ALL_ROWS_OMIT_EMPTY:
-            yield told(first, 0)
+            yield make_row(first, 0)
         for at, is_hidden in enumerate(hidden):
             if search.rows is not RowsPerMatch.ONE_ROW and not is_hidden:
-                yield told(state.rows[state.start + at], at + 1)
+                yield make_row(state.rows[state.start + at], at + 1)
 
-    def _pass_over(self, state: RowState, told: list[Told]) -> None:
+    def _pass_over(self, state: RowState, told: list[OutputRow]) -> None:
         """Go on behind a row with which no match begins."""
         if self.search.rows is RowsPerMatch.ALL_ROWS_WITH_UNMATCHED and state.start >= state.covered:
             row = state.rows[state.start]
             at_ms, nothing = state.times_ms[state.start], (None,) * len(self.search.measures)
-            told.append(Told(at_ms, at_ms, row, nothing, row))
+            told.append(OutputRow(at_ms, at_ms, row, nothing, row))
         state.start += 1
 
     def _next_start(self, start: int, labels: Sequence[str]) -> int:
@@ -470,7 +470,7 @@ class RowMatcher:
             )
         return start + at
 
-    def unneeded(self, state: RowState) -> int:
+    def count_unneeded(self, state: RowState) -> int:
         return max(state.start - max(self._rows_before, 0), 0)
 
 
@@ -481,7 +481,7 @@ def is_of_place(name: str, made: Expression) -> bool:
     """Return whether a variable's condition looks only at the row that would be it, and at rows before."""
     if isinstance(made, Column):
         return made.variables is None or name in made.variables
-    if isinstance(made, Navigated):
+    if isinstance(made, Navigation):
         is_current = not made.from_first and not made.offset and made.rows <= 0
         is_own = made.variables is None or name in made.variables
         return is_current and is_own and not any(one.looks_around for one in made.of.all_parts())
@@ -492,8 +492,8 @@ def names_in(pattern: RowPattern) -> Iterator[str]:
     match pattern:
         case Variable(name):
             yield name
-        case InOrder(parts) | OneOf(parts):
+        case Concatenation(parts) | OneOf(parts):
             for one in parts:
                 yield from names_in(one)
-        case Repeated(of=of) | Excluded(of):
+        case Repetition(of=of) | Exclusion(of):
             yield from names_in(of)

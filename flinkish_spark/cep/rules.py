@@ -57,7 +57,7 @@ class KnownToRules:
         if "pattern" not in said:
             return self._graph(said)
         _check_members(said, {"pattern"}, {"args"})
-        found = self._named("pattern", self.patterns, said["pattern"], said.get("args"), Pattern)
+        found = self._resolve("pattern", self.patterns, said["pattern"], said.get("args"), Pattern)
         assert isinstance(found, Pattern)
         return found
 
@@ -66,7 +66,7 @@ class KnownToRules:
         if said.get("condition") is not None:
             _refuse(said["condition"], "a graph has no condition; its nodes have")
         pattern: Pattern | None = None
-        for node, edge in _in_order(said["nodes"], said.get("edges") or []):
+        for node, edge in _sort_nodes(said["nodes"], said.get("edges") or []):
             is_group = node.get("type") == "COMPOSITE"
             what: str | Pattern = self._graph(node) if is_group else _text(node, "name")
             if pattern is None:
@@ -96,9 +96,9 @@ class KnownToRules:
         for one in properties:
             if one not in _PROPERTIES:
                 _refuse(one, f"a quantifier's properties are {', '.join(_PROPERTIES)}")
-        return self._quantified(pattern, said, properties)
+        return self._quantify(pattern, said, properties)
 
-    def _quantified(self, pattern: Pattern, said: Mapping[str, Any], properties: Sequence[str]) -> Pattern:
+    def _quantify(self, pattern: Pattern, said: Mapping[str, Any], properties: Sequence[str]) -> Pattern:
         times = said.get("times") or {}
         if times:
             _check_members(times, {"from"}, {"to", "windowTime"})
@@ -127,13 +127,13 @@ class KnownToRules:
             _check_members(said, {"type", "expression"}, set())
             return _text(said, "expression")
         _check_members(said, {"type", "className"}, {"args"})
-        found: ConditionLike = self._named(
+        found: ConditionLike = self._resolve(
             "condition", self.conditions, said["className"], said.get("args"), object
         )
         return found
 
     @staticmethod
-    def _named(kind: str, known: Mapping[str, Any], name: Any, args: Any, wanted: type) -> Any:
+    def _resolve(kind: str, known: Mapping[str, Any], name: Any, args: Any, wanted: type) -> Any:
         if name not in known:
             _refuse(name, f"the program has no {kind} of that name; it has {', '.join(known) or 'none'}")
         found = known[name]
@@ -160,7 +160,7 @@ _NODE = {"name", "type", "quantifier", "condition"}
 _GRAPH = _NODE | {"nodes", "edges", "window", "afterMatchStrategy", "version"}
 
 
-def _in_order(nodes: Any, edges: Any) -> list[tuple[Mapping[str, Any], str]]:
+def _sort_nodes(nodes: Any, edges: Any) -> list[tuple[Mapping[str, Any], str]]:
     """Return nodes one behind the other, each with the type of the edge that leads to it."""
     if not isinstance(nodes, list) or not nodes or not all(isinstance(one, dict) for one in nodes):
         _refuse(nodes, "nodes are a list of objects, one at least")

@@ -71,24 +71,24 @@ def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
 _PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-def _by_zero(one: Any, name: str) -> NoSuchValue:
+def _make_division_error(one: Any, name: str) -> NoSuchValue:
     return NoSuchValue(f"{one} {name} 0 is computed", "it is divided by zero")
 
 
-def of_wholes(name: str, bits: int, one: int, other: int) -> int:
+def compute_wholes(name: str, bits: int, one: int, other: int) -> int:
     """Return a sum, difference, product or remainder; a remainder has the sign of the dividend."""
     if name != "%":
         return whole(bits, _PLAIN[name](one, other))
     if other == 0:
-        raise _by_zero(one, name)
+        raise _make_division_error(one, name)
     found = abs(one) % abs(other)
     return -found if one < 0 else found
 
 
-def of_doubles(name: str, one: float, other: float) -> float:
+def compute_doubles(name: str, one: float, other: float) -> float:
     """Return a sum, difference, product, quotient or remainder."""
     if name in ("/", "%") and other == 0:
-        raise _by_zero(one, name)
+        raise _make_division_error(one, name)
     if name == "/":
         return one / other
     if name != "%":
@@ -97,12 +97,12 @@ def of_doubles(name: str, one: float, other: float) -> float:
     return math.nan if math.isinf(one) else math.fmod(one, other)
 
 
-def of_decimals(
+def compute_decimals(
     name: str, digits: int, scale: int, one: decimal.Decimal, other: decimal.Decimal
 ) -> decimal.Decimal:
     """Return the same of two decimals, as DECIMAL(digits, scale)."""
     if name in ("/", "%") and not other:
-        raise _by_zero(one, name)
+        raise _make_division_error(one, name)
     if name == "/":
         found = _EXACT.divide(one, other).quantize(_DIVIDED_TO, context=_EXACT)
     elif name == "%":
@@ -122,7 +122,7 @@ def is_like(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.fullmatch(text) is not None
 
 
-def like_expression(pattern: str, escape: str | None) -> str:
+def translate_like(pattern: str, escape: str | None) -> str:
     parts, letters = list[str](), iter(pattern)
     for letter in letters:
         if letter == escape:

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
-from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, ContextCondition
 from flinkish_spark.cep.expressions import Expression
-from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, PartialMatch
+from flinkish_spark.cep.matcher import Event, FlatMatches, EventAnswers, Matcher, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Stage
 from flinkish_spark.core.elements import (
     CLOSED,
@@ -229,7 +229,7 @@ class PatternOperator(TimedRowsOperator):
         self._searches = [_Search(one, self.element, states) for one in search.patterns]
         #: What was found of keys beforehand, whose timers fire only to tell of it; and up to when it is told.
         self.found: dict[Any, tuple[FoundMatches, int]] = {}
-        self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
+        self._known: tuple[DueRows | None, Sequence[Sequence[EventAnswers]]] = None, ()
         #: Which answer behind the fields of an event a condition stands for.
         self._columns: dict[Leaf, int] = {}
         opened = _NoState(states.uid, states.max_parallelism)
@@ -238,7 +238,7 @@ class PatternOperator(TimedRowsOperator):
                 self._columns[leaf] = search.column_conditions.index(leaf.text)
             elif isinstance(leaf, Comparison):
                 leaf.expression = search.comparisons[leaf.text]
-            elif isinstance(leaf, LookingBack) and hasattr(leaf.owner, "open"):
+            elif isinstance(leaf, ContextCondition) and hasattr(leaf.owner, "open"):
                 leaf.owner.open(opened)
         self._settle = states.puts.settle
         self.function.open(states.of_function())
@@ -275,7 +275,7 @@ class PatternOperator(TimedRowsOperator):
     def close(self) -> None:
         self.function.close()
         for leaf in self._leaves():
-            if isinstance(leaf, LookingBack) and hasattr(leaf.owner, "close"):
+            if isinstance(leaf, ContextCondition) and hasattr(leaf.owner, "close"):
                 leaf.owner.close()
 
     def _keep(self, value: Any, context: FunctionContext) -> None:
@@ -330,7 +330,7 @@ class PatternOperator(TimedRowsOperator):
         # For the first partial match that is timed out.
         move_timer(self._timers, self._search.clock, *first_ms)
 
-    def _known_of(self, due: DueRows) -> Sequence[Sequence[Known]]:
+    def _known_of(self, due: DueRows) -> Sequence[Sequence[EventAnswers]]:
         """Return, pattern by pattern, what is known of each event of the key group at hand."""
         if self._known[0] is not due:
             found = []

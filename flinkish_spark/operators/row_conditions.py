@@ -67,23 +67,23 @@ class _Over:
                 return self._columns[made.field]
             case E.Literal():
                 return _scalar(made.given)
-            case E.Navigated():
+            case E.Navigation():
                 return self._before(self.value(made.of), -made.rows)
             case E.All():
                 return functools.reduce(pc.and_kleene, map(self.value, made.of))
-            case E.Negated():
+            case E.Negation():
                 return pc.invert(self.value(made.of))
             case E.IsNull():
                 return pc.is_null(self.value(made.of))
-            case E.FirstKnown():
+            case E.Coalesce():
                 return pc.coalesce(*map(self.value, made.of))
-            case E.Chosen():
+            case E.CaseWhen():
                 found = self.value(made.otherwise)
                 for condition, value in reversed(made.cases):
                     holds = pc.fill_null(self.value(condition), False)
                     found = pc.if_else(holds, self.value(value), found)
                 return found
-            case E.Applied():
+            case E.FunctionCall():
                 return _applied(made.function, [self.value(one) for one in made.of])
         raise _NotInColumns
 
@@ -109,10 +109,10 @@ def earlier_events(made: E.Expression) -> tuple[tuple[str, bool], ...] | None:
     """
     found: dict[tuple[str, bool], None] = {}
     for one in made.all_parts():
-        if isinstance(one, E.Aggregated) or (isinstance(one, E.Navigated) and one.offset):
+        if isinstance(one, E.Aggregate) or (isinstance(one, E.Navigation) and one.offset):
             return None
         for name in getattr(one, "variables", None) or ():
-            found[name, not (isinstance(one, E.Navigated) and one.from_first)] = None
+            found[name, not (isinstance(one, E.Navigation) and one.from_first)] = None
     return tuple(found)
 
 
@@ -172,7 +172,7 @@ class _Beside(_Over):
                 if variables is not None:
                     places = self._before_of[next(iter(variables)), not self._from_first]
                 return self._columns[field].take(places)
-            case E.Navigated(of=of, from_first=from_first):
+            case E.Navigation(of=of, from_first=from_first):
                 self._from_first = from_first
                 try:
                     return self.value(of)
@@ -256,8 +256,8 @@ def _signed(name: str) -> Callable[[Sequence[Any], int], Any]:
 
 #: By function of `cep.values`, what does the same with columns; it gets what the function is given besides.
 _PARTIALS: Mapping[Any, Callable[..., Any]] = {
-    V.of_wholes: _of_wholes,
-    V.of_doubles: _of_doubles,
+    V.compute_wholes: _of_wholes,
+    V.compute_doubles: _of_doubles,
     V.whole_of_number: _to_whole,
     V.negative_whole: _signed("negate"),
     V.absolute_whole: _signed("abs"),
