@@ -87,8 +87,8 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("durations, ms", ", ".join(durations)),
         ("rows", details["rows"]),
         ("bytes staged", details["bytes_staged"]),
-        ("acknowledged", _acknowledged(details)),
-        ("not listed", _unlisted(details)),
+        ("acknowledged", _format_acknowledged(details)),
+        ("not listed", _format_unlisted(details)),
         ("owner epoch", details["owner_epoch"]),
         ("lineage", details["lineage"]),
         ("micro-batch", details["batch"]),
@@ -96,22 +96,22 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("can be gone back to", "yes" if details["can_be_rewound_to"] else f"no: {details['why_not']}"),
         ("hooks", ", ".join(details.get("hooks", ()))),
         ("late records dropped", ", ".join(f"{uid} {n}" for uid, n in late.items())),
-        ("counted", _counted(details.get("counts", {}))),
+        ("counted", _format_counts(details.get("counts", {}))),
         ("had finished", ", ".join(details.get("finished", ()))),
     ]
 
 
-def _counted(counts: dict[str, dict[str, int]]) -> str:
+def _format_counts(counts: dict[str, dict[str, int]]) -> str:
     told = {uid: ", ".join(f"{name} {count}" for name, count in own.items()) for uid, own in counts.items()}
     return "; ".join(f"{uid}: {text}" for uid, text in told.items())
 
 
-def _acknowledged(details: dict[str, Any]) -> str:
+def _format_acknowledged(details: dict[str, Any]) -> str:
     asked = details["asked"]
     return "" if asked is None else f"{details['acknowledged']} of {asked}"
 
 
-def _unlisted(details: dict[str, Any]) -> str:
+def _format_unlisted(details: dict[str, Any]) -> str:
     count = details["unlisted"]
     return f"{count} participants and channels" if count else ""
 

@@ -129,7 +129,7 @@ def parse_properties(text: str) -> Iterator[tuple[str, str]]:
     for line in _logical_lines(text):
         match = _NAME.fullmatch(line)
         assert match is not None
-        yield _unescaped(match[1]), _unescaped(match[2])
+        yield _unescape(match[1]), _unescape(match[2])
 
 
 def _logical_lines(text: str) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _logical_lines(text: str) -> Iterator[str]:
         yield begun
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     def letter(match: re.Match[str]) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
@@ -182,7 +182,7 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_dra
         table.add_column(Text(column), justify="right" if is_numeric else "left", no_wrap=not is_drawn)
     for row in rows:
         # Text, not str: what comes from a job must not be read as rich's markup.
-        table.add_row(*(Text(_shown(cell)) for cell in row))
+        table.add_row(*(Text(_format_cell(cell)) for cell in row))
     return table
 
 
@@ -190,7 +190,7 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     width = max(len(name) for name, _ in facts)
     console = output_console()
     for name, value in facts:
-        console.print(Text(f"{name:<{width}}  {_shown(value)}"))
+        console.print(Text(f"{name:<{width}}  {_format_cell(value)}"))
 
 
 def print_line(text: str = "") -> None:
@@ -217,7 +217,7 @@ def _is_number(cell: object) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
-def _shown(cell: object) -> str:
+def _format_cell(cell: object) -> str:
     if cell is None or cell == "":
         return UNKNOWN
     if isinstance(cell, bool):
@@ -314,7 +314,7 @@ def directories_argument(command: F) -> F:
 
 def _directory(value: str) -> Path:
     path = _absolute(value)
-    found = _found_at(path)
+    found = _stat(path)
     if found is None or not stat.S_ISDIR(found.st_mode):
         raise click.BadParameter(f"there is no directory {path}.")
     return path
@@ -325,7 +325,7 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> StoredJob:
     if "://" in value.removeprefix(_LOCAL):
         return _job_in_bucket(ctx, value)
     root = _directory(value)
-    found = _found_at(root / JOB_KEY)
+    found = _stat(root / JOB_KEY)
     if found is None:
         raise click.BadParameter(f"there is no job in {root}: it has no {JOB_KEY}.")
     if not stat.S_ISREG(found.st_mode):
@@ -360,10 +360,10 @@ def _target(ctx: click.Context, param: click.Parameter, value: str) -> str:
     path = _absolute(value)
     if any(unicodedata.category(letter) in _UNUSABLE for letter in value):
         raise click.BadParameter(f"there are control characters in {value!r}.")
-    found = _found_at(path)
+    found = _stat(path)
     if found is not None and not stat.S_ISDIR(found.st_mode):
         raise click.BadParameter(f"{path} is a file.")
-    if found is not None and _found_at(path / SAVEPOINT_FILE) is not None:
+    if found is not None and _stat(path / SAVEPOINT_FILE) is not None:
         raise click.BadParameter(f"there is a savepoint in {path} already; give a new directory.")
     return str(path)
 
@@ -378,7 +378,7 @@ def _absolute(value: str) -> Path:
         raise click.BadParameter(f"{value!r} is meant from a directory that is gone: {error}.") from None
 
 
-def _found_at(path: Path) -> os.stat_result | None:
+def _stat(path: Path) -> os.stat_result | None:
     """Return what is there, behind links; None if nothing is; raise BadParameter if nobody can say."""
     try:
         return os.stat(path)

@@ -138,13 +138,13 @@ class _Job:
         while not (seen := look()):
             status = self._process.poll()
             if status is not None and not look():
-                raise self._failed(f"ended with status {status}")
+                raise self._make_error(f"ended with status {status}")
             if time.monotonic() > until:
-                raise self._failed(f"did not get on for {_PATIENCE_S:g} s")
+                raise self._make_error(f"did not get on for {_PATIENCE_S:g} s")
             time.sleep(_GLANCE_S)
         return seen
 
-    def _failed(self, what: str) -> EnvironmentFault:
+    def _make_error(self, what: str) -> EnvironmentFault:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES:]
         return EnvironmentFault(

@@ -45,11 +45,11 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
         return
     with as_damage("the statistics"):
         history = job.job_dir.statistics()
-    for line in _shown(found, form, history).splitlines():
+    for line in _render(found, form, history).splitlines():
         click.echo("".join(letter if letter.isprintable() else "?" for letter in line))
 
 
-def _shown(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
+def _render(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
     # Here and not above: other commands can do without.
     from flinkish_spark.job.plan_forms import PlanForm, plan_in, text
 

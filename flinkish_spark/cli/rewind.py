@@ -101,7 +101,7 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
     """
     target, choice = CheckpointId(checkpoint), Tables(tables.upper())
     owner, waiting = job.job_dir.newest_owner(), _same_order(job, target, choice)
-    left_behind = _left_behind(checkpoint_views(job, None), target)
+    left_behind = _find_left_behind(checkpoint_views(job, None), target)
     if waiting is None:
         _check(job, target)
         confirm(_what_happens(job, target, choice, left_behind), "Go back?", yes, as_json)
@@ -114,7 +114,7 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
         ordered = waiting or _same_order(job, target, choice)
         if ordered is None:
             raise
-        order, report = ordered, _interrupted(job, ordered)
+        order, report = ordered, _report_interrupt(job, ordered)
     if as_json:
         print_json(_to_json(job, order, left_behind, report))
     elif report.outcome.exit_status is ExitStatus.DONE:
@@ -157,7 +157,7 @@ def _order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder:
     return order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered by `flinkish rewind`")
 
 
-def _left_behind(views: tuple[CheckpointView, ...], target: CheckpointId) -> tuple[CheckpointId, ...]:
+def _find_left_behind(views: tuple[CheckpointView, ...], target: CheckpointId) -> tuple[CheckpointId, ...]:
     """Return the completed checkpoints that a rewind makes dead, as of now."""
     return tuple(
         view.checkpoint
@@ -198,7 +198,7 @@ def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: fl
     while True:
         status = what_became_of(job.job_dir, order)
         if status.state.is_closed:
-            return _closed(status)
+            return _report_closed(status)
         # A job that found the order by itself takes no message while it goes back, and owns itself anew.
         if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
             text = f"ordered: the next start goes back to checkpoint {order.target}; the job does not run"
@@ -215,11 +215,11 @@ def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: fl
         job.clock.sleep_ms(_POLL_MS)
 
 
-def _interrupted(job: StoredJob, order: RewindOrder) -> OrderReport:
+def _report_interrupt(job: StoredJob, order: RewindOrder) -> OrderReport:
     """Return what is to be said after Ctrl-C: an order is not taken back with the message."""
     status = what_became_of(job.job_dir, order)
     if status.state.is_closed:
-        return _closed(status)
+        return _report_closed(status)
     text = (
         f"interrupted; the order to go back to checkpoint {order.target} stays: a job that runs obeys it "
         "now, another one at its next start. The same command waits for it"
@@ -227,7 +227,7 @@ def _interrupted(job: StoredJob, order: RewindOrder) -> OrderReport:
     return OrderReport(OrderOutcome.NOT_ANSWERED, text)
 
 
-def _closed(status: RewindStatus) -> OrderReport:
+def _report_closed(status: RewindStatus) -> OrderReport:
     return OrderReport(OrderOutcome(status.state.value), status.text, status.lineage, status.first_removed)
 
 

@@ -60,7 +60,7 @@ def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bo
     """
     _refuse_inside(job, target)
     reply = ask(job, RequestKind.SAVEPOINT, Patience.from_seconds(timeout_s), target=target)
-    report(reply, {**job.to_json(), "target": target}, lambda r: _written(r.checkpoint, target), as_json)
+    report(reply, {**job.to_json(), "target": target}, lambda r: _format_savepoint(r.checkpoint, target), as_json)
 
 
 @savepoint.command("stop")
@@ -92,10 +92,10 @@ def stop_with_savepoint(job: StoredJob, target: str, stop_mode: str, timeout_s: 
     patience = Patience.from_seconds(timeout_s)
     reply = ask(job, RequestKind.STOP_WITH_SAVEPOINT, patience, target=target, stop_mode=mode)
     asked = {**job.to_json(), "target": target, "stop_mode": mode.value}
-    report(reply, asked, lambda r: f"{_written(r.checkpoint, target)}; the job stops", as_json)
+    report(reply, asked, lambda r: f"{_format_savepoint(r.checkpoint, target)}; the job stops", as_json)
 
 
-def _written(checkpoint: object, target: str) -> str:
+def _format_savepoint(checkpoint: object, target: str) -> str:
     return f"savepoint of checkpoint {checkpoint}: {target}"
 
 
@@ -140,7 +140,7 @@ def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
     One whose description cannot be read is listed with the reason, and the exit status is 1 then.
     State files are not looked at.
     """
-    found = sorted(_found_below(folders), key=_when)
+    found = sorted(_find_below(folders), key=_when)
     if as_json:
         print_json({"savepoints": [one.to_json() for one in found]})
     elif found:
@@ -154,7 +154,7 @@ def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
         end_with(ExitStatus.NOT_DONE)
 
 
-def _found_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
+def _find_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
     seen = set()
     for folder in folders:
         for place, below, files in os.walk(

@@ -110,7 +110,7 @@ def _show_live(job: StoredJob, interval_s: float, console: Console) -> None:
             while True:
                 window.view = _view_or_error(job, window.view, console)
                 live.refresh()
-                for key in keys.pressed(interval_s):
+                for key in keys.read_keys(interval_s):
                     if key in _QUIT:
                         return
                     window.scroll((key in _DOWN) - (key in _UP), (key in _PAGE_DOWN) - (key in _PAGE_UP))
@@ -137,7 +137,7 @@ class _Keys:
     def __init__(self, file: int | None) -> None:
         self._file = file
 
-    def pressed(self, for_s: float) -> Iterator[bytes]:
+    def read_keys(self, for_s: float) -> Iterator[bytes]:
         until = time.monotonic() + for_s
         while (left_s := until - time.monotonic()) > 0:
             if self._file is None:
@@ -189,12 +189,12 @@ class _Views:
         lines = Text()
         lines.append(one_line(facts["name"]), "bold")
         lines.append(f"  {status}", f"bold {_STATE_STYLES.get(status, '')}")
-        lines.append(f"  {_since(facts)}\n")
+        lines.append(f"  {_format_since(facts)}\n")
         if owner["epoch"] == 0:
             lines.append("it has never run\n")
         else:
             where = f"{owner['host'] or UNKNOWN}, process {owner['pid'] or UNKNOWN}"
-            lines.append(one_line(f"owner {owner['epoch']} on {where}: {_of_life(facts)}") + "\n")
+            lines.append(one_line(f"owner {owner['epoch']} on {where}: {_format_life(facts)}") + "\n")
         lines.append(f"restarts {facts['restarts']}, lineage {facts['lineage']}")
         lines.append(f", heard of at {local_time(facts['heard_at_ms'])}\n" if facts["was_cut_off"] else "\n")
         lines.append(one_line(facts["job_dir"]), "dim")
@@ -312,7 +312,7 @@ class _Views:
         return Group(heading, table)
 
 
-def _since(facts: dict[str, Any]) -> str:
+def _format_since(facts: dict[str, Any]) -> str:
     if facts["began_at_ms"] is None:
         return ""
     if facts["ended_at_ms"] is not None:
@@ -320,7 +320,7 @@ def _since(facts: dict[str, Any]) -> str:
     return f"for {duration_text(facts['now_ms'] - facts['began_at_ms'])}"
 
 
-def _of_life(facts: dict[str, Any]) -> str:
+def _format_life(facts: dict[str, Any]) -> str:
     if facts["was_cut_off"]:
         return "it is gone, and the next start goes on"
     return {"ALIVE": "it lives", "ENDED": "it has ended"}.get(facts["owner"]["life"], "not seen from here")

@@ -18,8 +18,8 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.cli.transactions import (
     OPEN_STATES,
-    Found,
-    Named,
+    FoundTransaction,
+    NamedTransaction,
     Names,
     Standing,
     open_wire,
@@ -143,7 +143,7 @@ def _owners(
     views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
     now_ms = job.clock.wall_ms()
     return {
-        one: _unlisted(one, named[one]) if one not in listed else _owner(listed[one], ours, views, now_ms)
+        one: _find_unlisted_owner(one, named[one]) if one not in listed else _owner(listed[one], ours, views, now_ms)
         for one in wanted
     }
 
@@ -161,7 +161,7 @@ def _still(
     return tuple(one for one in seen if not is_over(one))
 
 
-def _unlisted(producer_id: int, named: Named | None) -> _Owner:
+def _find_unlisted_owner(producer_id: int, named: NamedTransaction | None) -> _Owner:
     """Return whose a producer is of which no coordinator shows anything; only its handle can tell."""
     if named is not None:
         return _Owner(_HANGING, None, f"{named.handle[0]}: {named}; no coordinator shows it")
@@ -169,7 +169,7 @@ def _unlisted(producer_id: int, named: Named | None) -> _Owner:
     return _Owner(_HANGING, None, whose)
 
 
-def _owner(name: str, ours: Mapping[str, Found], views: Mapping[str, TransactionView], now_ms: int) -> _Owner:
+def _owner(name: str, ours: Mapping[str, FoundTransaction], views: Mapping[str, TransactionView], now_ms: int) -> _Owner:
     view = views.get(name)
     began_at_ms = None if view is None else view.began_at_ms
     age_ms = None if began_at_ms is None else max(0, now_ms - began_at_ms)
@@ -222,7 +222,7 @@ def _fate(reader: EvidenceReader, staged: KafkaStaged) -> str:
     return fate
 
 
-def _checkpoint_row(one: Named, staged: KafkaStaged, place: tuple[int, int | None], fate: str) -> TopicRow:
+def _checkpoint_row(one: NamedTransaction, staged: KafkaStaged, place: tuple[int, int | None], fate: str) -> TopicRow:
     told = {
         Standing.CONFIRMED: "confirmed",
         Standing.DECIDED: "decided and not confirmed",

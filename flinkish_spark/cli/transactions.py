@@ -123,7 +123,7 @@ def abort_transactions(
     _end(job, ids, connection_of(servers, config), (plan_aborts, abort, "abort"), dry_run, yes, as_json)
 
 
-_Plan = Callable[[Sequence["Found"], frozenset[str]], "list[Ending]"]
+_Plan = Callable[[Sequence["FoundTransaction"], frozenset[str]], "list[Ending]"]
 _Carry = Callable[[StoredJob, "TransactionClient", Sequence["Ending"]], "list[Ending]"]
 
 
@@ -178,14 +178,14 @@ def _report(
         )
         return
     if ends:
-        print_table(_ENDED, [_ended_row(one, verb, dry_run) for one in ends])
+        print_table(_ENDED, [_format_ending(one, verb, dry_run) for one in ends])
     elif not strangers:
         print_line(f"the job '{job.name}' has no transactions to {verb}")
     for one in strangers:
         complain(f"{one} is no transactional id of the job '{job.name}'")
 
 
-def _ended_row(one: Ending, verb: str, dry_run: bool) -> tuple[object, ...]:
+def _format_ending(one: Ending, verb: str, dry_run: bool) -> tuple[object, ...]:
     if one.refusal:
         return (one.found.name, one.found.state, "refused", one.refusal)
     if one.answer is None:
@@ -193,7 +193,7 @@ def _ended_row(one: Ending, verb: str, dry_run: bool) -> tuple[object, ...]:
     return (one.found.name, one.found.state, one.answer.outcome.value, one_line(one.answer.detail))
 
 
-def _row(found: Found) -> tuple[object, ...]:
+def _row(found: FoundTransaction) -> tuple[object, ...]:
     return (
         found.name,
         found.state,
@@ -241,7 +241,7 @@ class Standing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedTransaction:
     #: DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
     standing: Standing
     handle: Handle
@@ -273,39 +273,39 @@ class Names:
     """Everything that the job directory names; `newest_owner` took the job last."""
 
     newest_owner: OwnerEpoch
-    named: tuple[Named, ...]
+    named: tuple[NamedTransaction, ...]
 
     @classmethod
     def of(cls, job_dir: JobDir) -> Names:
         # This order matters: what is decided meanwhile is found as staged, or decided, or both.
-        staged = list(_staged(job_dir))
-        decided = list(_decided(job_dir))
+        staged = list(_list_staged(job_dir))
+        decided = list(_list_decided(job_dir))
         known = {one.handle for one in decided}
         return cls(job_dir.newest_owner(), (*decided, *(one for one in staged if one.handle not in known)))
 
-    def about(self, handle: Handle) -> Named | None:
+    def find(self, handle: Handle) -> NamedTransaction | None:
         """Return what names a transaction, or what is to be decided or finished under its id."""
         exact = next((one for one in self.named if one.handle == handle), None)
-        return exact or self.about_id(handle[0])
+        return exact or self.find_by_id(handle[0])
 
-    def about_id(self, name: str) -> Named | None:
+    def find_by_id(self, name: str) -> NamedTransaction | None:
         # What is to be decided or finished stands for its whole id: nobody may end anything under it.
         waiting = (Standing.DECIDED, Standing.STAGED)
         return next((one for one in self.named if one.handle[0] == name and one.standing in waiting), None)
 
-    def standing_by(self, name: TransactionalId, named: Named | None) -> Standing:
+    def standing_by(self, name: TransactionalId, named: NamedTransaction | None) -> Standing:
         if named is not None:
             return named.standing
         newest = name.owner_epoch >= self.newest_owner
         return Standing.OF_NEWEST_OWNER if newest else Standing.LEFTOVER
 
     @property
-    def waiting(self) -> tuple[Named, ...]:
+    def waiting(self) -> tuple[NamedTransaction, ...]:
         """Return what has to be committed, in the order in which its sinks commit."""
         return tuple(one for one in self.named if one.standing is Standing.DECIDED)
 
 
-def _staged(job_dir: JobDir) -> Iterator[Named]:
+def _list_staged(job_dir: JobDir) -> Iterator[NamedTransaction]:
     """Yield what staged files of any lineage name."""
     for key in job_dir.store.list("staged"):
         name = key.rsplit("/", 1)[1]
@@ -315,12 +315,12 @@ def _staged(job_dir: JobDir) -> Iterator[Named]:
             for one in staged.committables:
                 handle = _handle(one.payload)
                 if handle is not None:
-                    yield Named(
+                    yield NamedTransaction(
                         Standing.STAGED, handle, one.sink, staged.lineage, staged.batch, None, 0, one.payload
                     )
 
 
-def _decided(job_dir: JobDir) -> Iterator[Named]:
+def _list_decided(job_dir: JobDir) -> Iterator[NamedTransaction]:
     commits = [
         decision
         for checkpoint in job_dir.decided_ids()
@@ -337,15 +337,15 @@ def _decided(job_dir: JobDir) -> Iterator[Named]:
         for fact in without_leftovers(live)
     }
     for decision in commits:
-        yield from _named_in(decision, standings.get(decision.checkpoint, Standing.LEFT_BEHIND))
+        yield from _list_named(decision, standings.get(decision.checkpoint, Standing.LEFT_BEHIND))
 
 
-def _named_in(decision: Decision, standing: Standing) -> Iterator[Named]:
+def _list_named(decision: Decision, standing: Standing) -> Iterator[NamedTransaction]:
     for of_sink in decision.by_sink().values():
         for place, (staged, one) in enumerate(of_sink):
             handle = _handle(one.payload)
             if handle is not None:
-                yield Named(
+                yield NamedTransaction(
                     standing,
                     handle,
                     one.sink,
@@ -373,7 +373,7 @@ UNKNOWN_STATE = "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTransaction:
     #: Parsed exactly; ids of others that begin alike are not among them.
     name: TransactionalId
     #: Kafka's word, or UNKNOWN_STATE.
@@ -386,7 +386,7 @@ class Found:
     #: After which the broker aborts it.
     timeout_ms: int | None
     standing: Standing
-    named: Named | None
+    named: NamedTransaction | None
 
     @property
     def text(self) -> str:
@@ -424,25 +424,25 @@ class Found:
 
 
 def all_ids_of(job: StoredJob, wire: KafkaWire) -> frozenset[str]:
-    return frozenset(map(str, _parsed(job, (row.transactional_id for row in wire.list_transactions()))))
+    return frozenset(map(str, _parse_ids(job, (row.transactional_id for row in wire.list_transactions()))))
 
 
-def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[Found, ...]:
+def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[FoundTransaction, ...]:
     """Return the job's transactions that are open, to be decided or to be finished, by id."""
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     # This order matters: a transaction that is named by now was on the brokers before.
     listed = {one.transactional_id for one in TransactionClient.over(wire).list_of_job(job.uuid)}
-    listed.update(_parsed(job, also))
+    listed.update(_parse_ids(job, also))
     names = Names.of(job.job_dir)
     waiting = (Standing.DECIDED, Standing.STAGED)
-    listed.update(_parsed(job, (one.handle[0] for one in names.named if one.standing in waiting)))
+    listed.update(_parse_ids(job, (one.handle[0] for one in names.named if one.standing in waiting)))
     views = _views(wire, sorted(map(str, listed)))
     now_ms = job.clock.wall_ms()
-    return tuple(_found(one, views.get(str(one)), names, now_ms) for one in sorted(listed))
+    return tuple(_look_up(one, views.get(str(one)), names, now_ms) for one in sorted(listed))
 
 
-def _parsed(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
+def _parse_ids(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
     for text in texts:
         parsed = TransactionalId.parse(text)
         # Leading zeros parse to the same numbers; only the spelling we write is ours.
@@ -473,14 +473,14 @@ def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
     )
 
 
-def _found(name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int) -> Found:
+def _look_up(name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int) -> FoundTransaction:
     if view is None or view.code:
-        named = names.about_id(str(name))
+        named = names.find_by_id(str(name))
         standing = names.standing_by(name, named)
-        return Found(name, UNKNOWN_STATE, None, None, None, None, standing, named)
-    named = names.about((str(name), view.producer_id, view.producer_epoch))
+        return FoundTransaction(name, UNKNOWN_STATE, None, None, None, None, standing, named)
+    named = names.find((str(name), view.producer_id, view.producer_epoch))
     age_ms = None if view.began_at_ms is None else max(0, now_ms - view.began_at_ms)
-    return Found(
+    return FoundTransaction(
         name,
         view.state,
         view.producer_id,
@@ -497,7 +497,7 @@ OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    found: Found
+    found: FoundTransaction
     #: Why it is not touched; empty if it is to be ended.
     refusal: str = ""
     #: What came of it; None until it was tried, and where it is not.
@@ -564,7 +564,7 @@ def _acquire(job: StoredJob, lock: OwnerLock) -> None:
 
 # Transactions are planned and ended with the job's lock held, so that no owner stages, decides or ends
 # anything meanwhile. A commit is what the next start would do; an abort touches nothing that anybody names.
-def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
+def plan_commits(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
     """Return what committing means: all that is decided, or what of that is `wanted`."""
     decided = [one for one in found if one.standing is Standing.DECIDED]
     ends = []
@@ -578,7 +578,7 @@ def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]
     return ends
 
 
-def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[str]) -> str:
+def _why_not_committed(one: FoundTransaction, decided: Sequence[FoundTransaction], wanted: frozenset[str]) -> str:
     # What a sink has in a checkpoint is committed as a whole: what of it is lost must be its end.
     together = [other for other in decided if _whole_of(other) == _whole_of(one)]
     unknown = [str(other.name) for other in together if other.state == UNKNOWN_STATE]
@@ -593,7 +593,7 @@ def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[s
     return ""
 
 
-def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
+def plan_aborts(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
     """Return what aborting means: all open leftovers, or what of them is `wanted`."""
     ends = []
     for one in found:
@@ -605,7 +605,7 @@ def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
     return ends
 
 
-def _why_not_aborted(one: Found) -> str:
+def _why_not_aborted(one: FoundTransaction) -> str:
     if one.standing is Standing.STAGED:
         return f"the next start keeps it or aborts it: {one.text}"
     # With the lock held nobody writes what nobody names, the newest owner neither.
@@ -620,11 +620,11 @@ def commit(job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) ->
     for _, group in groupby(
         sorted(ends, key=lambda end: _order(end.found)), lambda end: _whole_of(end.found)
     ):
-        done += _committed(job, client, list(group))
+        done += _commit(job, client, list(group))
     return done
 
 
-def _committed(job: StoredJob, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
+def _commit(job: StoredJob, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
     named = [end.found.named for end in ends]
     checkpoint = None if named[0] is None else named[0].checkpoint
     if checkpoint is None or any(end.refusal for end in ends):
@@ -662,16 +662,16 @@ def abort(_job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) ->
     return [one if one.refusal else replace(one, answer=client.abort_open(one.found.name)) for one in ends]
 
 
-def unknown(wanted: frozenset[str], found: Sequence[Found]) -> list[str]:
+def unknown(wanted: frozenset[str], found: Sequence[FoundTransaction]) -> list[str]:
     return sorted(wanted - {str(one.name) for one in found})
 
 
-def _order(found: Found) -> tuple[int, str, int]:
+def _order(found: FoundTransaction) -> tuple[int, str, int]:
     named = found.named
     if named is None or named.checkpoint is None:
         return (0, "", 0)
     return (int(named.checkpoint), named.sink, named.place)
 
 
-def _whole_of(found: Found) -> tuple[int, str]:
+def _whole_of(found: FoundTransaction) -> tuple[int, str]:
     return _order(found)[:2]

@@ -50,7 +50,7 @@ class BrokerDidNotStart(EnvironmentFault):
     """The broker process ended, or did not answer in time."""
 
 
-class PortTaken(EnvironmentFault):
+class PortInUse(EnvironmentFault):
     """Another process listens on the port that the broker is to use."""
 
 
@@ -165,7 +165,7 @@ class LocalBroker:
 
         Raises
         ------
-        PortTaken
+        PortInUse
             If something else listens there.
         BrokerDidNotStart
             If the process ended or did not answer; the message holds the end of its log.
@@ -174,7 +174,7 @@ class LocalBroker:
             return self
         for port in self._ports:
             if not _is_free(port):
-                raise PortTaken(
+                raise PortInUse(
                     f"Port {port} of {_HOST} is taken",
                     why="another process listens there",
                     what_to_do="stop it, or give another port (0 picks a free one)",
@@ -404,7 +404,7 @@ def free_port(*given_away: int) -> int:
     for port in candidates:
         if port not in given_away and _is_free(port):
             return port
-    raise PortTaken(
+    raise PortInUse(
         f"No free port between {_PORTS.start} and {_PORTS.stop}",
         what_to_do="stop what occupies them, or give the broker a port",
     )

@@ -115,7 +115,7 @@ class BrokerCluster:
 
         Raises
         ------
-        PortTaken, BrokerDidNotStart
+        PortInUse, BrokerDidNotStart
             As of :meth:`LocalBroker.start`; none runs then.
         """
         errors: list[BaseException] = []
@@ -158,13 +158,13 @@ class BrokerCluster:
             By this and every further question: nobody answered within a minute.
         """
 
-        def led(admin: Any) -> int:
-            leader = int(self._seen(admin, topic, partition)["leader_id"])
+        def find_leader(admin: Any) -> int:
+            leader = int(self._describe_partition(admin, topic, partition)["leader_id"])
             if leader < 1:
                 raise LeaderNotAvailableError(f"{topic}-{partition}")
             return leader
 
-        return self.nodes[self._asked(f"find the leader of {topic}-{partition}", led) - 1]
+        return self.nodes[self._ask(f"find the leader of {topic}-{partition}", find_leader) - 1]
 
     def coordinator_of(self, transactional_id: str) -> LocalBroker:
         """Return the broker that coordinates the transactions of an id."""
@@ -184,7 +184,7 @@ class BrokerCluster:
             with contextlib.suppress(TopicAlreadyExistsError):  # by an attempt that was not answered
                 admin.create_topics({topic: options}, timeout_ms=30_000)
 
-        self._asked(f"create {topic}", create)
+        self._ask(f"create {topic}", create)
         for partition in range(partitions):
             self.await_leader(topic, partition)
 
@@ -193,19 +193,19 @@ class BrokerCluster:
         place, number = TopicPartition(topic, partition), self.nodes.index(to) + 1
         others = [one for one in range(1, _NODES + 1) if one != number]
 
-        def moved(admin: Any) -> bool:
+        def move_leader(admin: Any) -> bool:
             admin.alter_partition_reassignments({place: [number, *others]})
             admin.elect_leaders(0, {topic: [partition]}, raise_errors=False)
-            return bool(self._seen(admin, topic, partition)["leader_id"] == number)
+            return bool(self._describe_partition(admin, topic, partition)["leader_id"] == number)
 
-        self._await(f"{topic}-{partition} has moved to broker {number}", moved)
+        self._await(f"{topic}-{partition} has moved to broker {number}", move_leader)
 
     def await_leader(self, topic: str, partition: int) -> None:
         """Return once a partition has a leader that runs, as the others have noticed."""
         running = {node.number for node in self._members if node.is_running}
         self._await(
             f"{topic}-{partition} has a leader",
-            lambda admin: self._seen(admin, topic, partition)["leader_id"] in running,
+            lambda admin: self._describe_partition(admin, topic, partition)["leader_id"] in running,
         )
 
     def await_in_sync(self) -> None:
@@ -221,11 +221,11 @@ class BrokerCluster:
     def raise_features(self, levels: Mapping[str, int]) -> None:
         """Finalize features, as after an upgrade: ``{"metadata.version": 25, "transaction.version": 2}``."""
 
-        def raised(admin: Any) -> bool:
+        def update_levels(admin: Any) -> bool:
             answer = admin.update_features(dict(levels))
             return all(said == "OK" for said in answer.values())
 
-        self._await(f"features are {dict(levels)}", raised)
+        self._await(f"features are {dict(levels)}", update_levels)
 
     def _coordinator(self, kind: CoordinatorType, key: str) -> LocalBroker:
         def find(admin: Any) -> int:
@@ -234,16 +234,16 @@ class BrokerCluster:
             found: dict[str, int] = admin._manager.run(admin._find_coordinator_ids, [key], kind)
             return found[key]
 
-        return self.nodes[self._asked(f"find the coordinator of {key}", find) - 1]
+        return self.nodes[self._ask(f"find the coordinator of {key}", find) - 1]
 
     @staticmethod
-    def _seen(admin: Any, topic: str, partition: int) -> Any:
+    def _describe_partition(admin: Any, topic: str, partition: int) -> Any:
         (found,) = admin.describe_topics([topic])
         return next(row for row in found["partitions"] if row["partition_index"] == partition)
 
     def _await(self, what: str, holds: Callable[[Any], bool]) -> None:
         deadline = time.monotonic() + _ASK_S
-        while not self._asked(what, holds):
+        while not self._ask(what, holds):
             if time.monotonic() > deadline:
                 raise ClusterDidNotSettle(
                     f"It did not come about within {_ASK_S:g} s that {what}",
@@ -251,7 +251,7 @@ class BrokerCluster:
                 )
             time.sleep(_POLL_S)
 
-    def _asked(self, what: str, ask: Callable[[Any], _T]) -> _T:
+    def _ask(self, what: str, ask: Callable[[Any], _T]) -> _T:
         """Ask those that can answer, again for as long as it takes: leaders and controllers move."""
         deadline, last = time.monotonic() + _ASK_S, ""
         while time.monotonic() < deadline:

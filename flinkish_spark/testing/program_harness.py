@@ -62,7 +62,7 @@ from flinkish_spark.testing.program_operator import (
     frame_type,
     next_due_ms,
     records_in,
-    staged_path,
+    build_path,
 )
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.schemas import output_schema
@@ -89,7 +89,7 @@ class _Environment:
         self.spark = SimpleNamespace(conf=conf)
 
 
-def declared(
+def build_program(
     program: Program, inputs: Sequence[str | T.StructType], parallelism: int, max_parallelism: int
 ) -> tuple[list[tuple[SourceNode, T.StructType]], DataStream]:
     """Return a source for each input, with its fields, and the stream that a program makes of them."""
@@ -135,11 +135,11 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
         )
     made = {"output": output, "uid": uid}
     if isinstance(function, BroadcastProcessFunction | KeyedBroadcastProcessFunction):
-        states = _needed(
+        states = _require(
             settings, "broadcast", function, 'broadcast=[MapStateDescriptor("rules", "STRING", "LONG")]'
         )
         is_keyed = isinstance(function, KeyedBroadcastProcessFunction)
-        keys = _keys(_needed(settings, "key", function, 'key="user"')) if is_keyed else ()
+        keys = _keys(_require(settings, "key", function, 'key="user"')) if is_keyed else ()
 
         def broadcasting(stream: DataStream, rules: DataStream) -> DataStream:
             first: Any = stream.key_by(*keys, key=kind) if is_keyed else stream
@@ -150,32 +150,32 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
     if isinstance(function, KeyedCoProcessFunction) or (
         key is not None and isinstance(function, _OF_RECORDS)
     ):
-        pair = _needed(settings, "key", function, 'key=("user", "payer")')
+        pair = _require(settings, "key", function, 'key=("user", "payer")')
         first, second = _pair(pair)
         return (
-            lambda left, right: _of_two(left.connect(right).key_by(first, second, key=kind), function, made)
+            lambda left, right: _apply_to_two(left.connect(right).key_by(first, second, key=kind), function, made)
         ), rest
     if isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
-        keys = _keys(_needed(settings, "key", function, 'key="user"'))
+        keys = _keys(_require(settings, "key", function, 'key="user"'))
         return lambda stream: stream.key_by(*keys, key=kind).process(function, **made), rest
     if key is not None and isinstance(function, MapFunction | FlatMapFunction | FilterFunction):
         keys = _keys(key)
-        return lambda stream: _of_records(stream.key_by(*keys, key=kind), function, made), rest
+        return lambda stream: _apply_to_records(stream.key_by(*keys, key=kind), function, made), rest
     if key is not None:
         raise ConfigError(
             f"a {type(function).__name__} has no key", what_to_do="leave key= out, or give a keyed function"
         )
-    return _unkeyed(function, output, uid), rest
+    return _build_unkeyed(function, output, uid), rest
 
 
-def _of_records(keyed: KeyedStream, function: Any, made: dict[str, Any]) -> DataStream:
+def _apply_to_records(keyed: KeyedStream, function: Any, made: dict[str, Any]) -> DataStream:
     if isinstance(function, FilterFunction):
         return keyed.filter(function, uid=made["uid"])
     call = keyed.map if isinstance(function, MapFunction) else keyed.flat_map
     return call(function, **made)
 
 
-def _of_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
+def _apply_to_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
     if isinstance(function, CoMapFunction):
         return connected.map(function, **made)
     if isinstance(function, CoFlatMapFunction):
@@ -183,9 +183,9 @@ def _of_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
     return connected.process(function, **made)
 
 
-def _unkeyed(function: Any, output: Any, uid: str) -> Program:
+def _build_unkeyed(function: Any, output: Any, uid: str) -> Program:
     if isinstance(function, CoProcessFunction | CoMapFunction | CoFlatMapFunction):
-        return lambda left, right: _of_two(left.connect(right), function, {"output": output, "name": uid})
+        return lambda left, right: _apply_to_two(left.connect(right), function, {"output": output, "name": uid})
     if isinstance(function, CheckpointedProcessFunction):
         return lambda stream: stream.process_with_state(function, output=output, uid=uid)
     if isinstance(function, ProcessFunction):
@@ -210,7 +210,7 @@ def _unkeyed(function: Any, output: Any, uid: str) -> Program:
     )
 
 
-def _needed(settings: Mapping[str, Any], name: str, function: Any, example: str) -> Any:
+def _require(settings: Mapping[str, Any], name: str, function: Any, example: str) -> Any:
     if settings.get(name) is None:
         raise ConfigError(
             f"a {type(function).__name__} needs {name}=", what_to_do=f"say it, for example {example}"
@@ -337,8 +337,8 @@ class ProgramHarness:
         restore: ProgramSnapshot | None = None,
         cached_files: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
-        self._cached_files = _cached_files(cached_files)
-        sources, stream = declared(program, inputs, parallelism, max_parallelism)
+        self._cached_files = _check_cached_files(cached_files)
+        sources, stream = build_program(program, inputs, parallelism, max_parallelism)
         self._sources: list[tuple[SourceNode, T.StructType]] = sources
         sides = [(tag, stream.get_side_output(tag)) for tag in side_outputs]
         graph = stream._environment.graph
@@ -643,7 +643,7 @@ class ProgramHarness:
         return output
 
 
-def _cached_files(given: object) -> Mapping[str, str]:
+def _check_cached_files(given: object) -> Mapping[str, str]:
     what_to_do = 'give cached_files={"model": "/path/of/it"}, or leave it out'
     found: dict[str, str] = {}
     for name, path in values_by_name("cached_files", given, what_to_do=what_to_do).items():
@@ -656,7 +656,7 @@ def _cached_files(given: object) -> Mapping[str, str]:
 
 
 def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[StagedPath]:
-    paths = [staged_path(path, frames[id(path.base)]) for path in paths_to(node)]
+    paths = [build_path(path, frames[id(path.base)]) for path in paths_to(node)]
     for path in paths[1:]:
         check_same_fields(fields_of(paths[0].frame), fields_of(path.frame), "the program of a harness")
     return paths

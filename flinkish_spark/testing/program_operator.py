@@ -145,7 +145,7 @@ def blaming(uid: str | None = None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Copied:
+class StageCopier:
     """A stage of which each micro-batch has a copy of its own, as each task in a job has."""
 
     stage: Stage
@@ -175,12 +175,12 @@ class StagedPath:
         return as_schema(rows.select(schema.names), schema)
 
 
-def staged_path(path: Path, frame: T.StructType) -> StagedPath:
+def build_path(path: Path, frame: T.StructType) -> StagedPath:
     stages: list[Stage] = []
     functions = (step.function for step in path.steps if isinstance(step, TransformNode))
     is_told_times = not any(isinstance(one, ProcessTransform) for one in functions)
     if operator_of(path.base) is not None and not is_told_times:
-        stages.append(_untimed)
+        stages.append(_clear_times)
     for step in path.steps:
         stage, frame = _stage(step, frame)
         if stage is not None:
@@ -188,7 +188,7 @@ def staged_path(path: Path, frame: T.StructType) -> StagedPath:
     return StagedPath(path.base, tuple(stages), frame)
 
 
-def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _clear_times(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Take times away: behind an operator a process function is not told of any, as in a job."""
     for batch in batches:
         at = batch.schema.names.index(C.TIME)
@@ -197,11 +197,11 @@ def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]:
     if isinstance(step, TimedNode):
-        return _timed(step, given), given
+        return _make_time_stage(step, given), given
     function: Any = step.function
     if isinstance(function, RowTransform | LookupTransform):
         worker, columns = function.in_worker(given)
-        return Copied(worker), columns
+        return StageCopier(worker), columns
     if isinstance(function, ByPartitioner):
         function.check_key(fields_of(given).names)
     if is_partitioning(function):
@@ -218,7 +218,7 @@ def no_frames() -> GraphError:
     )
 
 
-def _timed(step: TimedNode, given: T.StructType) -> Stage | None:
+def _make_time_stage(step: TimedNode, given: T.StructType) -> Stage | None:
     """Return what gives records their times; watermarks come from the test alone."""
     assigner: Any = step.strategy.timestamps
     if assigner is None:
@@ -377,7 +377,7 @@ class ProgramOperator:
         self, found: Mapping[int, pa.RecordBatch], progress: Progress, counts: dict[str, int]
     ) -> dict[int, pa.RecordBatch]:
         given = [one.staged.rows(found) for one in self._inputs]
-        blocks, whole = self._spread(given)
+        blocks, whole = self._split_by_key_group(given)
         out: list[tuple[int, OutRows]] = []
         for index, runner in enumerate(self._runners):
             if runner.side is not None:
@@ -385,7 +385,7 @@ class ProgramOperator:
                     done = runner.side.begin(self._partitions[index], whole(index), progress)
                 self._partitions[index] = self._partitions[index] if done.value is None else done.value
                 out += [(self.node.max_parallelism + index, rows) for rows in done.rows]
-        for group in sorted(blocks.keys() | self._called(progress)):
+        for group in sorted(blocks.keys() | self._find_due_groups(progress)):
             inputs = [
                 in_order(own, arrow_schema(one.sent.transport.schema)) if own else None
                 for own, one in zip(blocks.get(group, [[]] * len(given)), self._inputs, strict=True)
@@ -408,7 +408,7 @@ class ProgramOperator:
             counts[name] = counts.get(name, 0) + count
         return out
 
-    def _called(self, progress: Progress) -> set[int]:
+    def _find_due_groups(self, progress: Progress) -> set[int]:
         """Return the key groups that have something to do without elements."""
         called = set()
         for group, value in self._groups.items():
@@ -420,7 +420,7 @@ class ProgramOperator:
                 called.add(group)
         return called
 
-    def _spread(
+    def _split_by_key_group(
         self, given: Sequence[pa.RecordBatch]
     ) -> tuple[dict[int, list[list[bytes]]], Callable[[int], InputRows]]:
         """Return blocks by key group and input; and what belongs to no key group, by subtask."""
@@ -480,9 +480,9 @@ def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
 def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
     entry = node.entries[input_.entry]
     staged = (
-        _staged_between(node.uid, input_, frame)
+        _build_input_path(node.uid, input_, frame)
         if operator_of(input_.base)
-        else staged_path(input_.paths[0], frame)
+        else build_path(input_.paths[0], frame)
     )
     fields = fields_of(staged.frame)
     functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
@@ -496,11 +496,11 @@ def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
     return _Input(staged, given, sent_by(node, given, transport), worker)
 
 
-def _staged_between(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
+def _build_input_path(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
     if any(frame_function(step) is not None for path in input_.paths for step in path.steps):
         raise no_frames()
     worker, columns = worker_between(uid, input_, frame)
-    return StagedPath(input_.base, () if worker is None else (Copied(worker),), columns)
+    return StagedPath(input_.base, () if worker is None else (StageCopier(worker),), columns)
 
 
 def _transport(

@@ -37,7 +37,7 @@ _CONTROL = f"{C.KIND} INT, {C.CHECKPOINT} LONG, {C.CHANNEL} LONG, {C.HASH} LONG"
 _FIRST_CHECKPOINT, _FIRST_BATCH = 1_001, 5_001
 
 
-class SinkContractBroken(AssertionError):
+class SinkContractError(AssertionError):
     """A sink does not hold what its contract promises."""
 
 
@@ -118,18 +118,18 @@ class SinkUnderTest:
         return Counter(row for row in map(tuple, self.read_visible()) if row in wanted)
 
     def expect_visible(self, *rows: Rows, when: str) -> None:
-        """Raise SinkContractBroken unless each of these rows is visible once."""
+        """Raise SinkContractError unless each of these rows is visible once."""
         self._expect(Counter(row for one in rows for row in one), rows, when)
 
     def expect_hidden(self, *rows: Rows, when: str) -> None:
-        """Raise SinkContractBroken if one of these rows is visible."""
+        """Raise SinkContractError if one of these rows is visible."""
         self._expect(Counter(), rows, when)
 
     def _expect(self, wanted: Counter[tuple[Any, ...]], rows: Sequence[Rows], when: str) -> None:
         found = self.visible(*rows)
         if found != wanted:
             missing, extra = list((wanted - found).elements()), list((found - wanted).elements())
-            raise SinkContractBroken(f"{when}: missing {missing[:5]}, too many {extra[:5]}")
+            raise SinkContractError(f"{when}: missing {missing[:5]}, too many {extra[:5]}")
 
 
 class SinkProcess:
@@ -142,7 +142,7 @@ class SinkProcess:
         self.committer = sink.create_committer(subject.spark, context)
         self._blocks = itertools.count(1)
 
-    def stage(self, rows: Rows, *, checkpoint: CheckpointId, change: _Change | None = None) -> Staged:
+    def stage(self, rows: Rows, *, checkpoint: CheckpointId, change: _Change | None = None) -> StagedBlock:
         frame = self._frame(rows, checkpoint)
         block, batch = next(self._blocks), self._subject.next_batch()
         changed = frame if change is None else change(frame)
@@ -151,7 +151,7 @@ class SinkProcess:
         ack = SinkAck(self._context.uid, result.tasks)
         # As in a staged file: what does not survive JSON does not survive a crash.
         stored = [json.loads(json.dumps(dict(payload), allow_nan=False)) for payload in result.payloads]
-        return Staged(block, ack, tuple(Committable(self._context.uid, payload) for payload in stored))
+        return StagedBlock(block, ack, tuple(Committable(self._context.uid, payload) for payload in stored))
 
     def _frame(self, rows: Rows, checkpoint: CheckpointId) -> DataFrame:
         spark, width = self._subject.spark, len(self._context.schema)
@@ -161,23 +161,23 @@ class SinkProcess:
         fields = f"{_CONTROL}, {ddl_of(self._context.schema)}"
         return spark.createDataFrame(content, fields).repartition(2)
 
-    def commit(self, checkpoint: CheckpointId, *staged: Staged) -> None:
+    def commit(self, checkpoint: CheckpointId, *staged: StagedBlock) -> None:
         committables = [c for one in staged for c in one.committables]
         if committables:
             answers = self.committer.commit(checkpoint, committables)
             if len(answers) != len(committables) or not all(a.outcome.is_done for a in answers):
-                raise SinkContractBroken(f"commit answered {[(a.outcome.name, a.detail) for a in answers]}")
+                raise SinkContractError(f"commit answered {[(a.outcome.name, a.detail) for a in answers]}")
         completed = CompletedCheckpoint(checkpoint, 1_700_000_000_000, CheckpointPurpose.PERIODIC)
         answer = self.committer.checkpoint_complete(completed)
         if not answer.outcome.is_done:
-            raise SinkContractBroken(f"checkpoint_complete answered {answer.outcome.name}: {answer.detail}")
+            raise SinkContractError(f"checkpoint_complete answered {answer.outcome.name}: {answer.detail}")
 
-    def abort(self, staged: Staged) -> None:
+    def abort(self, staged: StagedBlock) -> None:
         answers = self.committer.abort(staged.committables)
         if len(answers) != len(staged.committables) or not all(a.outcome.is_done for a in answers):
-            raise SinkContractBroken(f"abort answered {[(a.outcome.name, a.detail) for a in answers]}")
+            raise SinkContractError(f"abort answered {[(a.outcome.name, a.detail) for a in answers]}")
 
-    def sweep(self, *kept: Staged, running: Iterable[int] = ()) -> None:
+    def sweep(self, *kept: StagedBlock, running: Iterable[int] = ()) -> None:
         """Sweep, keeping these micro-batches and what has a running block."""
         wanted = [c for one in kept for c in one.committables]
         self.committer.sweep(wanted, lambda: frozenset(running))
@@ -187,7 +187,7 @@ _Change = Callable[["DataFrame"], "DataFrame"]
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedBlock:
     block: int
     ack: SinkAck
     committables: tuple[Committable, ...]
@@ -204,7 +204,7 @@ def nothing_is_visible_before_the_commit(subject: SinkUnderTest) -> None:
     subject.expect_hidden(rows, when="before the commit")
     dead = process.committer.why_dead(staged.committables)
     if dead:
-        raise SinkContractBroken(f"what was just staged is dead: {dead}")
+        raise SinkContractError(f"what was just staged is dead: {dead}")
     process.commit(checkpoint, staged)
     subject.expect_visible(rows, when="behind the commit")
 
@@ -216,7 +216,7 @@ def every_row_and_barrier_is_acknowledged(subject: SinkUnderTest) -> None:
     wanted = (len(rows), sum(map(_hash, range(len(rows)))) % (1 << 64), [(checkpoint, 7)])
     found = (ack.rows, ack.digest, [(b.checkpoint, b.channel) for b in ack.barriers])
     if found != wanted:
-        raise SinkContractBroken(f"rows, digest, barriers: {found} instead of {wanted}")
+        raise SinkContractError(f"rows, digest, barriers: {found} instead of {wanted}")
 
 
 def a_commit_may_be_repeated(subject: SinkUnderTest) -> None:
@@ -303,7 +303,7 @@ def an_empty_micro_batch_shows_nothing(subject: SinkUnderTest) -> None:
         checkpoint = subject.next_checkpoint()
         staged = process.stage(rows, checkpoint=checkpoint)
         if len(staged.ack.barriers) != 1 or staged.ack.rows != len(rows):
-            raise SinkContractBroken(f"{staged.ack.rows} rows and {staged.ack.barriers}")
+            raise SinkContractError(f"{staged.ack.rows} rows and {staged.ack.barriers}")
         process.commit(checkpoint, staged)
     subject.expect_visible(before, after, when="behind an empty micro-batch")
 
@@ -322,7 +322,7 @@ def a_sweep_removes_leftovers_and_nothing_else(subject: SinkUnderTest) -> None:
     subject.expect_hidden(forgotten, when="behind the sweep")
     left = subject.count_open() if subject.count_open else 0
     if left:
-        raise SinkContractBroken(f"{left} leftovers are still open behind the sweep")
+        raise SinkContractError(f"{left} leftovers are still open behind the sweep")
 
 
 def a_sweep_leaves_running_and_newer_work_alone(subject: SinkUnderTest) -> None:
@@ -361,17 +361,17 @@ def check_sink(subject: SinkUnderTest, cases: Sequence[Case] = SINK_CASES) -> No
 
     Raises
     ------
-    SinkContractBroken
+    SinkContractError
         Names every case that does not hold. Other errors of the sink go through.
     """
     broken = []
     for case in cases:
         try:
             case(subject)
-        except SinkContractBroken as error:
+        except SinkContractError as error:
             broken.append(f"{case.__name__}: {error}")
     if broken:
-        raise SinkContractBroken("\n".join(broken))
+        raise SinkContractError("\n".join(broken))
 
 
 def _fail_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

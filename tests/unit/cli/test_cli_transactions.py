@@ -10,8 +10,8 @@ from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.cli.client import connection_of, parse_properties
 from flinkish_spark.cli.transactions import (
     UNKNOWN_STATE,
-    Found,
-    Named,
+    FoundTransaction,
+    NamedTransaction,
     Names,
     Standing,
     plan_aborts,
@@ -66,10 +66,10 @@ class Transactions:
         names, name = Names.of(self.job_dir), self.name(block, owner)
         return names.standing_by(name, names.about((str(name), block, producer_epoch))).value
 
-    def found(self, block: int, state: str = "Ongoing", epoch: int = 3, owner: int = 2) -> Found:
+    def found(self, block: int, state: str = "Ongoing", epoch: int = 3, owner: int = 2) -> FoundTransaction:
         names, name = Names.of(self.job_dir), self.name(block, owner)
         named = names.about((str(name), block, epoch))
-        return Found(name, state, block, epoch, 1, 2, names.standing_by(name, named), named)
+        return FoundTransaction(name, state, block, epoch, 1, 2, names.standing_by(name, named), named)
 
 
 @pytest.fixture
@@ -214,6 +214,6 @@ def test_what_names_a_transaction_is_said_in_words(job: Transactions) -> None:
     assert "checkpoint 2 is decided and not confirmed: micro-batch 0/1 of sink 'out'" in job.found(11).text
     assert "by another producer epoch" in job.found(11, epoch=9).text
     assert job.found(15, owner=1).text == "a leftover: nobody names it"
-    assert isinstance(job.found(11).named, Named)
+    assert isinstance(job.found(11).named, NamedTransaction)
     assert job.found(11).to_json()["checkpoint"] == 2 and job.found(14).to_json()["sink"] is None
     assert Standing.STAGED.value in {one.value for one in Standing}
