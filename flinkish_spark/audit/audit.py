@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, lost
-from flinkish_spark.audit.decided import Decided, NothingToAudit, Partial, partial_checkpoints
+from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, find_lost
+from flinkish_spark.audit.decided import JobDecisions, NothingToAudit, Partial, partial_checkpoints
 from flinkish_spark.audit.outputs import (
     OriginNames,
     OutputCounts,
     OutputReader,
     OutputSpec,
     ranges_of,
-    without_barriers,
+    drop_barriers,
 )
 from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.connectors.kafka.checks import keeping_of
@@ -138,7 +138,7 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     """
     # This order matters. What is confirmed now is visible to whoever reads from now on, and what is
     # visible then was decided before.
-    before = Decided.read(job_dir)
+    before = JobDecisions.read(job_dir)
     if before.newest is None:
         raise NothingToAudit("the job has no confirmed checkpoint", what_to_do="audit it when it has one")
     for spec in settings.outputs:
@@ -147,9 +147,9 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     expected = _read_input(settings.connection, extents)
     reader = OutputReader(expected, settings.names, job, before, lambda: settings.connection)
     outputs = tuple(reader.read(spec) for spec in settings.outputs)
-    after = Decided.read(job_dir)
+    after = JobDecisions.read(job_dir)
     partial = tuple(p for one in outputs for p in partial_checkpoints(before, one.visible, after))
-    missing, examples = _lost(settings.completeness, expected, outputs)
+    missing, examples = _find_lost(settings.completeness, expected, outputs)
     examples += [f"duplicated in '{o.spec.sink}': {place}" for o in outputs for place in o.named.examples]
     examples += [str(one) for one in partial[:EXAMPLES]]
     kept = keeping_of(settings.connection, settings.inputs)
@@ -228,11 +228,11 @@ def _read_input(connection: KafkaConnection, extents: Mapping[Place, Extent]) ->
     for number, ((topic, partition), extent) in enumerate(extents.items()):
         for batch in reader.read(OffsetRange(topic, partition, extent.start, extent.end)):
             # Those of an upstream job are no input.
-            expected.note(number, without_barriers(batch).column("offset").to_numpy())
+            expected.note(number, drop_barriers(batch).column("offset").to_numpy())
     return expected
 
 
-def _lost(
+def _find_lost(
     completeness: Completeness, expected: InputOffsets, outputs: Sequence[OutputCounts]
 ) -> tuple[dict[str, int], list[str]]:
     """Return how many records are missing by sink, and some of them in words."""
@@ -243,7 +243,7 @@ def _lost(
         groups = {"": list(outputs)}
     counts, examples = {}, []
     for sink, group in groups.items():
-        found = lost(expected, [one.named for one in group])
+        found = find_lost(expected, [one.named for one in group])
         counts[sink] = found.count
         where = f"in '{sink}'" if sink else "in all outputs"
         examples += [f"missing {where}: {place}" for place in found.examples]

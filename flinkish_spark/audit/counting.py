@@ -56,7 +56,7 @@ class NamedOffsets:
     """The offsets of the input that one output names, and those that it names again."""
 
     def __init__(self, expected: InputOffsets) -> None:
-        # It has to be complete before `lost` and `unexpected` are asked for.
+        # It has to be complete before `find_lost` and `unexpected` are asked for.
         self._expected = expected
         self.seen = [np.zeros(len(extent), np.bool_) for extent in expected.extents]
         #: Rows whose origin an earlier row has.
@@ -92,29 +92,29 @@ class NamedOffsets:
 
     @property
     def unexpected(self) -> int:
-        return sum(int(found.sum()) for found in self._unexpected())
+        return sum(int(found.sum()) for found in self._find_unexpected())
 
     @property
     def examples_of_unexpected(self) -> list[str]:
-        expected = zip(self._expected.places, self._expected.extents, self._unexpected(), strict=True)
+        expected = zip(self._expected.places, self._expected.extents, self._find_unexpected(), strict=True)
         return [
             f"{topic}-{partition} offset {offset}"
             for (topic, partition), extent, found in expected
             for offset in (np.flatnonzero(found)[:EXAMPLES] + extent.start).tolist()
         ][:EXAMPLES]
 
-    def _unexpected(self) -> Iterator[Bools]:
+    def _find_unexpected(self) -> Iterator[Bools]:
         pairs = zip(self.seen, self._expected.present, strict=True)
         return (seen & ~present for seen, present in pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRecords:
     count: int
     examples: tuple[str, ...]
 
 
-def lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> Lost:
+def find_lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> LostRecords:
     """Return the input's records that none of `outputs` names."""
     count, examples = 0, []
     for number, (topic, partition) in enumerate(expected.places):
@@ -124,7 +124,7 @@ def lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> Lost:
         count += int(missing.sum())
         at = np.flatnonzero(missing)[:EXAMPLES] + expected.extents[number].start
         examples += [f"{topic}-{partition} offset {offset}" for offset in at.tolist()]
-    return Lost(count, tuple(examples[:EXAMPLES]))
+    return LostRecords(count, tuple(examples[:EXAMPLES]))
 
 
 UInt64s = npt.NDArray[np.uint64]
@@ -147,13 +147,13 @@ class KeyOrder:
         keys, offsets = keys[order], offsets[order]
         begins = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         found = keys[begins]
-        before = self._known(found)
+        before = self._find_last(found)
         highest = _running_maximum(offsets, begins, before)
         behind = int((offsets < highest).sum())
         self._keep(found, np.maximum(before, np.maximum.reduceat(offsets, begins)))
         return behind
 
-    def _known(self, keys: UInt64s) -> Int64s:
+    def _find_last(self, keys: UInt64s) -> Int64s:
         """Return the highest offset of each key so far, -1 for a new one."""
         if not len(self._keys):
             return np.full(len(keys), -1, np.int64)

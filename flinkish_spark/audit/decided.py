@@ -72,7 +72,7 @@ class DecidedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class JobDecisions:
     """One look at the decisions of a job that are still there."""
 
     checkpoints: Mapping[int, DecidedCheckpoint]
@@ -81,7 +81,7 @@ class Decided:
     history: LineageHistory
 
     @classmethod
-    def read(cls, job_dir: JobDir) -> Decided:
+    def read(cls, job_dir: JobDir) -> JobDecisions:
         """Read the decisions; one that is deleted meanwhile is left out."""
         found, newest = {}, None
         history = job_dir.history()
@@ -169,7 +169,7 @@ class Visible:
     newest: Mapping[tuple[str, Place], int] = field(default_factory=dict)
 
 
-def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> list[Partial]:
+def partial_checkpoints(before: JobDecisions, visible: Visible, after: JobDecisions) -> list[Partial]:
     """Return what an output shows in part, too much of, or without a decision."""
     known = {**before.checkpoints, **after.checkpoints}
     whole = [one for one in before.checkpoints.values() if one.is_confirmed and not after.is_dead(one)]
@@ -180,7 +180,7 @@ def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> li
             # The sink was added to the job later.
             continue
         found += list(_differing(one, rows, visible))
-    return found + _undecided(before, after, visible) + list(_too_new(known, visible))
+    return found + _find_undecided(before, after, visible) + list(_too_new(known, visible))
 
 
 def _too_new(known: Mapping[int, DecidedCheckpoint], visible: Visible) -> Iterator[Partial]:
@@ -212,7 +212,7 @@ def _differing(one: DecidedCheckpoint, rows: Mapping[str, int], visible: Visible
         yield Partial(visible.sink, f"checkpoint {one.checkpoint}", decided, shown)
 
 
-def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partial]:
+def _find_undecided(before: JobDecisions, after: JobDecisions, visible: Visible) -> list[Partial]:
     """Return what is visible without a decision."""
     # What is older than the oldest decision cannot be judged, nor what lies between the two looks, if all
     # that the first one saw was deleted before the second.

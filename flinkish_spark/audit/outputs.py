@@ -29,7 +29,7 @@ from flinkish_spark.audit.counting import (
     NamedOffsets,
     Place,
 )
-from flinkish_spark.audit.decided import BatchName, Decided, Visible
+from flinkish_spark.audit.decided import BatchName, JobDecisions, Visible
 from flinkish_spark.connectors.delta.table import app_id
 from flinkish_spark.connectors.kafka.checks import keeping_of
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, unknown_topic
@@ -91,7 +91,7 @@ class OriginReader:
             known[partition] = number
             self._numbers[topic] = known
 
-    def of_records(self, batch: pa.RecordBatch) -> Origins:
+    def read_records(self, batch: pa.RecordBatch) -> Origins:
         """Return the origins of Kafka records: by their headers, else by fields of their JSON values."""
         headers = batch.column("headers")
         found = self._origins([header_column(headers, name) for name in self._names.all])
@@ -105,7 +105,7 @@ class OriginReader:
             found.is_named[rest] = said.is_named
         return found
 
-    def of_rows(self, batch: pa.RecordBatch) -> Origins:
+    def read_rows(self, batch: pa.RecordBatch) -> Origins:
         return self._origins([batch.column(name) for name in self._names.all])
 
     def _origins(self, columns: Sequence[Any]) -> Origins:
@@ -118,15 +118,15 @@ class OriginReader:
             topics = texts(columns[0]).dictionary_encode()
             is_named = pc.and_(is_named, pc.is_valid(topics))
         named: Bools = np.array(is_named.to_numpy(zero_copy_only=False), np.bool_)
-        numbers = _filled(partitions)
+        numbers = _fill_nulls(partitions)
         places = np.full(len(named), -1, np.int64)
-        for topic, rows in self._by_topic(topics, named):
+        for topic, rows in self._group_by_topic(topics, named):
             known = self._numbers[topic]
             inside = rows[(numbers[rows] >= 0) & (numbers[rows] < len(known))]
             places[inside] = known[numbers[inside]]
-        return Origins(places, np.array(_filled(offsets)), named)
+        return Origins(places, np.array(_fill_nulls(offsets)), named)
 
-    def _by_topic(self, topics: Any, named: Bools) -> list[tuple[str, npt.NDArray[np.intp]]]:
+    def _group_by_topic(self, topics: Any, named: Bools) -> list[tuple[str, npt.NDArray[np.intp]]]:
         if topics is None:
             return [(topic, np.flatnonzero(named)) for topic in self._numbers]
         codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -157,9 +157,9 @@ def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
         return [pa.nulls(len(values), pa.string()) for _ in names]
     # Of one type each: what they are in the first value decides, and numbers may be texts in another.
     schema = pa.schema([(name, pa.string()) for name in names])
-    found = _parsed(lines, schema) or _parsed(lines, _typed(schema))
+    found = _parse(lines, schema) or _parse(lines, _make_schema(schema))
     if found is None or found.num_rows != len(lines):
-        found = _parsed_one_by_one(lines, names)
+        found = _parse_one_by_one(lines, names)
     if found is None:
         return None
     at = np.full(len(values), -1, np.int64)
@@ -168,12 +168,12 @@ def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
     return [found.column(name).combine_chunks().take(places) for name in names]
 
 
-def _typed(schema: pa.Schema) -> pa.Schema:
+def _make_schema(schema: pa.Schema) -> pa.Schema:
     names = schema.names
     return pa.schema([(n, pa.int64() if n in names[-2:] else pa.string()) for n in names])
 
 
-def _parsed(lines: list[bytes], schema: pa.Schema) -> pa.Table | None:
+def _parse(lines: list[bytes], schema: pa.Schema) -> pa.Table | None:
     parsing = pj.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=True
     )
@@ -185,8 +185,8 @@ def _parsed(lines: list[bytes], schema: pa.Schema) -> pa.Table | None:
         return None
 
 
-def _parsed_one_by_one(lines: list[bytes], names: Sequence[str]) -> pa.Table | None:
-    """Return what :func:`_parsed` does where one of the values is something else; None if all are."""
+def _parse_one_by_one(lines: list[bytes], names: Sequence[str]) -> pa.Table | None:
+    """Return what :func:`_parse` does where one of the values is something else; None if all are."""
     objects = [_object(line) for line in lines]
     if not any(objects):
         return None
@@ -240,7 +240,7 @@ def _numbers(column: Any, name: str) -> Any:
         ) from wrong
 
 
-def _filled(column: Any) -> Int64s:
+def _fill_nulls(column: Any) -> Int64s:
     return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
 
@@ -425,7 +425,7 @@ class OutputReader:
     #: Whose marks a table's versions carry.
     job: JobUuid
     #: The decisions before anything is read.
-    decided: Decided
+    decided: JobDecisions
     #: Where topics are; asked for only if an output is one.
     connection: Callable[[], KafkaConnection]
 
@@ -482,9 +482,9 @@ class OutputReader:
         orders: tuple[KeyOrder, BatchOrder],
         batch: pa.RecordBatch,
     ) -> None:
-        batch = self._of_sink(counts.spec.sink, without_barriers(batch))
+        batch = self._filter_sink(counts.spec.sink, drop_barriers(batch))
         batch = self._live(counts, batch, self._labels(batch))
-        found = origins.of_records(batch)
+        found = origins.read_records(batch)
         first = counts.count(found)
         written_by = self._labels(batch).dictionary_encode()
         self._note_newest(counts, found, written_by)
@@ -498,7 +498,7 @@ class OutputReader:
         behind = by_key.add(hashes, found.offsets[ordered])
         counts.reordered = (counts.reordered or 0) + behind + int(late.sum())
 
-    def _of_sink(self, sink: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _filter_sink(self, sink: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Leave out the records of which the headers say that another sink of the job has written them."""
         headers = batch.column("headers")
         is_ours = pc.equal(texts(header_column(headers, _JOB_FIELD)), str(self.job))
@@ -626,7 +626,7 @@ class OutputReader:
             else:
                 counts.rows += batch.num_rows
                 names = pa.repeat(pa.scalar(written_by or None, pa.string()), batch.num_rows)
-            found = origins.of_rows(batch)
+            found = origins.read_rows(batch)
             counts.count(found)
             self._note_newest(counts, found, names.dictionary_encode())
 
@@ -652,7 +652,7 @@ def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[tuple[OffsetR
         yield seen, max(0, ends[place] - seen.end)
 
 
-def without_barriers(batch: pa.RecordBatch) -> pa.RecordBatch:
+def drop_barriers(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Leave out the barrier records, which have no value."""
     if not batch.column("value").null_count:
         return batch

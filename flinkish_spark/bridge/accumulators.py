@@ -19,7 +19,7 @@ class NoTallies:
 
     def begin(self) -> None: ...
 
-    def taken(self) -> Accumulated:
+    def collect(self) -> Accumulated:
         return {}
 
     def bases(self) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class TaskTallies(NoTallies):
         self._carrier.value = Tally()
         self._context.setLocalProperty(ACCUMULATORS_PROPERTY, str(self._carrier.aid))
 
-    def taken(self) -> Accumulated:
+    def collect(self) -> Accumulated:
         """Return what tasks have added since :meth:`begin`, by name."""
         try:
             return counted(self._carrier.value)

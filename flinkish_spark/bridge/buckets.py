@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import asked_of_executors, jvm
+from flinkish_spark.bridge.session import ask_executors, jvm
 from flinkish_spark.core.errors import EnvironmentFault, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.foreign_errors import said
@@ -142,7 +142,7 @@ def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -
         return []
 
     with _probe(store) as key:
-        blind = sorted(set(asked_of_executors(spark, why_blind)))
+        blind = sorted(set(ask_executors(spark, why_blind)))
     if blind:
         is_hdfs = place.url.startswith("hdfs:")
         given = (

@@ -47,12 +47,12 @@ _SOURCES = ("StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelat
 _STATEFUL = "FlatMapGroupsInPandasWithState"
 
 
-def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
+def name_chain(frame: DataFrame, chain: Chain) -> DataFrame:
     """Return `frame` as the end of a chain; expressions that name a column by an older alias come before."""
     return frame.alias(f"{_PREFIX}:chain:{chain.name}")
 
 
-def named_scan(
+def name_scan(
     frame: DataFrame, role: ScanRole, uid: str = "", inputs: Sequence[tuple[str, str]] = ()
 ) -> DataFrame:
     """Return `frame` so that the sources in its plan are known by that role and uid."""
@@ -64,7 +64,7 @@ def named_scan(
     return frame.alias(":".join(parts))
 
 
-def named_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]]) -> DataFrame:
+def name_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]]) -> DataFrame:
     """Return the records of a source, so that its columns are known as such.
 
     Of a column that a worker has made of others in the source's pass, `made_of` has the names of these.
@@ -72,7 +72,7 @@ def named_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]]) -> Dat
     return frame.alias(f"{_RECORDS}{json.dumps(made_of)}" if made_of else _RECORDS)
 
 
-def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
+def name_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
     """Return `frame` so that the keyed operators right below, of the same tasks, are known by their uids."""
     return frame.alias(f"{_PREFIX}:operator:{','.join(uids)}")
 
@@ -103,18 +103,18 @@ def _collect(
             what = parts[1] if parts[1] in ("chain", "operator") else "scan"
             names = {**names, what: ":".join(parts[1:]) if what == "scan" else parts[2]}
     elif kind == _STATEFUL:
-        uids, chain = _known(names, "operator").split(","), _known(names, "chain")
+        uids, chain = _require_name(names, "operator").split(","), _require_name(names, "chain")
         operators.append(tuple(OperatorInstance(uid, chain if len(uids) == 1 else uid) for uid in uids))
     elif kind in _SOURCES:
-        role, uid, *chains = _known(names, "scan").split(":")
+        role, uid, *chains = _require_name(names, "scan").split(":")
         inputs += [ScannedInput(len(scans), *one.split(_OF)) for one in chains[1:]]
-        scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _known(names, "chain")))
+        scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _require_name(names, "chain")))
     children = node.children()
     for index in range(children.size()):
         _collect(children.apply(index), names, scans, inputs, operators)
 
 
-def _known(names: dict[str, str], what: str) -> str:
+def _require_name(names: dict[str, str], what: str) -> str:
     if what not in names:
         raise ValueError(f"the plan has a part without the name of its {what}")
     return names[what]
@@ -155,7 +155,7 @@ def _origins(node: Any, scan: str) -> dict[int, frozenset[tuple[str, str]]]:
     elif kind == "Project":
         for one in _each(node.projectList()):
             if _kind(one) == "Alias":
-                used = [known.get(each.exprId().id(), frozenset()) for each in _needed(one.child())]
+                used = [known.get(each.exprId().id(), frozenset()) for each in _find_attributes(one.child())]
                 known[one.exprId().id()] = frozenset().union(*used)
     elif kind == "Union":
         outputs = [list(_each(child.output())) for child in children]
@@ -166,12 +166,12 @@ def _origins(node: Any, scan: str) -> dict[int, frozenset[tuple[str, str]]]:
     return known
 
 
-def _needed(expression: Any) -> Iterator[Any]:
+def _find_attributes(expression: Any) -> Iterator[Any]:
     if _kind(expression) == "AttributeReference":
         yield expression
         return
     for child in _each(expression.children()):
-        yield from _needed(child)
+        yield from _find_attributes(child)
 
 
 # A function of the user's gives a DataFrame, and not what it did. Spark's analysed plan of that has one
@@ -224,7 +224,7 @@ class NotRowByRow:
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedColumn:
     name: str
     value: Column
     #: The same over Arrow columns; None where that may be another value.
@@ -235,7 +235,7 @@ class Computed:
 class Computing:
     """Columns that are computed at the same time, and stand beside those that are there."""
 
-    columns: tuple[Computed, ...]
+    columns: tuple[ComputedColumn, ...]
 
 
 @dataclass(frozen=True)
@@ -305,15 +305,15 @@ class _Reading:
         steps: list[Computing | Keeping] = []
         for kind, node in reversed(list(_nodes(plan, beginning))):
             if kind == "Project":
-                columns = self._projected(node)
+                columns = self._add_projection(node)
                 if columns:
                     steps.append(Computing(columns))
             elif kind == "Filter":
                 condition = node.condition()
-                steps.append(Keeping(self._column(condition), self._in_arrow(condition)))
+                steps.append(Keeping(self._column(condition), self._try_arrow(condition)))
         return RowPlan(tuple(steps), tuple(self._name_of(one) for one in _each(plan.output())))
 
-    def _projected(self, node: Any) -> tuple[Computed, ...]:
+    def _add_projection(self, node: Any) -> tuple[ComputedColumn, ...]:
         """Note what columns are called, and return those that are new."""
         found = []
         for one in _each(node.projectList()):
@@ -325,17 +325,17 @@ class _Reading:
             if _kind(child) == "AttributeReference":
                 self._known[own] = self._name_of(child)
             else:
-                value, in_arrow = self._column(child), self._in_arrow(child)
+                value, in_arrow = self._column(child), self._try_arrow(child)
                 self._known[own] = next(self._names)
-                found.append(Computed(self._known[own], value, in_arrow))
+                found.append(ComputedColumn(self._known[own], value, in_arrow))
         return tuple(found)
 
     def _column(self, expression: Any) -> Column:
         from pyspark.sql.classic.column import Column as ClassicColumn
 
-        return ClassicColumn(self._to_column(self._unresolved(expression)))
+        return ClassicColumn(self._to_column(self._unresolve(expression)))
 
-    def _unresolved(self, expression: Any) -> Any:
+    def _unresolve(self, expression: Any) -> Any:
         """Return an expression with names in the place of attributes."""
         if expression.foldable():
             return expression
@@ -349,13 +349,13 @@ class _Reading:
             raise _NoSuchPlan(f"{expression.prettyName()}(), which is another value each time")
         if not children:
             return expression
-        changed = [self._unresolved(child) for child in children]
+        changed = [self._unresolve(child) for child in children]
         return expression.withNewChildren(self._to_seq(changed))
 
-    def _in_arrow(self, expression: Any) -> Expression | None:
+    def _try_arrow(self, expression: Any) -> Expression | None:
         """Return an expression over Arrow columns; None if there is none that is the same."""
         try:
-            return self._over_arrow(expression)
+            return self._to_arrow(expression)
         except _NotInArrow:
             return None
         except Py4JError as error:
@@ -364,33 +364,33 @@ class _Reading:
             # Another version of Spark: its expressions have other parts.
             return None
 
-    def _over_arrow(self, expression: Any) -> Expression:
+    def _to_arrow(self, expression: Any) -> Expression:
         if self._is_attribute(expression):
             return Named(self._name_of(expression))
         kind, children = _kind(expression), list(_each(expression.children()))
         if kind in ("Literal", "Cast"):
             return _constant(expression)
         if kind == "GetStructField":
-            return FieldOf(self._over_arrow(children[0]), expression.ordinal())
+            return FieldOf(self._to_arrow(children[0]), expression.ordinal())
         if kind == "Between":
-            return self._over_arrow(expression.replacement())
+            return self._to_arrow(expression.replacement())
         if kind in ("CaseWhen", "If"):
             return self._choice(expression, children)
         if kind == "Remainder":
             return self._remainder(children)
         if kind == "DateFormatClass":
-            return self._formatted(expression, children)
+            return self._format_date(expression, children)
         function = _CALLS_OF_ARROW.get(kind)
         if function is None or (kind in _COMPARISONS and not _compares_alike(kind, children[0])):
             raise _NotInArrow
         if function == "coalesce" and len({one.dataType().json() for one in children}) > 1:
             # Spark takes values that differ in what may be null within them, and Arrow does not.
             raise _NotInArrow
-        return Call(function, tuple(map(self._over_arrow, children)))
+        return Call(function, tuple(map(self._to_arrow, children)))
 
     def _choice(self, expression: Any, children: Sequence[Any]) -> Expression:
         """Return CASE WHEN: conditions and values in turn, and at an odd place the value of all others."""
-        known, parts = _type_of(expression), [self._over_arrow(one) for one in children]
+        known, parts = _type_of(expression), [self._to_arrow(one) for one in children]
         pairs = list(zip(parts[::2], parts[1::2], strict=False))
         values = [*children[1::2], *children[2 * len(pairs) :]]
         # Spark takes values that differ in what may be null within them, and Arrow does not.
@@ -399,14 +399,14 @@ class _Reading:
         return Choice(tuple(pairs), parts[-1] if len(parts) % 2 else Constant(None, known))
 
     def _remainder(self, children: Sequence[Any]) -> Expression:
-        number, divisor = map(self._over_arrow, children)
+        number, divisor = map(self._to_arrow, children)
         kinds = [_type_of(one) for one in children]
         is_whole = kinds[0] == kinds[1] and isinstance(kinds[0], T.IntegerType | T.LongType)
         if not is_whole or not isinstance(divisor, Constant) or divisor.value in (None, 0, -1):
             raise _NotInArrow
         return Remainder(number, divisor)
 
-    def _formatted(self, expression: Any, children: Sequence[Any]) -> Expression:
+    def _format_date(self, expression: Any, children: Sequence[Any]) -> Expression:
         time, pattern = children
         zone = expression.timeZoneId()
         is_utc = zone.isDefined() and zone.get() in _UTC
@@ -420,7 +420,7 @@ class _Reading:
         policy = str(self._session.conf.get("spark.sql.legacy.timeParserPolicy"))
         if policy.strip().upper() not in ("CORRECTED", "EXCEPTION"):
             raise _NotInArrow
-        return FormattedDay(self._over_arrow(time), parts)
+        return FormattedDay(self._to_arrow(time), parts)
 
     def _name_of(self, attribute: Any) -> str:
         name = self._known.get(attribute.exprId().id())

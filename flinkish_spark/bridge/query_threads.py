@@ -98,7 +98,7 @@ class JobThreads:
         waiting = deque(zip(works, ends, strict=True))
         properties, session = context._jsc.sc().getLocalProperties(), self._sessions.getActiveSession()
         threads = [
-            threading.Thread(target=self._in_thread, args=(properties.clone(), session, waiting), daemon=True)
+            threading.Thread(target=self._run_in_thread, args=(properties.clone(), session, waiting), daemon=True)
             for _ in range(min(len(works), _MOST_JOBS) - 1)
         ]
         for thread in threads:
@@ -108,7 +108,7 @@ class JobThreads:
             thread.join()
         return [end.result() for end in ends]
 
-    def _in_thread(self, properties: Any, session: Any, waiting: _Waiting[R]) -> None:
+    def _run_in_thread(self, properties: Any, session: Any, waiting: _Waiting[R]) -> None:
         self._spark.sparkContext._jsc.sc().setLocalProperties(properties)
         name = f"flinkish-jobs [runId = {properties.getProperty(_GROUP, '')}]"
         jvm(self._spark).java.lang.Thread.currentThread().setName(name)

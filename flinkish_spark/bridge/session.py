@@ -35,8 +35,8 @@ from flinkish_spark.jars import (
     is_delta,
     ivy_settings,
     log_settings,
-    pinned,
-    pinned_jars,
+    find_pinned,
+    find_pinned_jars,
     running_minor,
     shim_jar,
     spark_home,
@@ -185,7 +185,7 @@ def active_session(spark: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
+def move_to_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
     datasets = jvm(spark).org.apache.spark.sql.classic.Dataset
     return DataFrame(datasets.ofRows(spark._jsparkSession, frame._jdf.logicalPlan()), spark)
 
@@ -209,7 +209,7 @@ _TRACERS = (
 
 
 @contextmanager
-def without_traces(spark: SparkSession) -> Iterator[None]:
+def suppress_traces(spark: SparkSession) -> Iterator[None]:
     """Have the driver's Log4j leave out traces of failures; loggers that somebody has set up stay."""
     ours: list[str] = []
     with suppress(Py4JError, OSError, TypeError):
@@ -420,7 +420,7 @@ def configure_spark_with_jars(
     >>> builder = SparkSession.builder.master("local[2,4]")
     >>> spark = configure_spark_with_jars(builder, "jars").getOrCreate()  # doctest: +SKIP
     """
-    jars = [*pinned_jars(directory), *extra_jars]
+    jars = [*find_pinned_jars(directory), *extra_jars]
     kept = {} if class_archive is None else _class_sharing(builder, Path(class_archive), jars)
     _log_quietly(builder)
     return builder.config(map={**spark_conf(jars), **kept})
@@ -458,7 +458,7 @@ def configure_spark_with_delta_jars(
     ...     SparkSession.builder.master("local[2,4]"), "jars"
     ... ).getOrCreate()
     """
-    jars = pinned_jars(directory, group="io.delta")
+    jars = find_pinned_jars(directory, group="io.delta")
     own_jars = ",".join(str(jar) for jar in jars)
     _log_quietly(builder)
     return builder.config(map={**delta_conf(jars), **REAPING_CONF, "spark.jars": own_jars})
@@ -502,7 +502,7 @@ def configure_spark_with_packages(
 
 
 def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
-    packages = [*pinned("spark"), *extra_packages]
+    packages = [*find_pinned("spark"), *extra_packages]
     return {
         **spark_conf([]),
         **delta_conf(packages),
@@ -601,7 +601,7 @@ def run_tasks_in_this_python(spark: SparkSession) -> None:
         spark.sparkContext.pythonExec = sys.executable
 
 
-def asked_of_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
+def ask_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
     """Return what a few tasks on each executor answer."""
     tasks = 2 * spark.sparkContext.defaultParallelism
     return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
@@ -629,7 +629,7 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
         return [] if os.path.exists(path) else [socket.gethostname()]
 
     try:
-        return sorted(set(asked_of_executors(spark, blind)))
+        return sorted(set(ask_executors(spark, blind)))
     finally:
         marker.unlink(missing_ok=True)
 
@@ -663,7 +663,7 @@ def warm_up(spark: SparkSession) -> None:
     """Run a task in Python that does nothing, and load RocksDB; never raises."""
     try:
         with span("Python's workers to be started, beside the start"):
-            rows = spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id BIGINT")
+            rows = spark.range(0, 1, 1, 1).mapInArrow(_pass_through, "id BIGINT")
             rows._jdf.queryExecution().toRdd().count()
         with span("RocksDB to be loaded, beside the start"):
             jvm(spark).org.rocksdb.RocksDB.loadLibrary()
@@ -672,5 +672,5 @@ def warm_up(spark: SparkSession) -> None:
         LOG.debug("warming up failed: %s", error)
 
 
-def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+def _pass_through(batches: Iterator[Any]) -> Iterator[Any]:
     return batches

@@ -64,7 +64,7 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
     if scheme is not None and scheme[1].lower() != "file":
         target = _folder(spark) / uuid.uuid4().hex
         try:
-            yield _downloaded(spark, what, place, scheme[1].lower(), target)
+            yield _download(spark, what, place, scheme[1].lower(), target)
         finally:
             shutil.rmtree(target, ignore_errors=True)
         return
@@ -87,7 +87,7 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
     yield path
 
 
-def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: Path) -> Path:
+def _download(spark: SparkSession, what: str, url: str, scheme: str, target: Path) -> Path:
     if scheme in ("http", "https", "ftp"):
         raise ConfigError(
             f"{what} is at a URL of {scheme}",
@@ -135,7 +135,7 @@ def ship_tree(
     folder = _folder(spark)
     unnamed = folder / f"{uuid.uuid4().hex}.tmp"
     try:
-        name = f"{OWN_PREFIX}{_packed(unnamed, _entries(parts), is_executable)}"
+        name = f"{OWN_PREFIX}{_pack(unnamed, _entries(parts), is_executable)}"
         archive = folder / f"{name}.zip"
         with _SENDING:
             if not archive.exists():
@@ -203,11 +203,11 @@ def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -
     if name not in context._python_includes:
         # What Spark itself notes for `addPyFile`: names below its files that workers put on their path.
         context._python_includes.append(name)
-        sys.path.insert(1, str(shipped_at(name)))
+        sys.path.insert(1, str(find_shipped(name)))
         importlib.invalidate_caches()
 
 
-def shipped_at(name: str) -> Path:
+def find_shipped(name: str) -> Path:
     return Path(SparkFiles.get(name))
 
 
@@ -228,12 +228,12 @@ def _entries(parts: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
     for name, place in parts:
         _check_text(place)
         if place.is_dir():
-            yield from _walked(name, place, frozenset())
+            yield from _walk(name, place, frozenset())
         else:
             yield name, place
 
 
-def _walked(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
+def _walk(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
     real = folder.resolve()
     if real in above:
         raise _Unpackable(f"{folder} is a link to a folder in which it lies")
@@ -245,7 +245,7 @@ def _walked(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[s
             continue
         _check_text(child)
         if child.is_dir():
-            yield from _walked(f"{prefix}{child.name}", child, above | {real})
+            yield from _walk(f"{prefix}{child.name}", child, above | {real})
         elif child.is_file():
             yield f"{prefix}{child.name}", child
         else:
@@ -257,7 +257,7 @@ def _check_text(place: Path) -> None:
         raise _Unpackable(f"{str(place)!r} has a name that is no text")
 
 
-def _packed(target: Path, entries: Iterable[tuple[str, Path]], is_executable: bool) -> str:
+def _pack(target: Path, entries: Iterable[tuple[str, Path]], is_executable: bool) -> str:
     """Write a zip that is the same for the same content; return what stands for that."""
     with zipfile.ZipFile(target, "w") as archive:
         for name, place in entries:

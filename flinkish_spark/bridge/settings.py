@@ -85,7 +85,7 @@ class SessionSettings:
         self._loans: list[_Loan] = []
 
     @contextmanager
-    def borrowed(self, spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    def borrow(self, spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
         """Set `wanted`, one borrower at a time, and give the session back as its owner has it by then."""
         with self._turn, ExitStack() as lent:
             # Callbacks run even if another of them raises.
@@ -111,7 +111,7 @@ class SessionSettings:
                 now = ""
             spark.conf.set(name, new(now))
 
-    def changed(self, spark: SparkSession, borrowed: Mapping[str, str]) -> list[str]:
+    def find_changed(self, spark: SparkSession, borrowed: Mapping[str, str]) -> list[str]:
         """Return which of the settings that are borrowed somebody else has changed."""
         with self._look:
             return [name for name, value in borrowed.items() if spark.conf.get(name, None) != value]
@@ -170,20 +170,20 @@ def query_conf(
     spark: SparkSession, shuffle_partitions: int, where: StoreSpec | None = None
 ) -> Iterator[Mapping[str, str]]:
     """Set what the query needs, and give the session back as it was; yields what was set."""
-    wanted = _wanted(spark, shuffle_partitions, where is None or where.is_local)
-    with SETTINGS.borrowed(spark, wanted):
+    wanted = _choose_settings(spark, shuffle_partitions, where is None or where.is_local)
+    with SETTINGS.borrow(spark, wanted):
         yield wanted
 
 
 def session_of_its_own(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
     """Return a new session with what a query needs, in which Spark reads what a query has written."""
     own = spark.newSession()
-    for name, value in _wanted(spark, shuffle_partitions, is_on_disk=True).items():
+    for name, value in _choose_settings(spark, shuffle_partitions, is_on_disk=True).items():
         own.conf.set(name, value)
     return own
 
 
-def _wanted(spark: SparkSession, shuffle_partitions: int, is_on_disk: bool) -> dict[str, str]:
+def _choose_settings(spark: SparkSession, shuffle_partitions: int, is_on_disk: bool) -> dict[str, str]:
     wanted = {**REQUIRED_CONF, SHUFFLE_PARTITIONS: str(shuffle_partitions)}
     if not is_on_disk:
         wanted |= IN_BUCKETS_CONF

@@ -194,8 +194,8 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
 
 def _libraries(jars: str | None, packages: bool) -> Mapping[str, str]:
     from flinkish_spark.bridge.session import packages_conf, spark_conf
-    from flinkish_spark.jars import pinned_jars
+    from flinkish_spark.jars import find_pinned_jars
 
     if packages:
         return packages_conf()
-    return {} if jars is None else spark_conf(pinned_jars(jars))
+    return {} if jars is None else spark_conf(find_pinned_jars(jars))

@@ -22,7 +22,7 @@ from flinkish_spark.bridge.session import (
     refuse_other_target,
     run_tasks_in_this_python,
     scratch_folder,
-    without_traces,
+    suppress_traces,
 )
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
@@ -726,7 +726,7 @@ class StreamExecutionEnvironment:
             return
         hold_bars = partial(hold_stage_bars, self.spark)
         line = LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
-        with without_traces(self.spark), line:
+        with suppress_traces(self.spark), line:
             yield
 
     def add_master_hook(self, hook: MasterHook) -> None:

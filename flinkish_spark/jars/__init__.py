@@ -73,7 +73,7 @@ def spark_home() -> Path:
     return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
 
 
-def pinned(role: Role, spark: str | None = None) -> list[str]:
+def find_pinned(role: Role, spark: str | None = None) -> list[str]:
     """Return the Maven coordinates of one role, in the order of the pinned list."""
     if role == "broker":
         return [coordinate for known, _, coordinate in _lines() if known == role]
@@ -89,7 +89,7 @@ def pinned(role: Role, spark: str | None = None) -> list[str]:
 
 
 def has_pinned_delta(spark: str) -> bool:
-    return spark in spark_minors() and any(map(is_delta, pinned("spark", spark)))
+    return spark in spark_minors() and any(map(is_delta, find_pinned("spark", spark)))
 
 
 def is_delta(jar: str | Path) -> bool:
@@ -104,15 +104,15 @@ def ivy_settings() -> Path:
     return _HERE / "ivysettings.xml"
 
 
-def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
+def find_pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
     """Return the JARs that the running Spark needs out of a directory: those of the pinned list."""
     # Where no Delta Lake is pinned for that version, the newest one in the directory is taken with its
     # ``delta-storage``; without one, sessions have no Delta.
     where = Path(directory).resolve()
-    wanted = [coordinate for coordinate in pinned("spark") if group in ("", coordinate.split(":")[0])]
+    wanted = [coordinate for coordinate in find_pinned("spark") if group in ("", coordinate.split(":")[0])]
     names = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in wanted]
     if group in ("", _DELTA) and not has_pinned_delta(running_minor()):
-        names += _unpinned_delta(where, running_minor(), must_be_there=group == _DELTA)
+        names += _find_unpinned_delta(where, running_minor(), must_be_there=group == _DELTA)
     missing = [name for name in names if not (where / name).is_file()]
     if missing:
         raise JarMissing(
@@ -127,18 +127,18 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
 def download(directory: str | Path) -> list[Path]:
     """Put the JARs that the running Spark needs into a directory unless they are there, and return them."""
     try:
-        return pinned_jars(directory)
+        return find_pinned_jars(directory)
     except JarMissing:
         pass
     where = Path(directory).resolve()
     with tempfile.TemporaryDirectory() as scratch:
         # A fresh cache each time: this directory is all that is to be left on the machine.
         named = ""
-        for group, artifact, version in (one.split(":") for one in pinned("spark")):
+        for group, artifact, version in (one.split(":") for one in find_pinned("spark")):
             named += f'<dependency org="{group}" name="{artifact}" rev="{version}" transitive="false" '
             named += 'conf="default->default"/>'
         retrieve(named, ivy_settings(), Path(scratch), where)
-    return pinned_jars(directory)
+    return find_pinned_jars(directory)
 
 
 def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> None:
@@ -172,7 +172,7 @@ def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> Non
         )
 
 
-def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:
+def _find_unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:
     """Return the names of Delta's JARs for a version of Spark that came out before they did."""
     begins = f"delta-spark_{minor}_2.13-"
     found = [jar.name for jar in where.glob(f"{begins}*.jar")]
@@ -181,7 +181,7 @@ def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str
             raise JarMissing(
                 f"there is no JAR of Delta Lake for Spark {minor}",
                 why=f"{_WHY_NO_DELTA.format(minor)}, and {where} holds no {begins}*.jar",
-                what_to_do=f"use Spark {_with_delta()}; or put that JAR and its delta-storage there",
+                what_to_do=f"use Spark {_list_delta_minors()}; or put that JAR and its delta-storage there",
                 directory=where,
             )
         return []
@@ -189,7 +189,7 @@ def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str
     return [newest, f"delta-storage-{newest.removeprefix(begins)}"]
 
 
-def _with_delta() -> str:
+def _list_delta_minors() -> str:
     return " or ".join(minor for minor in spark_minors() if has_pinned_delta(minor))
 
 
@@ -199,6 +199,6 @@ def how_to_get_delta(minor: str) -> tuple[str, str]:
         return "", _GET_DELTA
     return (
         _WHY_NO_DELTA.format(minor),
-        f"use Spark {_with_delta()}; or, once there is a JAR delta-spark_{minor}_2.13, put it and its "
+        f"use Spark {_list_delta_minors()}; or, once there is a JAR delta-spark_{minor}_2.13, put it and its "
         "delta-storage into the directory that configure_spark_with_jars(...) is given",
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     WITHOUT_JVM,
-    asked_of_executors,
+    ask_executors,
     blind_hosts,
     has_avro,
     has_class,
@@ -269,7 +269,7 @@ def _executors(spark: SparkSession) -> Iterator[Finding]:
         return [(socket.gethostname(), time.time_ns() // 1_000_000, there)]
 
     began_ms = time.time_ns() // 1_000_000
-    answers = asked_of_executors(spark, ask)
+    answers = ask_executors(spark, ask)
     ended_ms = time.time_ns() // 1_000_000
     for host in sorted({host for host, _, _ in answers}):
         (there, *_) = [found for name, _, found in answers if name == host]

@@ -132,7 +132,7 @@ def start_query(
         taken = {query.name for query in spark.streams.active}
         stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
         query = stream.trigger(**trigger).start()
-        changed = SETTINGS.changed(spark, wanted)
+        changed = SETTINGS.find_changed(spark, wanted)
     if changed:
         query.stop()
         raise SettingsConflict(
@@ -294,7 +294,7 @@ class SinkStaging:
             tuple(Committable(ack.sink, payload) for ack, payloads in ordered for payload in payloads),
             tuple(leased.values()),
             began_at_ms,
-            accumulators=self._tallies.taken(),
+            accumulators=self._tallies.collect(),
             bases=self._tallies.bases(),
         )
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from flinkish_spark.bridge.plans import named_operators, named_scan
+from flinkish_spark.bridge.plans import name_operators, name_scan
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
@@ -148,7 +148,7 @@ class _Operator:
             group.cast("long").alias(C.SEQUENCE),
             F.col("value").alias(C.BLOCK),
         )
-        return rows.unionByName(named_scan(states, ScanRole.SEED, self.parts.node.uid))
+        return rows.unionByName(name_scan(states, ScanRole.SEED, self.parts.node.uid))
 
     def packer(self, number: int, given: KeyedInput, sent: Sent) -> BlockPacker:
         uid, counts_as, combine = self.parts.node.uid, self.parts.counts_as, None
@@ -208,7 +208,7 @@ def _rows_of(operators: Sequence[_Operator]) -> DataFrame:
             (one.control_routes(), [share.number for share in apart if share.operator is one])
             for one in dict.fromkeys(share.operator for share in apart)
         ]
-        frames.append(named_scan(_spread(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
+        frames.append(name_scan(_spread(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
     return reduce(DataFrame.unionByName, frames)
 
 
@@ -322,7 +322,7 @@ def _scan_of(frame: DataFrame, shares: Sequence[_Share], *, is_alone: bool) -> D
     if not inputs:
         return frame
     # What is read for one operator alone may stand in several chains.
-    return named_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
+    return name_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
 
 
 def _spread(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
@@ -370,7 +370,7 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
     timed = tuple(of_output for one in found for of_output in one.timed)
     fields = tuple(of_output for one in found for of_output in one.outputs)
     unpacker = BlockUnpacker(fields, timed)
-    named = named_operators(applied, [one.parts.node.uid for one in found])
+    named = name_operators(applied, [one.parts.node.uid for one in found])
     frame = C.map_in_arrow(named, unpacker, unpacker.columns)
     outputs = tuple(tuple(of_output.names) for of_output in fields)
     made = []

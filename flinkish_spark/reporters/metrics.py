@@ -155,9 +155,9 @@ def job_measurements(snapshot: JobSnapshot) -> list[Measurement]:
         found["lastCheckpointSize"] = found["lastCheckpointFullSize"] = newest.bytes_staged
     flow = snapshot.flow
     if flow is not None and is_running:
-        found["busyTimeMsPerSecond"] = _per_second(flow.busy)
-        found["backPressuredTimeMsPerSecond"] = _per_second(flow.back_pressured)
-    return _measured(Scope.JOB, found)
+        found["busyTimeMsPerSecond"] = _to_ms_per_second(flow.busy)
+        found["backPressuredTimeMsPerSecond"] = _to_ms_per_second(flow.back_pressured)
+    return _measure(Scope.JOB, found)
 
 
 def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurement]:
@@ -169,12 +169,12 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
         # A vertex of sinks gets what it writes.
         "numRecordsIn": written if len(sinks) == len(vertex.operators) else read,
         "numRecordsOut": written,
-        "busyTimeMsPerSecond": _per_second(busy),
-        "backPressuredTimeMsPerSecond": _per_second(held),
+        "busyTimeMsPerSecond": _to_ms_per_second(busy),
+        "backPressuredTimeMsPerSecond": _to_ms_per_second(held),
         "currentInputWatermark": snapshot.watermark_of(vertex),
     }
     if busy is not None and held is not None:
-        found["idleTimeMsPerSecond"] = _per_second(max(0.0, 1.0 - busy - held))
+        found["idleTimeMsPerSecond"] = _to_ms_per_second(max(0.0, 1.0 - busy - held))
     flow = snapshot.flow
     if flow is not None and snapshot.status is JobStatus.RUNNING:
         for name, counts, uids in (
@@ -183,7 +183,7 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
         ):
             count = _sum(counts.get(uid) for uid in uids)
             found[name] = None if count is None else flow.to_rate(count)
-    return _measured(Scope.TASK, found, task=vertex)
+    return _measure(Scope.TASK, found, task=vertex)
 
 
 def operator_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
@@ -198,9 +198,9 @@ def operator_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
         }
         if "totalCommittables" in found or uid in pending:
             found["pendingCommittables"] = pending.get(uid, 0)
-        yield from _measured(Scope.OPERATOR, {**found, **_times(snapshot, uid)}, operator=uid)
+        yield from _measure(Scope.OPERATOR, {**found, **_times(snapshot, uid)}, operator=uid)
     if "" in watermarks:
-        yield from _measured(Scope.OPERATOR, _times(snapshot, ""))
+        yield from _measure(Scope.OPERATOR, _times(snapshot, ""))
 
 
 def _times(snapshot: JobSnapshot, uid: str) -> dict[str, Number | None]:
@@ -236,7 +236,7 @@ def _values(one: UserMetric) -> Iterator[tuple[str, Kind, Number]]:
                     yield end, Kind.GAUGE, value
 
 
-def _measured(
+def _measure(
     scope: Scope, found: dict[str, Number | None], task: JobVertex | None = None, operator: str = ""
 ) -> list[Measurement]:
     return [
@@ -251,5 +251,5 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _per_second(share: float | None) -> int | None:
+def _to_ms_per_second(share: float | None) -> int | None:
     return None if share is None else round(share * 1_000)

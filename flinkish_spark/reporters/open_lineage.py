@@ -106,7 +106,7 @@ class OpenLineageReporter(Reporter):
         """Send how it ended, if it has begun."""
         if self._has_started and self._newest is not None:
             # The last report may have come before the last change.
-            self._finished(JobSnapshot(self._newest.id, self._newest.job))
+            self._report_end(JobSnapshot(self._newest.id, self._newest.job))
         if self._given is None:
             self._client.close()
 
@@ -133,7 +133,7 @@ class OpenLineageReporter(Reporter):
         }
         self._emit("RUNNING", at_ms, facets, rows)
 
-    def _finished(self, snapshot: JobSnapshot) -> None:
+    def _report_end(self, snapshot: JobSnapshot) -> None:
         from openlineage.client.facet_v2 import error_message_run
 
         status = snapshot.status
@@ -155,13 +155,13 @@ class OpenLineageReporter(Reporter):
         from openlineage.client.event_v2 import InputDataset, Job, Run, RunEvent, RunState
         from openlineage.client.facet_v2 import RunFacet, job_type_job, processing_engine_run
 
-        def of_run(given: Any) -> Any:
+        def make_run_facet(given: Any) -> Any:
             if not isinstance(given, dict):
                 return given
             known = {name: value for name, value in given.items() if value is not None}
             return RunFacet(producer=_PRODUCER).with_additional_properties(**known)
 
-        run_facets = {name: of_run(given) for name, given in facets.items()}
+        run_facets = {name: make_run_facet(given) for name, given in facets.items()}
         run_facets["processing_engine"] = processing_engine_run.ProcessingEngineRunFacet(
             __version__, "flinkish_spark", producer=_PRODUCER
         )
@@ -186,10 +186,10 @@ class OpenLineageReporter(Reporter):
         for uid, found in datasets.items():
             for dataset in found:
                 self._inputs.setdefault(dataset, _fields(planned.read.get(uid, ())))
-        self._outputs = list(self._written(planned, datasets))
+        self._outputs = list(self._find_outputs(planned, datasets))
 
     @staticmethod
-    def _written(planned: PlannedJob, datasets: Mapping[str, tuple[Dataset, ...]]) -> Iterable[_Output]:
+    def _find_outputs(planned: PlannedJob, datasets: Mapping[str, tuple[Dataset, ...]]) -> Iterable[_Output]:
         streams = len({stream for sink in planned.sinks for stream in sink.streams})
         for sink in planned.sinks:
             fields = _fields(sink.schema)

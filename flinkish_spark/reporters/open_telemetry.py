@@ -141,18 +141,18 @@ class OpenTelemetryReporter(Reporter):
             **{f"{name}_ms": took for name, took in _phases(ended).items()},
         }
         span = self._tracer.start_span(
-            "Checkpoint", start_time=begin_ms * _NS_PER_MS, attributes=_known(attributes)
+            "Checkpoint", start_time=begin_ms * _NS_PER_MS, attributes=_drop_nulls(attributes)
         )
         if ended.failure is not None:
             # What an exception says may quote a record; the reason says enough to look it up.
             span.set_status(Status(StatusCode.ERROR, ended.failure.reason.value))
         context = set_span_in_context(span)
-        for name, one, since_ms, until_ms in _below(ended):
+        for name, one, since_ms, until_ms in _list_parts(ended):
             child = self._tracer.start_span(
                 name,
                 context,
                 start_time=(begin_ms + since_ms) * _NS_PER_MS,
-                attributes=_known(
+                attributes=_drop_nulls(
                     {
                         "uid": one.uid,
                         "kind": one.kind.value,
@@ -167,7 +167,7 @@ class OpenTelemetryReporter(Reporter):
         span.end((begin_ms + took_ms) * _NS_PER_MS)
 
 
-def _below(ended: CheckpointStatistics) -> Iterable[tuple[str, ParticipantStatistics, int, int]]:
+def _list_parts(ended: CheckpointStatistics) -> Iterable[tuple[str, ParticipantStatistics, int, int]]:
     """Yield the parts of a checkpoint: a name, who took part, from when to when, behind its request."""
     took_ms = ended.durations.end_to_end_ms or 0
     # Sinks commit one behind the other, in this order, from the decision on.
@@ -191,7 +191,7 @@ def _phases(ended: CheckpointStatistics) -> dict[str, int | None]:
     }
 
 
-def _known(attributes: dict[str, Any]) -> dict[str, Any]:
+def _drop_nulls(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 

@@ -31,14 +31,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 #: A job, and what is known of it.
-_Known = tuple[JobSnapshot, Sequence[Measurement]]
+_MeasuredJob = tuple[JobSnapshot, Sequence[Measurement]]
 
 
 def text_of(snapshots: Iterable[JobSnapshot]) -> bytes:
     """Return the metrics of jobs in Prometheus's text format, without jobs that cannot be read."""
     client = _client()
     registry = client.CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(lambda: _known(snapshots)))
+    registry.register(_Collector(lambda: _measure_jobs(snapshots)))
     text: bytes = client.generate_latest(registry)
     return text
 
@@ -56,7 +56,7 @@ def _client() -> Any:
     return prometheus_client
 
 
-def _known(snapshots: Iterable[JobSnapshot]) -> Iterator[_Known]:
+def _measure_jobs(snapshots: Iterable[JobSnapshot]) -> Iterator[_MeasuredJob]:
     for snapshot in snapshots:
         try:
             # All of a job or nothing: half of it would look like a change.
@@ -69,7 +69,7 @@ def _known(snapshots: Iterable[JobSnapshot]) -> Iterator[_Known]:
 class _Collector:
     """The collector that prometheus_client asks at each scrape."""
 
-    known: Callable[[], Iterable[_Known]]
+    known: Callable[[], Iterable[_MeasuredJob]]
 
     def collect(self) -> Iterator[Any]:
         core, families = _client().core, dict[str, Any]()
@@ -132,7 +132,7 @@ class PrometheusReporter(Reporter):
         _client()
         self._host, self._wanted = host, port
         self._server: tuple[Any, Any] | None = None
-        self._newest: tuple[_Known, ...] = ()
+        self._newest: tuple[_MeasuredJob, ...] = ()
 
     @property
     def port(self) -> int:
@@ -155,7 +155,7 @@ class PrometheusReporter(Reporter):
 
     def report(self, snapshot: JobSnapshot) -> None:
         """Show what is known now."""
-        self._newest = tuple(_known([snapshot]))
+        self._newest = tuple(_measure_jobs([snapshot]))
 
     def close(self) -> None:
         """Let the port go."""

@@ -101,7 +101,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
 
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
@@ -114,10 +114,10 @@ class Guard:
         if refused is None and "transfer-encoding" in headers:
             refused = 411, "the request has to say how long it is"
         if refused is None:
-            await self._app(scope, receive, with_headers)
+            await self._app(scope, receive, send_with_headers)
             return
         status, why = refused
-        await errors(status, why)(scope, receive, with_headers)
+        await errors(status, why)(scope, receive, send_with_headers)
 
 
 def errors(status: int, *texts: str) -> Response:

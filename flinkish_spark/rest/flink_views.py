@@ -356,17 +356,17 @@ def vertex_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, str]:
     return found
 
 
-def aggregated(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, Any]]:
+def aggregate_metrics(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, Any]]:
     """Return `/jobs/:id/vertices/:v/subtasks/metrics`: over all subtasks, of which there is one."""
     plain = {name.removeprefix("0."): value for name, value in metrics.items()}
-    found = selected(plain, wanted)
+    found = select_metrics(plain, wanted)
     ways = ("min", "max", "avg", "sum")
     return [
         {"id": one["id"], **{way: float(one["value"]) for way in ways if "value" in one}} for one in found
     ]
 
 
-def selected(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, str]]:
+def select_metrics(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, str]]:
     if wanted is None:
         return [{"id": name} for name in metrics]
     return [{"id": name, "value": metrics[name]} for name in wanted.split(",") if name in metrics]
@@ -490,20 +490,20 @@ def checkpoint_subtasks(view: CheckpointView, vertex: JobVertex) -> dict[str, An
     return {
         **_task_checkpoint(view, participants),
         "summary": {
-            "checkpointed_size": _spread([one.bytes for one in acks]),
-            "state_size": _spread([one.bytes for one in acks]),
-            "end_to_end_duration": _spread([one.ack_ms for one in acks]),
+            "checkpointed_size": _summarize([one.bytes for one in acks]),
+            "state_size": _summarize([one.bytes for one in acks]),
+            "end_to_end_duration": _summarize([one.ack_ms for one in acks]),
             "checkpoint_duration": {
-                "sync": _spread([one.sync_ms for one in acks]),
-                "async": _spread([durations.async_ms]),
+                "sync": _summarize([one.sync_ms for one in acks]),
+                "async": _summarize([durations.async_ms]),
             },
             "alignment": {
-                "buffered": _spread([]),
-                "processed": _spread([]),
-                "persisted": _spread([]),
-                "duration": _spread([durations.alignment_ms]),
+                "buffered": _summarize([]),
+                "processed": _summarize([]),
+                "persisted": _summarize([]),
+                "duration": _summarize([durations.alignment_ms]),
             },
-            "start_delay": _spread([durations.start_delay_ms]),
+            "start_delay": _summarize([durations.start_delay_ms]),
         },
         "subtasks": subtasks,
     }
@@ -585,16 +585,16 @@ def _task_checkpoint(view: CheckpointView, participants: list[ParticipantStatist
 def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
     columns = dict(zip(Quantity, zip(*samples, strict=True), strict=False)) if samples else {}
     return {
-        "checkpointed_size": _spread(columns.get(Quantity.BYTES_STAGED, ())),
-        "state_size": _spread(columns.get(Quantity.BYTES_STAGED, ())),
-        "end_to_end_duration": _spread(columns.get(Quantity.END_TO_END_MS, ())),
-        "alignment_buffered": _spread(()),
-        "processed_data": _spread(()),
-        "persisted_data": _spread(()),
+        "checkpointed_size": _summarize(columns.get(Quantity.BYTES_STAGED, ())),
+        "state_size": _summarize(columns.get(Quantity.BYTES_STAGED, ())),
+        "end_to_end_duration": _summarize(columns.get(Quantity.END_TO_END_MS, ())),
+        "alignment_buffered": _summarize(()),
+        "processed_data": _summarize(()),
+        "persisted_data": _summarize(()),
     }
 
 
-def _spread(values: Iterable[int | None]) -> dict[str, Any]:
+def _summarize(values: Iterable[int | None]) -> dict[str, Any]:
     """Return how values are spread, of those that were measured; a percentile is one that occurred."""
     known = sorted(value for value in values if value is not None)
     if not known:

@@ -19,7 +19,7 @@ from flinkish_spark.protocol.statistics import ParticipantStatistics
 from flinkish_spark.rest.jobs import FoundJobs
 
 
-def listed_job(snapshot: JobSnapshot) -> dict[str, Any]:
+def summarize_job(snapshot: JobSnapshot) -> dict[str, Any]:
     """Return a line about a job, out of four small objects of its directory."""
     history, report = snapshot.history, snapshot.report
     newest = history.newest_completed
@@ -157,7 +157,7 @@ def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict
     older = bool(views) and views[-1].checkpoint > ids[0]
     return {
         "known": len(ids),
-        "checkpoints": [_with_participants(view) for view in views],
+        "checkpoints": [_add_participants(view) for view in views],
         "older_than": int(views[-1].checkpoint) if older else None,
         "counts": {**history.counts.to_json(), "in_progress": history.counts.in_progress},
         "summary": {
@@ -174,7 +174,7 @@ def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict
     }
 
 
-def _with_participants(view: CheckpointView) -> dict[str, Any]:
+def _add_participants(view: CheckpointView) -> dict[str, Any]:
     participants = () if view.statistics is None else view.statistics.participants
     return {**view.to_json(), "participants": [_participant(one) for one in participants]}
 
@@ -337,7 +337,7 @@ def _rows_by_sink(decision: Decision) -> dict[str, int]:
     }
 
 
-def chained(snapshot: JobSnapshot, jobs: FoundJobs) -> dict[str, Any]:
+def find_chained_jobs(snapshot: JobSnapshot, jobs: FoundJobs) -> dict[str, Any]:
     """Return the jobs that this one reads from or that read from it, as far as this server knows them."""
     own = str(snapshot.job.uuid)
     by_uuid = {str(one.uuid): (job_id, one) for job_id, one in jobs.by_id.items()}

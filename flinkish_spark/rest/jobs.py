@@ -41,7 +41,7 @@ class JobsInPlaces:
         is_local = all(place.is_local for place in self._places)
         self._look_ms = _LOOK_MS if is_local else _LOOK_IN_BUCKET_MS
 
-    def found(self) -> FoundJobs:
+    def find(self) -> FoundJobs:
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._looked_ms is None or now_ms - self._looked_ms >= self._look_ms:
@@ -50,7 +50,7 @@ class JobsInPlaces:
             return self._found
 
     def find(self, job_id: str) -> StoredJob | None:
-        return self.found().by_id.get(job_id) if _ID.fullmatch(job_id) else None
+        return self.find().by_id.get(job_id) if _ID.fullmatch(job_id) else None
 
     def _look(self) -> FoundJobs:
         jobs: list[StoredJob] = []
@@ -73,14 +73,14 @@ def _id_of_copy(job: StoredJob) -> str:
 def _job_places(places: Iterable[StoreSpec], unreadable: dict[str, str]) -> Iterator[StoreSpec]:
     for place in places:
         try:
-            found = list(_in_folder(place.folder) if place.is_local else _in_bucket(place))
+            found = list(_scan_folder(place.folder) if place.is_local else _scan_bucket(place))
         except (FlinkishError, OSError) as error:
             unreadable[place.url] = str(error)
             continue
         yield from found
 
 
-def _in_folder(folder: Path) -> Iterator[StoreSpec]:
+def _scan_folder(folder: Path) -> Iterator[StoreSpec]:
     if _has_job(folder):
         yield StoreSpec(str(folder))
         return
@@ -96,7 +96,7 @@ def _has_job(folder: Path) -> bool:
     return (folder / JOB_KEY).is_file()
 
 
-def _in_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
+def _scan_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
     if open_job_dir(place).known_settings() is not None:
         yield place
         return

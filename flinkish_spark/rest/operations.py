@@ -24,7 +24,7 @@ _MOST_KEPT, _MOST_RUNNING = 1_000, 32
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class OperationFailed(Exception):
+class OperationError(Exception):
     """The operation was not done; the text says why."""
 
 
@@ -32,7 +32,7 @@ class TooManyOperations(Exception):
     """So many are under way that no further one is begun."""
 
 
-class TriggerIdTaken(Exception):
+class TriggerIdConflict(Exception):
     """The asker has given the id of another operation."""
 
 
@@ -70,7 +70,7 @@ class Operations:
             if known is not None:
                 # The same request, sent again under an id of the asker's, begins nothing new.
                 if (known.job_id, known.kind) != (job_id, kind):
-                    raise TriggerIdTaken
+                    raise TriggerIdConflict
                 return name
             if sum(not one.has_ended for one in self._known.values()) >= _MOST_RUNNING:
                 raise TooManyOperations
@@ -93,7 +93,7 @@ class Operations:
     def _run(operation: Operation, work: Callable[[], dict[str, Any]]) -> None:
         try:
             operation.result = work()
-        except (OperationFailed, FlinkishError) as error:
+        except (OperationError, FlinkishError) as error:
             operation.failure = str(error)
         except Exception as error:
             LOG.exception("an operation of the REST server failed")

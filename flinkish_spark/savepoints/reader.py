@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.buckets import pass_on
-from flinkish_spark.bridge.session import in_session
+from flinkish_spark.bridge.session import move_to_session
 from flinkish_spark.bridge.settings import session_of_its_own
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names
@@ -417,7 +417,7 @@ def _in_checkpoint(
         _ = own.streams.active
         state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
         found = state.option("operatorId", str(operator.number)).load(view.hadoop_url)
-        frame = in_session(of_instance(found, operator), spark)
+        frame = move_to_session(of_instance(found, operator), spark)
     except Exception as error:
         raise SavepointFailed(
             f"Spark cannot read the state of {place}",

@@ -131,9 +131,9 @@ def records_read_by(pieces: DataFrame, reader: Worker, columns: T.StructType) ->
 def as_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
     """Return a frame whose columns are known as a source's, or as made of these."""
     # Workers import this module, too, and have no plans.
-    from flinkish_spark.bridge.plans import named_records
+    from flinkish_spark.bridge.plans import name_records
 
-    named = named_records(frame, made_of)
+    named = name_records(frame, made_of)
     made = getattr(frame, _PASS, None)
     if made is not None:
         setattr(named, _PASS, made)

@@ -64,11 +64,11 @@ class Transactions:
 
     def standing(self, block: int, producer_epoch: int = 3, owner: int = 2) -> str:
         names, name = Names.of(self.job_dir), self.name(block, owner)
-        return names.standing_by(name, names.about((str(name), block, producer_epoch))).value
+        return names.standing_by(name, names.find((str(name), block, producer_epoch))).value
 
     def found(self, block: int, state: str = "Ongoing", epoch: int = 3, owner: int = 2) -> FoundTransaction:
         names, name = Names.of(self.job_dir), self.name(block, owner)
-        named = names.about((str(name), block, epoch))
+        named = names.find((str(name), block, epoch))
         return FoundTransaction(name, state, block, epoch, 1, 2, names.standing_by(name, named), named)
 
 

@@ -40,7 +40,7 @@ class Context:
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     made = Context(tmp_path)
-    monkeypatch.setattr(session_files, "shipped_at", lambda name: made.root / name)
+    monkeypatch.setattr(session_files, "find_shipped", lambda name: made.root / name)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return made
 
