@@ -1,7 +1,7 @@
-"""Asking a running job: write the request, wait until it is taken, wait for the answer.
+"""Requests to a running job: write the request, wait until the job takes it, wait for the answer.
 
-The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that nobody takes is taken back:
-"nobody took it" means that it will never happen, and "no answer in time" does not.
+The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that no job takes is withdrawn:
+after "nobody took it" it is never carried out; after "no answer in time" it still may be.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 
 _POLL_MS = 100
-#: A job takes a request within half a second, also while it recovers or waits for its restart, unless
-#: it is just taking over: then it needs longer.
+#: A job takes a request within half a second, even while it recovers or waits for a restart; only during a
+#: takeover it needs longer.
 TAKEN_WITHIN_MS = 30_000
 _OVER = "the job does not run: it has ended, or has only begun to start; nothing was asked of it"
 _LEFT_TO_NEXT_START = (
@@ -38,7 +38,7 @@ assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """An asker's limits in milliseconds: until the request is taken, and in all."""
+    """The asker's timeouts in milliseconds: until the job takes the request, and in all."""
 
     taken_within_ms: int
     answered_within_ms: int
@@ -50,7 +50,7 @@ class Patience:
 
 
 class RequestInterrupt(KeyboardInterrupt):
-    """Ctrl-C while an asker waited; `reply` says what becomes of the request."""
+    """Ctrl-C while the asker waited; `reply` tells whether the request will still be carried out."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.text)
@@ -65,7 +65,7 @@ def ask(
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
 ) -> Reply:
-    """Ask the job and wait; Ctrl-C, too, ends in a reply."""
+    """Send a request and wait for the reply; Ctrl-C ends in a reply, too."""
     try:
         return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
     except RequestInterrupt as interrupted:
@@ -80,7 +80,7 @@ def ask_until_interrupted(
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
 ) -> Reply:
-    """Ask the job and wait; whatever happens, the request's files are deleted in the end."""
+    """Send a request and wait for the reply; delete the request's files in any case."""
     owner = job.job_dir.newest_owner()
     if owner.value == 0:
         return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
@@ -127,7 +127,7 @@ def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience
 
 
 def _take_back(request: OutsideRequest, files: RequestFiles) -> bool:
-    """Claim the request; return whether nobody else had."""
+    """Claim the request; return True if no owner had claimed it before."""
     return files.claim(Claim(Claimant.ASKER, request.owner_epoch)).by is Claimant.ASKER
 
 
@@ -146,7 +146,7 @@ def _seconds(duration_ms: int) -> str:
 
 
 def describe(reply: Reply) -> str:
-    """Return a reply that is not COMPLETED as one line."""
+    """Format a reply that is not COMPLETED as one line."""
     match reply.kind:
         case ReplyKind.REFUSED:
             what = "refused"

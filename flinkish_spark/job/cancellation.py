@@ -1,4 +1,4 @@
-"""Ending what may hang: a query, by interrupts and in the end with its process; a job; a stop by a signal."""
+"""Cancellation of a query (interrupts, in the end of its process), of a job, and of a stop by signal."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _LOOK_MS = 100
-#: How long a last interrupt, and the question where it hangs, may take.
+#: Time limit for the last interrupt and for finding out where the query hangs.
 _LAST_MS = 1_000
 _MOST_FRAMES = 4
 
 
 class _Attempt:
-    """One query that is being ended, and what is known of that."""
+    """The attempt to end one query, and its outcome."""
 
     def __init__(self, query: StreamingQuery, threads: QueryThreads) -> None:
         self._query, self._threads = query, threads
         self.has_ended = threading.Event()
         self.failure: Exception | None = None
-        #: Where it stood when it was last asked.
+        #: Stacks of its threads at the last look.
         self.hangs_in = ""
 
     def stop(self) -> None:
-        """Let Spark stop it, and wait for its tasks where they run in this JVM."""
+        """Stop the query through Spark, and wait for its tasks that run in this JVM."""
         try:
             self._query.stop()
             while self._threads.tasks() and not self.has_ended.wait(_LOOK_MS / 1000):
@@ -55,7 +55,7 @@ class _Attempt:
 
     def interrupt(self, for_ms: int) -> None:
         try:
-            # The threads of this Python that stage micro-batches, and those of the JVM.
+            # The threads that stage micro-batches: those of this Python process, and those of the JVM.
             stacks = map(traceback.extract_stack, sys._current_frames().values())
             own = [one for one in stacks if any(frame.filename == epoch_writer.__file__ for frame in one)]
             self.hangs_in = "; ".join((*map(_format_stack, own), *self._threads.stacks()))
@@ -80,11 +80,11 @@ class QueryCancellation:
     ) -> None:
         self._spark, self._query = spark, query
         self._rules, self._clock, self._threads = rules, clock, threads
-        # Asked now: a JVM that hangs answers nothing.
+        # Looked up now, because a JVM that hangs does not answer.
         self._of_query = QueryThreads(spark, str(query.runId))
 
     def run(self) -> None:
-        """End it; it and its tasks in this JVM have ended when this returns."""
+        """End the query; when this returns, it and its tasks in this JVM have ended."""
         attempt, interrupts = _Attempt(self._query, self._of_query), 0
         began_ms = self._clock.monotonic_ms()
         self._threads.start("flinkish-query-stop", attempt.stop)
@@ -102,7 +102,7 @@ class QueryCancellation:
             raise attempt.failure
 
     def _end_process(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
-        """End the process, and return what is to be said about it."""
+        """End the process, and return the error to raise."""
         has_ended = end_jvm(self._spark)
         done = (
             "the JVM of this driver was ended" if has_ended else "the JVM of this driver could not be ended"
@@ -127,7 +127,7 @@ def _format_stack(stack: traceback.StackSummary) -> str:
 
 
 def make_timeout_error(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
-    """Return what is to be said of a job that was cancelled and is left to its threads."""
+    """Return the error for a cancelled job whose threads did not end in time."""
     idents = {f"the thread '{thread.name}'": thread.ident for thread in threading.enumerate()}
     frames = sys._current_frames()
     found = [(wait, frames.get(idents.get(wait.who) or 0)) for wait in waits]
@@ -175,7 +175,7 @@ class SignalledStop:
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._job, self._rules, self._clock, self._tell = job, rules, clock, tell
-        #: Not told yet: a handler of signals may interrupt whoever writes.
+        #: A message to log later: the signal handler may have interrupted a thread that is writing the log.
         self._news: list[str] = []
         self._is_asked = self._is_cancelled = False
         self._since_ms, self._seen = 0, (0, 0, 0)
@@ -189,7 +189,7 @@ class SignalledStop:
         self._job.stop_with_checkpoint()
 
     def look(self) -> None:
-        """Cancel a stop that does not get on; called again and again, by whoever waits for the job."""
+        """Cancel the job if its stop makes no progress; called periodically by the waiting thread."""
         while self._news:
             self._tell(self._news.pop(0))
         if not self._is_asked or self._is_cancelled:

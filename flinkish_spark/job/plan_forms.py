@@ -1,4 +1,4 @@
-"""Forms of a job graph as text: a tree for terminals, Flink's JSON, Graphviz' DOT, Mermaid for pages."""
+"""Text forms of a job graph: a tree for terminals, Flink's JSON, Graphviz's DOT, Mermaid for web pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flinkish_spark.protocol.statistics import (
 )
 
 _MOST_LETTERS = 46
-#: Fill and border by what a vertex begins with; dark enough borders to be told apart without colours.
+#: Fill and border colours by the vertex's first operator; borders differ in brightness, too.
 _COLOURS = {
     OperatorKind.SOURCE: ("#e8f1fb", "#2b6cb0"),
     OperatorKind.STATEFUL: ("#fdf3dc", "#b7791f"),
@@ -37,7 +37,7 @@ _OTHERS = ("#f4f4f5", "#5f6368")
 
 
 class PlanForm(Choice):
-    """In which form a plan is wanted."""
+    """The text format of a plan."""
 
     #: Flink's, for its plan visualiser.
     JSON = "JSON"
@@ -103,7 +103,7 @@ def _lines(vertex: JobVertex, graph: JobGraph) -> list[str]:
 
 
 def _edges(graph: JobGraph) -> Iterator[tuple[str, str, str]]:
-    """Yield the edges between vertices: from, to, and what stands beside it."""
+    """Yield the edges between vertices: from, to, label."""
     vertex_of = {one.id: vertex.id for vertex in graph.vertices for one in vertex.operators}
     for vertex in graph.vertices:
         found: dict[str, list[str]] = {}
@@ -145,14 +145,14 @@ def _colours(vertex: JobVertex) -> tuple[str, str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The tree, with what the last checkpoint has cost.
+# The tree, with the durations of the last checkpoint.
 
-#: Letters of a line where there is no terminal that says it.
+#: Width of a line without a terminal.
 _WIDTH = 120
 
 
 def tree(graph: JobGraph, history: StatisticsHistory | None = None) -> Tree:
-    """Return the graph as a tree from its sources on; what is read on several ways is shown once."""
+    """Return the graph as a tree that starts at the sources; a vertex with several inputs is shown once."""
     return _Reading(graph, _newest(history)).tree()
 
 

@@ -1,12 +1,11 @@
-"""Commit or replay, carried out: the epoch runs again beside the job, and the lost sink stages it again.
+"""Replay of an epoch: it runs again, apart from the job's log, and the sink that lost data stages it again.
 
-Nothing of the job's own log and state is touched. The micro-batches of the decision run, one start of the
-query each, in a folder of their own that begins with the pinned state of the checkpoint before; `offsets/N`
-is put there as it was logged, and Spark runs exactly that range. What the other sinks got is not staged a
-second time. A replay that is cut off leaves a folder, which the next one clears, and staged data that
-nothing names, which is swept.
+The job's own log and state are not touched. The micro-batches of the decision run, with one start of the
+query each, in a separate folder that begins with the pinned state of the previous checkpoint; `offsets/N` is
+written there as it was logged, and Spark runs exactly that range. The other sinks stage nothing. A replay
+that is cut off leaves a folder, which the next one clears, and unnamed staged data, which is swept.
 
-The rules are in :mod:`flinkish_spark.protocol.replay`. Spark's own query is not running.
+The rules are in :mod:`flinkish_spark.protocol.replay`. The job's own query does not run.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ _WATCH_MS = 20
 
 @dataclass(frozen=True)
 class Replayer:
-    """Replays one job's epochs; used by the recovery."""
+    """Replays epochs of one job; used by the recovery."""
 
     engine: QueryEngine
-    #: Its own log and state are only read. While a micro-batch runs only a cancel ends a replay: a job that
-    #: stops shows all that it has decided, since it may not be started again for long.
+    #: Its log and state are only read. A running micro-batch of a replay is ended by a cancel only: a job
+    #: that stops commits all that is decided, since its next start may be far away.
     job: JobContext
     why_lost: Callable[[LoggedOffsets], str]
-    #: Makes the control file of a query, new with every call.
+    #: Makes a new control file for each query.
     control: Callable[[], ControlFile]
-    #: Numbers no two attempts of one owner alike.
+    #: Gives each attempt of one owner a different number.
     attempts: Iterator[int]
 
     def replay(
@@ -73,18 +72,19 @@ class Replayer:
         abort: Callable[[str, Sequence[Committable]], None],
         patiently: Callable[[Callable[[], str]], str],
     ) -> None:
-        """Stage again what a decided checkpoint has lost of one sink; may be cut off and repeated."""
+        """Stage the data again that one sink lost of a decided checkpoint; may be cut off and repeated."""
         known = self.job.job_dir.restaged(decision.checkpoint)
         if known is not None and known.batches != decision.batches:
-            # A deposed owner has finished its replay since: what it staged is confirmed, or lost in turn.
+            # A deposed owner has finished its replay meanwhile: its staged data is confirmed, or lost as
+            # well.
             LOG.warning("checkpoint %s was replayed by somebody else meanwhile", decision.checkpoint)
             return
         replay = _Replay(self, decision, lost, 1 if known is None else known.number + 1)
         plan = replay.plan()
         replay.check(patiently)
         LOG.warning("checkpoint %s is replayed: %s", decision.checkpoint, lost)
-        # This order matters: an earlier owner that wakes up now still holds the decision as it was. What
-        # is aborted cannot be committed by it, so no record can become visible twice.
+        # This order matters: an earlier owner that wakes up now still holds the old decision. It cannot
+        # commit aborted data, so no record becomes visible twice.
         abort(plan.sink, plan.lost)
         staged = replay.run(plan)
         restaged = restage(decision, plan, staged, self.job.committers[plan.sink].task_of)
@@ -101,7 +101,7 @@ _RESTORE = "restore the job from before this checkpoint"
 
 @dataclass(frozen=True)
 class _Replay:
-    """One replay; `number` is the next one as long as the decision is what it was."""
+    """One replay; `number` is the next one as long as the decision is unchanged."""
 
     parts: Replayer
     decision: Decision
@@ -122,7 +122,7 @@ class _Replay:
         return plan
 
     def check(self, patiently: Callable[[Callable[[], str]], str]) -> None:
-        """Refuse what cannot be run again, before anything is touched."""
+        """Refuse an epoch that cannot run again, before anything is changed."""
         before = self._find_previous()
         first = BatchId(0) if before is None else before.batch.next()
         if first != self.decision.batches[0].batch:
@@ -135,7 +135,7 @@ class _Replay:
             self._offsets(batch.batch)
         position = self._began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
         position = position.with_added(LoggedOffsets.parse(self.decision.offsets_text))
-        # The job must never go on silently without input that a decided checkpoint counts as read.
+        # The job must never continue silently without input that a decided checkpoint counts as read.
         why = patiently(partial(self.parts.why_lost, position))
         if why:
             raise self.make_error(why, "restore the input, or restore the job from before this checkpoint")
@@ -147,7 +147,7 @@ class _Replay:
     def _why_no_state(self, before: Decision) -> str:
         pins = self.parts.job.pins
         if before.checkpoint not in pins.pinned():
-            # It could not be pinned behind its receipt; Spark goes on from it, so it may still be there.
+            # It could not be pinned after its receipt; Spark continues from it, so it may still exist.
             try:
                 pins.pin(before)
             except CorruptObjectError as gone:
@@ -169,7 +169,7 @@ class _Replay:
         return f" (its input: {end.described_since(begin)})"
 
     def _find_previous(self) -> Decision | None:
-        """Return the checkpoint that the epoch begins behind; None if the log begins with it."""
+        """Return the checkpoint before the epoch; None if the log begins with the epoch."""
         began_in = self.parts.job.job_dir.history().log_began_in
         found = [
             d
@@ -228,18 +228,18 @@ class _Replay:
         restaged = RestagedEpoch(checkpoint, self.number, epoch, now_ms, plan.sink, why, batches)
         job.ownership.check()
         job.observer.before(Step.RESTAGED, str(checkpoint))
-        # With this create the checkpoint names what was staged again; before it, it names what is aborted.
+        # From this create on the checkpoint names the newly staged data; before, it names the aborted data.
         created = job.job_dir.create_restaged(restaged)
         job.observer.after(Step.RESTAGED, str(checkpoint))
         job.log.end_replay()
         if created is CreateResult.EXISTS:
-            # Ours is swept, since nothing names it; the confirmation goes by what is there.
+            # Our staged data is unnamed and is swept; the confirmation uses the stored replay.
             LOG.warning("checkpoint %s was replayed by somebody else at the same time", checkpoint)
 
 
 @dataclass
 class _ReplayWriter:
-    """The function given to foreachBatch during a replay."""
+    """The foreachBatch function of a replay."""
 
     part: BatchReplay
     sink: str

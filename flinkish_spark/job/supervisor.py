@@ -1,14 +1,14 @@
 """The supervisor of a job: its phases, in their order.
 
-    check      what can be refused is refused; nothing is written anywhere
-    own        the lock, the owner epoch, the fence; what sinks and sources hold is of this directory
-    recover    what is decided is finished, what is not is gone, and hooks know where the job goes on
-    plan       one streaming DataFrame, and who stages and decides its micro-batches
-    run        the query, until it ends, fails, or the job is told to end
-    finish     query and coordinator have ended; what the last micro-batch had begun is gone
+    check      refuse a job that cannot work; nothing is written
+    own        take the lock, the owner epoch, the fence; check that external systems fit the directory
+    recover    commit what is decided, abort the rest, restore the hooks
+    plan       one streaming DataFrame, the sinks' writers, the coordinator
+    run        the query, until it ends, fails, or the job is stopped
+    finish     end query and coordinator; abort the output of an unfinished micro-batch
 
-A start of the query is recover to finish; what fails is started again under the same ownership. Another
-ownership begins after an order to go back. One object per `execute`.
+A start of the query runs recover to finish; after a failure it is repeated under the same ownership. A rewind
+order begins a new ownership. One object per `execute`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ LOG = logging.getLogger(__name__)
 
 
 class RestartPolicy:
-    """The failures of one job in one process; used by the supervisor's thread."""
+    """The restart policy: failures of one job in one process; used by the supervisor's thread."""
 
     def __init__(
         self,
@@ -102,36 +102,36 @@ class RestartPolicy:
         tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
     ) -> None:
         self._strategy, self._random = strategy, random
-        #: Records on which a user function raised: the second time ends the job.
+        #: Records for which a user function raised an error: the second time ends the job.
         self._failed_records: set[tuple[object, ...]] = set()
-        #: Those of them that name no record; after a checkpoint it is another one.
+        #: Such errors that name no record; after a checkpoint it is a different record.
         self._unplaced: set[tuple[object, ...]] = set()
         self._failed_while_stopping = False
         self._repeated = RepeatedFailures(tries_without_progress)
-        #: The first failure from each cause, and of each kind, that is counted.
+        #: The first failure of each counted cause and kind.
         self._first: dict[str, FlinkishError] = {}
         self._first_of_kind: dict[str, FlinkishError] = {}
         self.history = RestartHistory()
 
     def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
-        """Return whether the job ends behind this failure because it was told to end."""
+        """Return True if the job ends after this failure since it was stopped or cancelled."""
         if isinstance(error, CancellationTimedOut):
-            # Whoever cancelled the job wants to know what became of the process.
+            # The user who cancelled the job must learn that its process was ended.
             raise error
         if control.cancel_wanted.is_set():
             LOG.warning("the job is cancelled; before that it failed: %s", error)
             return True
         if control.stop_wanted.is_set() and self._failed_while_stopping:
-            # It was started once more, to take its last checkpoint. For ever would be no stop.
+            # The query was restarted once for its last checkpoint; more restarts would never end.
             LOG.error("stopped without a last checkpoint; the next start goes on: %s", error)
             return True
         self._failed_while_stopping = control.stop_wanted.is_set()
         return False
 
     def delay_ms_after(self, error: FlinkishError, now_ms: int, batch: BatchId | None = None) -> int:
-        """Return how long to wait before the next start; raise an error if there will be none."""
+        """Return the delay before the next start; raise an error if there is none."""
         if isinstance(error, StopFailed):
-            # The savepoint failed and not the job: it goes on, whatever its strategy says.
+            # The savepoint failed and not the job: it restarts, whatever its restart strategy is.
             return 0
         if isinstance(error, SparkGoneError) or not error.restartable:
             raise error
@@ -151,7 +151,7 @@ class RestartPolicy:
         return verdict.delay_ms
 
     def ran_well(self) -> None:
-        """Note that a checkpoint was confirmed."""
+        """Record a confirmed checkpoint as progress."""
         self._failed_records -= self._unplaced
         self._unplaced.clear()
         self._repeated = self._repeated.progressed()
@@ -165,7 +165,7 @@ class RestartPolicy:
         if repeated.times_of_kind(kind) == 1:
             self._first_of_kind[kind] = error
         if repeated.times(cause) == 1:
-            # Texts may be new each time: what is counted no more is forgotten here, too.
+            # Messages may differ each time, so failures that no longer count are removed here, too.
             self._first = {c: e for c, e in self._first.items() if repeated.times(c)} | {cause: error}
         if repeated.is_stuck(cause):
             first, tries = self._first[cause], repeated.times(cause)
@@ -188,27 +188,27 @@ class RestartPolicy:
 
 
 class JobControl:
-    """Passes requests of any thread to the coordinator that runs; remembers what outlives it; never waits."""
+    """Passes requests of any thread to the running coordinator, and keeps what outlives it; never waits."""
 
     def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
         self._why_no_savepoint_at = why_no_savepoint_at
         self._coordinator: CheckpointCoordinator | None = None
-        #: Whose timer is switched: the same one, but before it runs.
+        #: The coordinator whose timer is switched: the same one, but set before it runs.
         self._timed: CheckpointCoordinator | None = None
         self._schedule = Schedule.ON
         self._lock = threading.Lock()
         self._is_over = False
-        #: No query runs yet, so there is nothing that a last checkpoint could be taken of.
+        #: No query runs yet, so no last checkpoint can be taken.
         self.is_starting = True
-        #: A last checkpoint is to be taken, then the job is to end.
+        #: The job must take a last checkpoint, and end.
         self.stop_wanted = threading.Event()
-        #: The job is to end at once.
+        #: The job must end at once.
         self.cancel_wanted = threading.Event()
-        #: Set with either of them: where no query runs, nothing has to be waited for any more.
+        #: Set with either of the two: ends every wait while no query runs.
         self.end_wanted = threading.Event()
 
     def stop_with_checkpoint(self) -> None:
-        # This order matters: whoever sees the second must be able to tell which of the two it is.
+        # This order matters: a thread that sees `end_wanted` must be able to tell the reason.
         self.stop_wanted.set()
         self.end_wanted.set()
 
@@ -217,7 +217,7 @@ class JobControl:
         self.end_wanted.set()
 
     def ask(self, asked: Asked) -> None:
-        """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns."""
+        """Trigger a checkpoint or savepoint; it is answered exactly once, perhaps before this returns."""
         coordinator = self._coordinator
         if self._is_over:
             refused = CheckpointAnswer.refused(Reason.SHUT_DOWN)
@@ -229,12 +229,12 @@ class JobControl:
         else:
             coordinator.ask(asked)
             return
-        # Whoever does not look at the answer would wait for the end of a job that goes on.
+        # A caller that ignores the answer would wait for the end of a job that continues.
         LOG.warning("a checkpoint (%s) is refused: %s", asked.purpose.value, refused.text)
         asked.on_answer(refused)
 
     def schedule(self, schedule: Schedule) -> None:
-        """Switch the timer on or off, also for later starts of the query."""
+        """Switch periodic checkpoints on or off, also for later starts of the query."""
         with self._lock:
             self._schedule = schedule
             if self._timed is not None:
@@ -242,7 +242,7 @@ class JobControl:
 
     @property
     def exporting(self) -> frozenset[CheckpointId]:
-        """Checkpoints whose savepoints are being written: nothing they need may be deleted."""
+        """Checkpoints whose savepoints are being written; their files must be kept."""
         coordinator = self._coordinator
         return frozenset() if coordinator is None else coordinator.exporting
 
@@ -257,7 +257,7 @@ class JobControl:
         return self.cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
 
     def prepare(self, coordinator: CheckpointCoordinator) -> None:
-        """Switch the timer of a coordinator that does not run yet: its first look at it may trigger."""
+        """Switch the timer of a coordinator before it runs, since its first look may trigger."""
         with self._lock:
             if self._schedule is Schedule.OFF:
                 coordinator.schedule(Schedule.OFF)
@@ -274,26 +274,26 @@ class JobControl:
             self._coordinator, self._timed, self.is_starting = None, None, True
 
     def close(self) -> None:
-        """Refuse everything from now on: the job has ended in this process."""
+        """Refuse all later requests: the job has ended in this process."""
         self._is_over = True
 
 
 class QueryEnd(enum.Enum):
-    #: The job was told to end, or all its input is over and has been worked through.
+    #: The job was stopped, or its bounded input is processed.
     OVER = "OVER"
-    #: It was not: timers were left behind the last checkpoint, or input that was over went on.
+    #: Timers were left after the last checkpoint, or the input grew again.
     NOT_OVER = "NOT_OVER"
 
 
 class LastCheckpoint:
-    """Asks for the last checkpoint of a start; used by the supervisor's thread and the epoch writer's."""
+    """Triggers the final checkpoint of a start; used by the supervisor's and the epoch writer's threads."""
 
     def __init__(self, control: JobControl, time: Timekeeping, coordinator: CheckpointCoordinator) -> None:
         self._control, self._time, self._coordinator = control, time, coordinator
         self._lock, self._is_asked = threading.Lock(), False
 
     def look(self) -> None:
-        """Ask for it if it may be taken; called ten times a second, and after each staged micro-batch."""
+        """Trigger it when possible; called ten times a second, and after each staged micro-batch."""
         if not (self._control.stop_wanted.is_set() or self._time.can_end):
             return
         with self._lock:
@@ -307,14 +307,14 @@ class LastCheckpoint:
         return self._coordinator.ended_with is not None
 
     def end(self) -> QueryEnd:
-        # One that nobody wished for was asked for because all input was over.
+        # A final checkpoint that no user requested means that the input has ended.
         is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
         is_wish = self._control.end_wanted.is_set()
         return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
 
 
 _WATCH_MS = 100
-#: How long listeners may take to hear of a job that is left.
+#: Time limit for notifying listeners of a job that is given up.
 _TOLD_MS = 1_000
 
 
@@ -345,7 +345,7 @@ class Supervisor:
         self._failures = FailureManager(settings.checkpoint.tolerable_failures)
         self._dropped_by_sinks = 0
         self._restarts = RestartPolicy(settings.restart, settings.random, settings.tries_without_progress)
-        #: Of the query that runs, or has ended last.
+        #: The writer of the running or last query.
         self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
@@ -369,10 +369,10 @@ class Supervisor:
         self.states = JobStates(engine.vertices, settings.listeners, settings.clock, self._waiting)
         self._owned: _OwnedJob | None = None
         self._lock: OwnerLock | None = None
-        #: Since when the watchdog knows that the job is cancelled.
+        #: Time at which the watchdog saw that the job is cancelled.
         self._cancelled_ms: int | None = None
         self._interrupter: RunningThread | None = None
-        #: Its end has a watchdog of its own, which ends the JVM.
+        #: The end of the query has its own watchdog, which ends the JVM.
         self._is_ending_query = False
         self._left: CancellationTimedOut | None = None
         self._on_left: Callable[[CancellationTimedOut], None] = lambda error: None
@@ -415,7 +415,7 @@ class Supervisor:
             self.states.on(JobEvent.SUSPEND, "a newer owner has the job")
             raise
         except Exception as error:
-            # What comes up before the query is tried has not met a type yet.
+            # An error before the query's first attempt is not classified yet.
             known = classify(error)
             self.states.over(known)
             raise_translated(known, error)
@@ -444,14 +444,14 @@ class Supervisor:
             return
         owned, for_ms = self._owned, now_ms - self._cancelled_ms
         if owned is not None and (self._interrupter is None or not self._interrupter.is_alive()):
-            # What was decided is finished by the next start; whoever cancels a job does not wait for it.
+            # A cancel does not wait for a running commit; the next start finishes it.
             self._interrupter = self._settings.threads.start("flinkish-interrupter", owned.job.interrupt)
         if exceeds(for_ms, self._settings.cancellation.timeout_ms):
             self._leave(make_timeout_error(waits, for_ms))
 
     def _leave(self, error: CancellationTimedOut) -> None:
-        """Give the job up although its threads have not ended; called by the watchdog's."""
-        # Epochs, seals and the sinks' own fences hold against these threads, and their next check of the
+        """Give the job up although its threads have not ended; called by the watchdog's thread."""
+        # Owner epochs, seals and the sinks' fences protect against these threads, and their next check of the
         # ownership ends them.
         LOG.error("%s", error)
         self._left, self.progress.last_error = error, str(error)
@@ -459,7 +459,7 @@ class Supervisor:
             self._owned.job.ownership.leave()
         self.progress.is_running = False
         self.control.close()
-        # It may be a listener that hangs; then nobody can be told.
+        # The hanging thread may be a listener's; then listeners cannot be notified.
         told = threading.Event()
 
         def tell() -> None:
@@ -475,11 +475,12 @@ class Supervisor:
         self._on_left(error)
 
     def _run_owned(self) -> bool:
-        """Run the job under one ownership; return whether it has to be taken over once more."""
+        """Run the job under one ownership; return True if it must be taken over once more."""
         self._owned = owned = self._own()
         job = owned.job
         try:
-            # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
+            # This order matters: nothing is recovered, committed or aborted if external systems hold another
+            # timeline.
             with self._waiting("sinks and sources to say what they hold"):
                 is_to_be_taken_over_again = settle_timeline(job)
             if is_to_be_taken_over_again:
@@ -502,7 +503,7 @@ class Supervisor:
                 job.close()
 
     def _run_queries(self, owned: _OwnedJob) -> bool:
-        """Start the query until the job is over; return whether it is to go back."""
+        """Restart the query until the job has ended; return True if a rewind is ordered."""
         ownership = owned.job.ownership
         while True:
             try:
@@ -513,15 +514,15 @@ class Supervisor:
                 return False
             except RestartForRewind as order:
                 self._goes_on(str(order))
-                # Spark goes on cleaning the folder of a query that has ended, by the highest
-                # version that it saw: the rewound one gets a folder that Spark does not know.
+                # Spark continues to clean the folder of an ended query by the highest version that it saw, so
+                # the rewound query gets a folder that Spark does not know.
                 return True
             except Exception as error:
                 if not self._survives(classify(error, self._place()), owned.inputs):
                     return False
-            # A zombie must not seal the id that the newer owner is about to decide.
+            # A zombie must not seal an id that the newer owner is about to decide.
             ownership.check()
-            # Ids that were pending are never used again, whatever became of their barriers.
+            # Pending ids are never used again, whatever happened to their barriers.
             seal_open_ids(ownership, self._settings.clock)
             self._blocks.forget()
 
@@ -535,7 +536,7 @@ class Supervisor:
             return self._finish(owned, start)
 
     def _own(self) -> _OwnedJob:
-        """Take the job directory over, and make what everything after it shares."""
+        """Take the job directory over, and build the context of all later phases."""
         settings, waiting, engine = self._settings, self._waiting, self._engine
         with waiting("the job directory to take the record of the job"):
             job = engine.record_job()
@@ -594,7 +595,7 @@ class Supervisor:
         self.states.on(JobEvent.ALL_ENDED)
 
     def _survives(self, error: FlinkishError, inputs: Inputs) -> bool:
-        """Wait before the next attempt; return whether there is one, or raise."""
+        """Wait before the next attempt; return False if there is none, raise if the job has failed."""
         control, clock = self.control, self._settings.clock
         self.progress.last_error = str(error)
         if isinstance(error, FencedError):
@@ -603,7 +604,7 @@ class Supervisor:
         if trace := error.facts.get("trace"):
             LOG.info("from the inside out:\n%s", trace)
         if isinstance(error, InputLostError | QueryFailed):
-            # What Spark says about lost input names no ranges; the source does.
+            # Spark's error about lost input names no ranges; the source's does.
             self._raise_if_lost(inputs)
         if self._restarts.gives_up(error, control):
             return False
@@ -614,18 +615,18 @@ class Supervisor:
             self.progress.last_error = str(stuck)
             raise
         except FlinkishError:
-            # Spark's own is not shown, but there for who writes it down.
+            # Spark's own error is not printed, but stays for the trace file.
             error.__context__ = error.__cause__
             raise error from None
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))
-        # Told to stop, it is started once more at once, to take its last checkpoint.
+        # A stopped job restarts at once, to take its last checkpoint.
         clock.wait(control.end_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
 
     def _raise_if_lost(self, inputs: Inputs) -> None:
-        """Raise what the sources say is wrong with their input, if no restart mends it."""
+        """Raise the sources' error about their input if a restart cannot mend it."""
         try:
             with self._waiting("the sources to be asked what is left of their input"):
                 inputs.check()
@@ -633,11 +634,11 @@ class Supervisor:
             known = classify_alive(error)
             if not known.restartable:
                 raise_translated(known, error)
-            # The next start asks again, before it does anything else.
+            # The next start checks again first.
             LOG.warning("the input cannot be checked now: %s", known)
 
     def _place(self) -> str:
-        """Return at which micro-batch the query has ended; empty if it did not come so far."""
+        """Return the micro-batch at which the query ended, in words; empty before the first."""
         return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
 
     def _recover(self, owned: _OwnedJob) -> RecoveryResult:
@@ -659,7 +660,7 @@ class Supervisor:
             except RewindError as refused:
                 if self.states.status is JobStatus.CREATED:
                     raise
-                # The order is closed. A job that runs well does not end because of a wrong wish.
+                # The order is closed. A healthy job does not end because of an impossible order.
                 LOG.error("the order is not carried out: %s", refused)
                 start, kept = recovery.run()
             newest = self._job_dir.newest_commit()
@@ -676,14 +677,14 @@ class Supervisor:
     ) -> EventTime | None:
         tell = partial(tell_restored, job, newest, savepoint)
         try:
-            # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
+            # A stop waits for the hooks: it needs a last checkpoint, and most hooks are quick.
             return outcome_of(tell, "flinkish-restore-hooks", job.threads, job.clock, job.is_cancelled)
         except GivenUp:
             raise Interrupted("restoring the master hooks") from None
 
     def _check_input(self, owned: _OwnedJob) -> None:
-        # This order matters: where sources stand is read from entries of the log, and a damaged one is to be
-        # told with its file.
+        # This order matters: source positions are read from entries of the log, and a damaged entry must be
+        # reported with its file.
         owned.job.log.check()
         with self._waiting("the sources to be asked before the start"):
             if not ask_until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
@@ -775,7 +776,8 @@ class Supervisor:
 
     def _run(self, owned: _OwnedJob, start: _Start) -> None:
         self._writer, self.control.is_starting = start.writer, False
-        # This order matters: what is due by now, or was kept, gets its barrier into the first micro-batch.
+        # This order matters: a checkpoint that is due, or kept micro-batches, get a barrier in the first
+        # micro-batch.
         self.control.prepare(start.coordinator)
         start.coordinator.start()
         try:
@@ -788,7 +790,7 @@ class Supervisor:
             self._failures = start.coordinator.failures
             raise
         owned.job.tracker.pending = query.pending_records
-        # Not before: whoever asks a coordinator that never starts would wait for ever.
+        # Not before: a request to a coordinator that never starts would wait for ever.
         self.control.attach(start.coordinator)
         self.progress.is_running = True
         self.states.on(JobEvent.STARTED)
@@ -820,15 +822,15 @@ class Supervisor:
     def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
         if isinstance(writer.failure, FlinkishError):
             raise writer.failure
-        # Raises if the JVM is gone.
+        # This call raises if the JVM is gone.
         told = query.exception()
         if writer.failure is not None:
-            # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
+            # Spark passes on only the text of an error in foreachBatch, inside Py4J's message.
             raise classify_alive(writer.failure, self._place()) from writer.failure
         raise told or QueryFailed("the query ended by itself")
 
     def _tear_down(self, query: RunningQuery, start: _Start) -> None:
-        """End query and coordinator; both have ended when this returns, or the JVM is gone."""
+        """End query and coordinator; when this returns, both have ended, or the JVM is gone."""
         start.gate.stop()
         start.coordinator.stop()
         with self._waiting("Spark to end the query"):
@@ -842,7 +844,7 @@ class Supervisor:
         start.coordinator.join()
 
     def _on_recovered(self, decision: Decision) -> None:
-        # A checkpoint that the recovery confirms is progress like any other.
+        # A checkpoint confirmed by the recovery is progress, too.
         self._dropped_by_sinks += self.progress.add_checkpoint(decision)
         self._restarts.ran_well()
         self.states.completed(decision.checkpoint)
@@ -855,7 +857,7 @@ class Supervisor:
 
     def _finish(self, owned: _OwnedJob, start: _Start) -> QueryEnd:
         if self.control.stop_wanted.is_set() or start.last.is_confirmed:
-            # What a newer owner has open is none of this one's leftovers.
+            # Open transactions of a newer owner are not leftovers of this one.
             owned.job.ownership.check()
             sweep_after_stop(owned.job)
         return start.last.end()
