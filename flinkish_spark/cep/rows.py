@@ -1,8 +1,8 @@
-"""Row patterns as SQL has them: a regular expression over rows, one right behind the other.
+"""SQL row patterns (MATCH_RECOGNIZE): a regular expression over adjacent rows.
 
-A row pattern is compiled to the same kind of table as a :class:`~flinkish_spark.cep.pattern.Pattern`; the
-order of a state's transitions is that of preference. It is run by another matcher, since SQL wants another
-thing: not all matches, but for each row the one that is preferred, of rows that earlier matches have left.
+A row pattern is compiled to the same kind of table as a :class:`~flinkish_spark.cep.pattern.Pattern`, with a
+state's transitions in the order of preference. It has its own matcher, since SQL needs not all matches but,
+for each start row, the preferred one, among the rows after earlier matches.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Variable(RowPattern):
 
 @dataclass(frozen=True, slots=True)
 class Concatenation(RowPattern):
-    """Parts one behind the other; none of them is nothing, which always fits."""
+    """A sequence of parts; without parts it matches nothing, which always fits."""
 
     parts: tuple[RowPattern, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf(RowPattern):
-    """One of several, the first that fits preferred."""
+    """Alternatives, in the order of preference."""
 
     options: tuple[RowPattern, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition(RowPattern):
-    """A part so many times, more or fewer preferred; `most` None: any number."""
+    """A part with a quantifier, greedy or reluctant; `most` None: unlimited."""
 
     of: RowPattern
     least: int
@@ -61,20 +61,20 @@ class Repetition(RowPattern):
 
 @dataclass(frozen=True, slots=True)
 class Exclusion(RowPattern):
-    """A part whose rows are not told where all rows of a match are."""
+    """SQL's {- -}: a part whose rows are left out of ALL ROWS PER MATCH."""
 
     of: RowPattern
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor(RowPattern):
-    """Nothing, before the first row of the key; or behind its last one, which nobody knows before the end."""
+    """SQL's ^ before the first row of the key, or $ after the last one, which is known only at the end."""
 
     is_first: bool
 
 
 class RowsPerMatch(enum.Enum):
-    """The rows that come out for a match, and for rows that are in none."""
+    """The output rows of a match, and of rows without one."""
 
     ONE_ROW = "ONE ROW PER MATCH"
     ALL_ROWS = "ALL ROWS PER MATCH SHOW EMPTY MATCHES"
@@ -84,31 +84,31 @@ class RowsPerMatch(enum.Enum):
 
 @dataclass(frozen=True)
 class RowSearch:
-    """A row pattern and all that is said of it; what compiling and running take."""
+    """A row pattern with its clauses: the input of compiler and matcher."""
 
     pattern: RowPattern
-    #: What a row has to be to be a variable; one that is missing is any row.
+    #: Conditions of variables; any row fits a variable without one.
     defined: dict[str, Expression] = field(default_factory=dict)
-    #: What is told of a match, by name.
+    #: Measures of a match, by name.
     measures: tuple[tuple[str, Expression], ...] = ()
     rows: RowsPerMatch = RowsPerMatch.ONE_ROW
-    #: Where the search goes on behind a match, and for rows of variables of which.
+    #: The row after a match at which the search continues, and the variables that it is relative to.
     skip: Skip = Skip.PAST_LAST
     skip_to: frozenset[str] = frozenset()
-    #: How much time a match may take; None: any.
+    #: Maximum duration of a match; None: unlimited.
     window_ms: int | None = None
 
 
 _CHOICE, _ROUND, _END = "$choice$", "$round$", "$end$"
-#: Before the name under which a row is taken that is not told.
+#: Prefix of the name of a state whose rows are excluded from the output.
 _HIDDEN = "-"
-#: As many states are more than anybody reads.
+#: Limit of the number of states.
 _MOST_STATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _AnchorCondition(Condition):
-    """Asked about a place between two rows."""
+    """The condition of an anchor, on a gap between two rows."""
 
     is_first: bool
     looks_back = True
@@ -127,17 +127,17 @@ class _AnchorCondition(Condition):
 
 @dataclass(frozen=True, slots=True)
 class _RowGap:
-    """Between which rows a place is; None: nobody knows yet whether it is the last."""
+    """A gap between two rows; `is_known_last` is None while another row may follow."""
 
     is_first: bool
     is_known_last: bool | None
-    #: Rounds of loops that have begun here.
+    #: Loop rounds that began at this gap.
     begun: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class _EmptyRound(Condition):
-    """Asked behind a round of a loop, by the name of the state that began it."""
+    """The condition that a loop round, named by its first state, took no row."""
 
     round: str
     looks_back = True
@@ -162,7 +162,7 @@ class _RowCompiler:
         return Automaton.of(self._states.values())
 
     def _build(self, part: RowPattern, then: Draft, *, is_excluded: bool) -> Draft:
-        """Return the first state of a part that goes on with `then`."""
+        """Return the first state of a part that continues with `then`."""
         match part:
             case Variable(name):
                 state = self._state(name, (_HIDDEN if is_excluded else "") + name, StateKind.NORMAL)
@@ -210,7 +210,7 @@ class _RowCompiler:
         return then
 
     def _round(self, of: RowPattern, then: Draft, after: Draft, is_excluded: bool) -> Draft:
-        """Return the first state of a round with which a loop has enough: one without a row is the last."""
+        """Return the first state of a loop round; a round without a row ends the loop."""
         if then is after or not _may_be_nothing(of):
             return self._build(of, then, is_excluded=is_excluded)
         begin = self._state(_ROUND, _CHOICE, StateKind.NORMAL)
@@ -259,17 +259,17 @@ def _may_be_nothing(pattern: RowPattern) -> bool:
 
 @dataclass(slots=True)
 class RowState:
-    #: Those from `start` on, and as many before as may be looked at.
+    #: Rows from `start` on, and those before it that expressions may read.
     rows: list[Sequence[Any]] = field(default_factory=list)
     times_ms: list[int] = field(default_factory=list)
-    #: The place of the row with which the next match may begin.
+    #: Index of the row with which the next match may begin.
     start: int = 0
-    #: Up to which place rows are in a match that was told.
+    #: End index of the rows that are in an emitted match.
     covered: int = 0
-    #: How many rows of the key are known no more.
+    #: Number of rows of the key that were deleted.
     gone: int = 0
     matches: int = 0
-    #: By variable, of each row whether it can be it; None where nobody has asked. May be left out.
+    #: For each variable, by row: True if the row can be it, None if not evaluated. May be left out.
     facts: dict[str, list[bool | None]] = field(default_factory=dict)
 
     def forget(self, count: int) -> None:
@@ -283,20 +283,20 @@ class RowState:
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """A row that comes out: of a match, or one that is in none."""
+    """An output row: of a match, or an unmatched row."""
 
-    #: The times of the match's first and last row, or of the row.
+    #: Times of the match's first and last row, or of the unmatched row.
     first_ms: int
     time_ms: int
-    #: The row of the input; None where one row is told per match.
+    #: The input row; None for ONE ROW PER MATCH.
     row: Sequence[Any] | None
-    #: Of the measures; null for a row that is in no match.
+    #: Values of the measures; null for an unmatched row.
     values: tuple[Any, ...]
     first: Sequence[Any]
 
 
 class RowMatcher:
-    """Runs one row pattern; holds nothing of any key."""
+    """Runs one row pattern; has no state of keys."""
 
     def __init__(self, search: RowSearch) -> None:
         self.search, self.automaton = search, _RowCompiler().compile(search.pattern)
@@ -304,23 +304,23 @@ class RowMatcher:
         self._hides = [state.stage.startswith(_HIDDEN) for state in self.automaton.states]
         expressions = (*search.defined.values(), *(measure for _, measure in search.measures))
         parts = [one for made in expressions for one in made.all_parts()]
-        #: How many rows before a match's first one are looked at.
+        #: Number of rows before a match that expressions read.
         self._rows_before = max((-one.rows for one in parts if isinstance(one, Navigation)), default=0)
-        #: Whether the number of a key's matches is asked for, and whether a row is its first.
+        #: True if expressions read MATCH_NUMBER(); True if the pattern has the anchor ^.
         self.asks_for_number = any(isinstance(one, MatchNumber) for one in parts)
         self.asks_for_first = any(
             isinstance(one.condition, _AnchorCondition) and one.condition.is_first
             for at in self.automaton.states
             for one in at.transitions
         )
-        #: Variables that a row can be, or cannot be, whatever stands before it in a match.
+        #: Variables whose conditions do not depend on the match.
         self._of_place = [name for name, made in search.defined.items() if is_of_place(name, made)]
-        # Of such alone a place that has failed once fails again.
+        # If all variables are such, a row index that has failed once fails again.
         self._is_local = len(self._of_place) == len(search.defined)
         self._first = self._first_variables()
 
     def run(self, state: RowState, ended_to_ms: int) -> list[OutputRow]:
-        """Return what can be told now; no row up to `ended_to_ms` comes any more."""
+        """Return the output rows that are certain now: no row up to `ended_to_ms` comes any more."""
         told: list[OutputRow] = []
         for name in self._of_place:
             own = state.facts.setdefault(name, [])
@@ -349,7 +349,7 @@ class RowMatcher:
         return told
 
     def next_deadline_ms(self, state: RowState) -> int | None:
-        """Return when the rows that wait are decided about, whatever comes; None if no row waits."""
+        """Return the time at which the waiting rows are decided at the latest; None if no row waits."""
         if state.start >= len(state.rows):
             return None
         if self.search.window_ms is None:
@@ -359,12 +359,12 @@ class RowMatcher:
     def _attempt(
         self, state: RowState, is_ended: bool, ended_to_ms: int
     ) -> tuple[list[str], list[bool]] | None:
-        """Return the preferred match that begins at the start: by row its variable, and whether it is hidden.
+        """Return the preferred match at the start: variables by row, and whether each row is excluded.
 
-        None if there is none; raises UnknownRowError if nobody knows yet.
+        None if there is none; raises UnknownRowError if later rows may change it.
         """
-        # Ways are tried in the order of preference. One that needs a row which has not come is better than
-        # all behind it, so nothing is known before that row comes.
+        # Paths are tried in the order of preference. A path that needs a row which has not come is preferred
+        # to all later ones, so nothing is certain before that row comes.
         states, start, times = self.automaton.states, state.start, state.times_ms
         count, window = len(state.rows), self.search.window_ms
         labels, hidden = [""] * (count - start), [False] * (count - start)
@@ -374,7 +374,7 @@ class RowMatcher:
             at, place, begun, tried = waiting.pop()
             if states[at].kind is StateKind.FINAL:
                 return labels[: place - start], hidden[: place - start]
-            # What was gone through with the same rows leads to nothing new.
+            # A state that was visited with the same rows leads to nothing new.
             if (at, place, begun) in tried:
                 continue
             tried.add((at, place, begun))
@@ -396,7 +396,7 @@ class RowMatcher:
                 continue
             labels[place - start], hidden[place - start] = self._names[at], self._hides[at]
             if self._fits(state, labels, place, is_ended):
-                # Where a row alone decides what it can be, it does not matter what stands before it.
+                # If conditions depend on the row alone, the rows before it do not matter.
                 seen = tried if self._is_local else set()
                 waiting.append((ways[0].target, place + 1, frozenset(), seen))
         return None
@@ -417,7 +417,7 @@ class RowMatcher:
         return found
 
     def _first_variables(self) -> list[str]:
-        """Return what the first row of a match has to be one of; none where the row alone does not say so."""
+        """Return the variables possible for a match's first row; empty if conditions depend on more rows."""
         reached = list(self.automaton.find_reachable(self.automaton.start))
         if any(state.kind is StateKind.FINAL for state in reached):
             return []
@@ -444,7 +444,7 @@ class RowMatcher:
                 yield make_row(state.rows[state.start + at], at + 1)
 
     def _pass_over(self, state: RowState, told: list[OutputRow]) -> None:
-        """Go on behind a row with which no match begins."""
+        """Skip a row with which no match begins."""
         if self.search.rows is RowsPerMatch.ALL_ROWS_WITH_UNMATCHED and state.start >= state.covered:
             row = state.rows[state.start]
             at_ms, nothing = state.times_ms[state.start], (None,) * len(self.search.measures)
@@ -478,7 +478,7 @@ _END_OF_TIME = (1 << 63) - 1
 
 
 def is_of_place(name: str, made: Expression) -> bool:
-    """Return whether a variable's condition looks only at the row that would be it, and at rows before."""
+    """Return True if a variable's condition reads only its own row and rows directly before it."""
     if isinstance(made, Column):
         return made.variables is None or name in made.variables
     if isinstance(made, Navigation):

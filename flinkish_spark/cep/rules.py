@@ -1,7 +1,7 @@
-"""Patterns as JSON: what a rule that comes while a job runs says. The words are those of dynamic Flink CEP.
+"""Patterns in JSON, for rules that arrive while a job runs; the format is that of dynamic Flink CEP.
 
-A rule names a pattern of the program, or is a graph: nodes with conditions and quantifiers, edges that say
-what comes behind what. It is data alone: what it names has to be in the program.
+A rule names a pattern of the program, or is a graph: nodes with conditions and quantifiers, edges for their
+order. It is data only: all functions that it names must be in the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flinkish_spark.cep.stages import AfterMatchSkip, WithinType
 from flinkish_spark.core.errors import PatternError
 
 _UNITS_MS = {"MILLISECONDS": 1, "SECONDS": 1_000, "MINUTES": 60_000, "HOURS": 3_600_000, "DAYS": 86_400_000}
-#: What an edge calls how its target follows.
+#: Contiguity by the type of an edge.
 _EDGES: dict[str, Callable[[Pattern, Any], Pattern]] = {
     "STRICT": Pattern.next,
     "SKIP_TILL_NEXT": Pattern.followed_by,
@@ -38,11 +38,11 @@ _CONDITIONS = ("SQL", "CLASS")
 
 @dataclass(frozen=True)
 class KnownToRules:
-    """The patterns and conditions that rules may name: the only functions that they can lead to."""
+    """The patterns and conditions that rules may name; rules can call no other functions."""
 
-    #: By name, a pattern, or what makes one of a rule's arguments.
+    #: By name, a pattern, or a function of a rule's arguments that returns one.
     patterns: Mapping[str, Pattern | Callable[..., Pattern]] = field(default_factory=dict)
-    #: By name, a condition, or what makes one of a rule's arguments.
+    #: By name, a condition, or a function of a rule's arguments that returns one.
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def pattern(self, rule: str) -> Pattern:
@@ -156,12 +156,12 @@ _BETWEEN: dict[str, Callable[[Pattern], Pattern]] = {
     "SKIP_TILL_ANY": Pattern.allow_combinations,
 }
 _NODE = {"name", "type", "quantifier", "condition"}
-#: A graph may be a node of another one.
+#: A graph may be a node of another graph.
 _GRAPH = _NODE | {"nodes", "edges", "window", "afterMatchStrategy", "version"}
 
 
 def _sort_nodes(nodes: Any, edges: Any) -> list[tuple[Mapping[str, Any], str]]:
-    """Return nodes one behind the other, each with the type of the edge that leads to it."""
+    """Return the nodes in the order of the edges, each with the type of the edge that leads to it."""
     if not isinstance(nodes, list) or not nodes or not all(isinstance(one, dict) for one in nodes):
         _refuse(nodes, "nodes are a list of objects, one at least")
     by_name = {_text(one, "name"): one for one in nodes}
@@ -218,7 +218,7 @@ def _one_of(known: Mapping[str, Any], value: Any, what: str) -> Any:
 
 
 def _check_members(said: Any, needed: set[str], others: set[str]) -> None:
-    """Refuse what is no object, or has not just these members: what is not understood is not left out."""
+    """Refuse a value that is no object, lacks a required member, or has an unknown one."""
     if not isinstance(said, dict):
         _refuse(said, "an object stands here")
     missing, unknown = needed - said.keys(), said.keys() - needed - others
