@@ -1,4 +1,4 @@
-"""Spark's accumulator that carries what tasks of one start of a query say beside their rows."""
+"""A Spark accumulator with what the tasks of one query start report besides their rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NoTallies:
-    """Carries nothing: where there is no Spark."""
+    """The null object, for engines without Spark."""
 
     def begin(self) -> None: ...
 
@@ -33,9 +33,9 @@ NO_TALLIES = NoTallies()
 
 
 class TaskTallies(NoTallies):
-    """Made for each start of a query, so that tasks of an earlier one reach nobody."""
+    """The accumulator of one query start; reports of earlier starts' tasks are lost."""
 
-    # Spark's own thread puts in what a task sends before the job that waits for the task is done.
+    # Spark's thread adds a task's report before the Spark job of the task ends.
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
@@ -46,7 +46,7 @@ class TaskTallies(NoTallies):
         self._context.setLocalProperty(ACCUMULATORS_PROPERTY, str(self._carrier.aid))
 
     def collect(self) -> Accumulated:
-        """Return what tasks have added since :meth:`begin`, by name."""
+        """Return the accumulator values that tasks have added since :meth:`begin`, by name."""
         try:
             return counted(self._carrier.value)
         except ValueError as error:
@@ -61,5 +61,5 @@ class TaskTallies(NoTallies):
         return tuple(sorted(self._carrier.value.bases))
 
     def metrics(self) -> UserMetrics:
-        """Return what functions have measured in tasks since :meth:`begin`, by uid and name."""
+        """Return the metrics that functions have reported since :meth:`begin`, by uid and name."""
         return measured(self._carrier.value)

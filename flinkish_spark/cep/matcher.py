@@ -437,7 +437,7 @@ class Matcher:
         if not self._asks_nobody:
             return EventAnswers(facts, None)
         if None in answers:
-            # A missing result raises KeyError where it is used.
+            # A condition without a result raises an error where it is used.
             return EventAnswers(facts, {})
         self._step.facts, self._step.last = facts, None
         begins = self._step.find_ways(self.automaton.start)

@@ -1,4 +1,4 @@
-"""The JARs of this package: the shim it carries, and the pinned list of those that Maven serves."""
+"""The JARs of this package: the included shim, and the pinned list of JARs from Maven."""
 
 import os
 import re
@@ -28,12 +28,12 @@ _GET_DELTA = (
     "start the session with flinkish_spark.configure_spark_with_packages(...), which downloads it, or with "
     "configure_spark_with_jars(...) behind `flinkish jars DIR`"
 )
-#: Of what the resolver said.
+#: Number of lines of the resolver's output in messages.
 _MOST_LINES = 3
 
 
 class JarMissing(EnvironmentFault):
-    """A JAR that Spark or the broker needs is not where it must be."""
+    """A JAR that Spark or the broker needs is missing."""
 
 
 def shim_jar() -> Path:
@@ -49,7 +49,7 @@ def shim_jar() -> Path:
 
 
 def _lines() -> list[tuple[str, list[str], str]]:
-    """Return the lines of the pinned list: role, versions of Spark (of a broker none), Maven coordinate."""
+    """Return the lines of the pinned list: role, versions of Spark (none for a broker), Maven coordinate."""
     lines = (_HERE / "pinned.txt").read_text(encoding="utf-8").splitlines()
     parts = [line.split() for line in lines if line.strip() and not line.startswith("#")]
     return [(role, minors.split(","), coordinate) for role, minors, coordinate in parts]
@@ -105,8 +105,8 @@ def ivy_settings() -> Path:
 
 
 def find_pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
-    """Return the JARs that the running Spark needs out of a directory: those of the pinned list."""
-    # Where no Delta Lake is pinned for that version, the newest one in the directory is taken with its
+    """Return the pinned JARs for the running Spark from a directory."""
+    # If no Delta Lake is pinned for that version, the newest one in the directory is used with its
     # ``delta-storage``; without one, sessions have no Delta.
     where = Path(directory).resolve()
     wanted = [coordinate for coordinate in find_pinned("spark") if group in ("", coordinate.split(":")[0])]
@@ -125,14 +125,14 @@ def find_pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
 
 
 def download(directory: str | Path) -> list[Path]:
-    """Put the JARs that the running Spark needs into a directory unless they are there, and return them."""
+    """Download the JARs for the running Spark into a directory, if missing, and return their paths."""
     try:
         return find_pinned_jars(directory)
     except JarMissing:
         pass
     where = Path(directory).resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        # A fresh cache each time: this directory is all that is to be left on the machine.
+        # A temporary cache, so that only this directory stays on the machine.
         named = ""
         for group, artifact, version in (one.split(":") for one in find_pinned("spark")):
             named += f'<dependency org="{group}" name="{artifact}" rev="{version}" transitive="false" '
@@ -142,8 +142,8 @@ def download(directory: str | Path) -> list[Path]:
 
 
 def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> None:
-    """Put JARs into a directory, by the resolver that Spark has for ``spark.jars.packages``."""
-    # A session is not needed for it, and neither is Maven.
+    """Download JARs into a directory with Spark's resolver for ``spark.jars.packages``."""
+    # This needs neither a session nor Maven.
     cache.mkdir(parents=True, exist_ok=True)
     module = cache / "ivy.xml"
     module.write_text(_IVY_MODULE.format(dependencies), encoding="utf-8")
@@ -173,7 +173,7 @@ def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> Non
 
 
 def _find_unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:
-    """Return the names of Delta's JARs for a version of Spark that came out before they did."""
+    """Return the names of Delta's JARs for a version of Spark without pinned ones."""
     begins = f"delta-spark_{minor}_2.13-"
     found = [jar.name for jar in where.glob(f"{begins}*.jar")]
     if not found:
@@ -194,7 +194,7 @@ def _list_delta_minors() -> str:
 
 
 def how_to_get_delta(minor: str) -> tuple[str, str]:
-    """Return why a session of this version of Spark has no Delta Lake, and what to do."""
+    """Return the reason and advice for a session of this Spark version without Delta Lake."""
     if has_pinned_delta(minor):
         return "", _GET_DELTA
     return (

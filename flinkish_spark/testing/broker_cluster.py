@@ -1,4 +1,4 @@
-"""Three Kafka brokers as one cluster, as processes on loopback: each is yours to kill, pause and move to."""
+"""A cluster of three Kafka brokers, as processes on loopback that tests may kill and pause."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _T = TypeVar("_T")
 
 
 class ClusterDidNotSettle(EnvironmentFault):
-    """The cluster did not do in time what it was asked for."""
+    """The cluster did not reach the requested state in time."""
 
 
 class _Node(LocalBroker):
-    """One broker and controller; the first start of each waits for a second one, since a quorum is two."""
+    """One broker and controller; its first start waits for a second one, since a quorum needs two."""
 
     def __init__(
         self, number: int, directory: Path, jars_dir: str | Path, features: Mapping[str, int]
@@ -53,7 +53,7 @@ class _Node(LocalBroker):
                 "transaction.state.log.min.isr": "2",
                 "min.insync.replicas": "2",
                 "unclean.leader.election.enable": "false",
-                # Whoever is behind for longer is out of sync: 30 s by default.
+                # A replica that lags for longer is out of sync: 30 s by default.
                 "replica.lag.time.max.ms": "5000",
                 **properties,
             }
@@ -61,20 +61,20 @@ class _Node(LocalBroker):
 
 
 class BrokerCluster:
-    """Three brokers that are a quorum of controllers among themselves; ends with its `with` block.
+    """A cluster of three brokers, which are also its controllers; ends with its `with` block.
 
-    Topics have three replicas and want two in sync (`min.insync.replicas`), internal topics too: any one
-    broker may be lost. Each is in a rack of its own (``rack-1`` to ``rack-3``),
-    and readers that name a rack are sent there. Not thread safe.
+    Topics, also internal ones, have three replicas and need two in sync (`min.insync.replicas`): any one
+    broker may be lost. Each broker is in its own rack (``rack-1`` to ``rack-3``), and consumers that name a
+    rack read there. Not thread-safe.
 
     Parameters
     ----------
     directory
-        Holds a directory of each broker, with its data and ``broker.log``; made if missing.
+        Holds one directory per broker, with its data and ``broker.log``; created if missing.
     jars_dir
         The brokers' JARs, as `make jars` leaves them in ``build/broker-jars``.
     extra_properties, features
-        As for :class:`LocalBroker`, for each of them.
+        As for :class:`LocalBroker`, for each broker.
 
     Attributes
     ----------
@@ -107,11 +107,11 @@ class BrokerCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All of them: any may be down."""
+        """``host:port`` of all brokers, since any may be down."""
         return ",".join(node.bootstrap_servers for node in self.nodes)
 
     def start(self) -> Self:
-        """Start those that do not run, at the same time; return once each answers.
+        """Start the brokers that do not run, in parallel; return once each answers.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class BrokerCluster:
         Raises
         ------
         ClusterDidNotSettle
-            By this and every further question: nobody answered within a minute.
+            From this and all later requests: no broker answered within a minute.
         """
 
         def find_leader(admin: Any) -> int:
@@ -171,17 +171,17 @@ class BrokerCluster:
         return self._coordinator(CoordinatorType.TRANSACTION, transactional_id)
 
     def coordinator_of_group(self, group: str) -> LocalBroker:
-        """Return the broker that has the offsets of a consumer group."""
+        """Return the broker that coordinates a consumer group."""
         return self._coordinator(CoordinatorType.GROUP, group)
 
     def create_topic(
         self, topic: str, partitions: int, configs: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Create a topic with a replica on each broker, which has leaders when this returns."""
+        """Create a topic with a replica on each broker, and wait for its leaders."""
         options = {"num_partitions": partitions, "replication_factor": _NODES, "configs": dict(configs)}
 
         def create(admin: Any) -> None:
-            with contextlib.suppress(TopicAlreadyExistsError):  # by an attempt that was not answered
+            with contextlib.suppress(TopicAlreadyExistsError):  # by an earlier attempt whose answer was lost
                 admin.create_topics({topic: options}, timeout_ms=30_000)
 
         self._ask(f"create {topic}", create)
@@ -189,7 +189,7 @@ class BrokerCluster:
             self.await_leader(topic, partition)
 
     def move_leader(self, topic: str, partition: int, to: LocalBroker) -> None:
-        """Make a broker the leader of a partition; its replicas stay where they are."""
+        """Make a broker the leader of a partition; the replicas do not move."""
         place, number = TopicPartition(topic, partition), self.nodes.index(to) + 1
         others = [one for one in range(1, _NODES + 1) if one != number]
 
@@ -201,7 +201,7 @@ class BrokerCluster:
         self._await(f"{topic}-{partition} has moved to broker {number}", move_leader)
 
     def await_leader(self, topic: str, partition: int) -> None:
-        """Return once a partition has a leader that runs, as the others have noticed."""
+        """Wait until the running brokers know a running leader of a partition."""
         running = {node.number for node in self._members if node.is_running}
         self._await(
             f"{topic}-{partition} has a leader",
@@ -209,7 +209,7 @@ class BrokerCluster:
         )
 
     def await_in_sync(self) -> None:
-        """Return once every replica of every partition is in sync; all brokers run."""
+        """Wait until every replica of every partition is in sync; all brokers run."""
 
         def all_in_sync(admin: Any) -> bool:
             found = admin.describe_topics()
@@ -229,7 +229,7 @@ class BrokerCluster:
 
     def _coordinator(self, kind: CoordinatorType, key: str) -> LocalBroker:
         def find(admin: Any) -> int:
-            # What the client remembers may be what was.
+            # The client's cached answer may be outdated.
             admin._manager.cluster._coordinators.clear()
             found: dict[str, int] = admin._manager.run(admin._find_coordinator_ids, [key], kind)
             return found[key]
@@ -252,7 +252,7 @@ class BrokerCluster:
             time.sleep(_POLL_S)
 
     def _ask(self, what: str, ask: Callable[[Any], _T]) -> _T:
-        """Ask those that can answer, again for as long as it takes: leaders and controllers move."""
+        """Send a request to the running brokers, with retries, since leaders and controllers move."""
         deadline, last = time.monotonic() + _ASK_S, ""
         while time.monotonic() < deadline:
             servers = [node.bootstrap_servers for node in self.nodes if node.is_running]
