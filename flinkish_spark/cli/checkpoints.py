@@ -1,4 +1,4 @@
-"""`flinkish checkpoints`: list them, show one with all that took part in it, ask for one."""
+"""`flinkish checkpoints`: list checkpoints, show one with its participants, trigger one."""
 
 from __future__ import annotations
 
@@ -207,17 +207,17 @@ _SUMMARY = ("quantity", "count", "min", "avg", "p50", "p99", "max")
 
 @click.group()
 def checkpoints() -> None:
-    """Look at the checkpoints of a job, or ask for one."""
+    """Show the checkpoints of a job, or trigger one."""
 
 
 @checkpoints.command("list")
 @job_argument
 @json_option
 def list_checkpoints(job: StoredJob, as_json: bool) -> None:
-    """List the checkpoints of a job, oldest first, and sum them up.
+    """List the checkpoints of a job, oldest first, with a summary.
 
-    Works whether the job runs or not. Durations are milliseconds; "go back" says whether
-    `flinkish rewind` can go back to it.
+    The job may run or not. Durations are in milliseconds; "go back" tells whether `flinkish rewind` can go
+    back to the checkpoint.
     """
     history = statistics_of(job)
     views = checkpoint_views(job, history)
@@ -249,7 +249,7 @@ def list_checkpoints(job: StoredJob, as_json: bool) -> None:
 @checkpoint_argument
 @json_option
 def show_checkpoint(job: StoredJob, checkpoint: int, as_json: bool) -> None:
-    """Show all that is known about one checkpoint."""
+    """Show the details of one checkpoint."""
     views = checkpoint_views(job, statistics_of(job))
     view = next((one for one in views if one.checkpoint == CheckpointId(checkpoint)), None)
     if view is None:
@@ -288,7 +288,7 @@ def _row(view: CheckpointView) -> tuple[object, ...]:
 
 
 def _reason(view: CheckpointView) -> str:
-    """Return what is special about a checkpoint."""
+    """Return the remark on a checkpoint."""
     if view.superseded_by is not None:
         return f"left behind by the rewind that began lineage {view.superseded_by}"
     if view.failure is None:

@@ -1,4 +1,4 @@
-"""`flinkish graph`: what Spark runs of a job, as the newest start has written it down."""
+"""`flinkish graph`: shows the job graph that the newest start has recorded."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 @click.option("--mermaid", "form", flag_value="MERMAID", help="As Mermaid, which pages and notebooks draw.")
 @json_option
 def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
-    """Show which operators a job has, which run in the same tasks and why, and what they cost last.
+    """Show the operators of a job, which of them share tasks and why, and their last durations.
 
-    The job need not run. What is shown is what its newest start has run.
+    Shows the graph of the job's newest start; the job may run or not.
     """
     with as_damage("the job graph"):
         found = job.job_dir.job_graph()
@@ -50,7 +50,7 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
 
 
 def _render(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
-    # Here and not above: other commands can do without.
+    # Imported here, since other commands do not need it.
     from flinkish_spark.job.plan_forms import PlanForm, plan_in, text
 
     return text(found, history) if form is None else plan_in(found, PlanForm(form))

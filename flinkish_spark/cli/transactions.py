@@ -1,4 +1,4 @@
-"""`flinkish transactions`: what a job has left open on Kafka's brokers, and ending it."""
+"""`flinkish transactions`: lists and ends transactions that a job has left open on Kafka's brokers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.writer import KafkaCommitter
 
 
-#: Between two questions whether the job's owner lives.
+#: Interval at which the job's owner is checked.
 _POLL_MS = 1_000
 _LIST = ("transactional id", "state", "age s", "timeout s", "producer", "epoch", "standing", "what it is")
 _ENDED = ("transactional id", "state", "outcome", "detail")
@@ -63,7 +63,7 @@ def dry_run_option(command: F) -> F:
 
 @click.group()
 def transactions() -> None:
-    """Look at the Kafka transactions of a job, or end what it has left open."""
+    """List the Kafka transactions of a job, or end its open ones."""
 
 
 @transactions.command("list")
@@ -72,10 +72,10 @@ def transactions() -> None:
 @click.option("--all", "ended", is_flag=True, help="Also the ids under which nothing is open.")
 @json_option
 def list_transactions(job: StoredJob, servers: str, config: Any, ended: bool, as_json: bool) -> None:
-    """List the transactions of a job that are open, or wait for their end in the job directory.
+    """List the transactions of a job that are open, or decided and not yet confirmed.
 
-    Works whether the job runs or not. An id belongs to the job if it parses exactly as one of its
-    own. Ids that this principal may not describe are left out by Kafka.
+    The job may run or not. An id belongs to the job if it parses exactly as one of the job's own. Kafka
+    leaves out ids that this principal may not describe.
     """
     with open_wire(connection_of(servers, config)) as wire:
         found = transactions_of(job, wire, all_ids_of(job, wire) if ended else frozenset())
@@ -97,10 +97,10 @@ def list_transactions(job: StoredJob, servers: str, config: Any, ended: bool, as
 def commit_transactions(
     job: StoredJob, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Commit what a decision in the job directory names and no receipt confirms.
+    """Commit transactions that a decision in the job directory names and no receipt confirms.
 
-    It is what the next start of the job would do first, and may be repeated. Nothing else is
-    committed. The job must not run.
+    The next start of the job would do the same first. May be repeated. Nothing else is committed. The job
+    must not run.
     """
     _end(job, ids, connection_of(servers, config), (plan_commits, commit, "commit"), dry_run, yes, as_json)
 
@@ -115,10 +115,10 @@ def commit_transactions(
 def abort_transactions(
     job: StoredJob, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Abort open leftovers: what no decision and no staged file of the job directory names.
+    """Abort open leftovers, which no decision and no staged file of the job directory names.
 
-    They hide later records of their partitions from read_committed readers until they time out or
-    the job starts again. The job must not run.
+    They hide later records of their partitions from read_committed readers until they time out or the job
+    restarts. The job must not run.
     """
     _end(job, ids, connection_of(servers, config), (plan_aborts, abort, "abort"), dry_run, yes, as_json)
 
@@ -146,7 +146,7 @@ def _end(
             ends = plan(found, wanted)
         chosen = frozenset(str(one.found.name) for one in ends if not one.refusal)
         if chosen and not dry_run:
-            # Not with the lock held: a person may take a while, and the job may want to start.
+            # Without the lock: the user may take a while, and the job may start meanwhile.
             confirm(_what_happens(ends, verb), f"{verb.capitalize()} them?", yes, as_json)
             with holding(job, lock):
                 again = plan(transactions_of(job, wire, wanted), wanted or chosen)
@@ -221,37 +221,37 @@ def open_wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
         wire.close()
 
 
-#: Transactional id, producer id, producer epoch: after a receipt the id alone is given to other transactions.
+#: Transactional id, producer id, producer epoch: after a receipt the transactional id is reused.
 Handle = tuple[str, int, int]
 
 
 class Standing(enum.Enum):
-    #: A COMMIT decision without receipt names it: it has to be committed.
+    #: A COMMIT decision without receipt names it: it must be committed.
     DECIDED = "DECIDED"
     #: A COMMIT decision with a receipt names it: it is committed.
     CONFIRMED = "CONFIRMED"
-    #: A COMMIT decision names it that nobody will finish: a rewind left it behind, or a zombie wrote it.
+    #: A COMMIT decision names it that will not be finished: a rewind made it dead, or a zombie wrote it.
     LEFT_BEHIND = "LEFT_BEHIND"
-    #: A staged file names it, and no decision: the next start keeps it or aborts it.
+    #: A staged file names it, but no decision: the next start keeps or aborts it.
     STAGED = "STAGED"
-    #: Nobody names it, and it belongs to the newest owner: in use if that one runs, else a leftover.
+    #: Unnamed, and of the newest owner: in use if that owner runs, else a leftover.
     OF_NEWEST_OWNER = "OF_NEWEST_OWNER"
-    #: Nobody names it and nobody will: it can be aborted.
+    #: Unnamed for good: it can be aborted.
     LEFTOVER = "LEFTOVER"
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTransaction:
-    #: DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
+    #: One of DECIDED, CONFIRMED, LEFT_BEHIND, STAGED.
     standing: Standing
     handle: Handle
-    #: Who staged it, in which micro-batch.
+    #: The sink and micro-batch that staged it.
     sink: str
     lineage: Lineage
     batch: BatchId
-    #: Of the decision; None for what is undecided.
+    #: The checkpoint of the decision; None if undecided.
     checkpoint: CheckpointId | None
-    #: Among the committables of its sink in the decision, which are committed in this order.
+    #: Index among its sink's committables in the decision, which are committed in this order.
     place: int
     payload: Mapping[str, Any]
 
@@ -270,26 +270,26 @@ class NamedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Everything that the job directory names; `newest_owner` took the job last."""
+    """All transactions that the job directory names; `newest_owner` took the job over last."""
 
     newest_owner: OwnerEpoch
     named: tuple[NamedTransaction, ...]
 
     @classmethod
     def of(cls, job_dir: JobDir) -> Names:
-        # This order matters: what is decided meanwhile is found as staged, or decided, or both.
+        # This order matters: a transaction decided meanwhile is found as staged, or decided, or both.
         staged = list(_list_staged(job_dir))
         decided = list(_list_decided(job_dir))
         known = {one.handle for one in decided}
         return cls(job_dir.newest_owner(), (*decided, *(one for one in staged if one.handle not in known)))
 
     def find(self, handle: Handle) -> NamedTransaction | None:
-        """Return what names a transaction, or what is to be decided or finished under its id."""
+        """Return the entry for a transaction, else an undecided or unfinished entry for its id."""
         exact = next((one for one in self.named if one.handle == handle), None)
         return exact or self.find_by_id(handle[0])
 
     def find_by_id(self, name: str) -> NamedTransaction | None:
-        # What is to be decided or finished stands for its whole id: nobody may end anything under it.
+        # An undecided or unfinished entry protects its whole id: no transaction under it may be ended.
         waiting = (Standing.DECIDED, Standing.STAGED)
         return next((one for one in self.named if one.handle[0] == name and one.standing in waiting), None)
 
@@ -301,12 +301,12 @@ class Names:
 
     @property
     def waiting(self) -> tuple[NamedTransaction, ...]:
-        """Return what has to be committed, in the order in which its sinks commit."""
+        """Return the transactions to commit, in the order in which their sinks commit."""
         return tuple(one for one in self.named if one.standing is Standing.DECIDED)
 
 
 def _list_staged(job_dir: JobDir) -> Iterator[NamedTransaction]:
-    """Yield what staged files of any lineage name."""
+    """Yield the transactions in staged files of any lineage."""
     for key in job_dir.store.list("staged"):
         name = key.rsplit("/", 1)[1]
         if not name.isdecimal():
@@ -358,7 +358,7 @@ def _list_named(decision: Decision, standing: Standing) -> Iterator[NamedTransac
 
 
 def _handle(payload: Mapping[str, Any]) -> Handle | None:
-    """Return the handle in a Kafka sink's payload; None in another sink's."""
+    """Return the handle in a Kafka sink's payload; None for other sinks."""
     if "transactional_id" not in payload:
         return None
     with as_damage("a committable of a Kafka sink"):
@@ -368,22 +368,22 @@ def _handle(payload: Mapping[str, Any]) -> Handle | None:
     return handle
 
 
-#: Stands for the state of an id that the brokers do not know.
+#: The state of an id that the brokers do not know.
 UNKNOWN_STATE = "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTransaction:
-    #: Parsed exactly; ids of others that begin alike are not among them.
+    #: Parsed exactly; ids of other applications with the same prefix are excluded.
     name: TransactionalId
-    #: Kafka's word, or UNKNOWN_STATE.
+    #: Kafka's state, or UNKNOWN_STATE.
     state: str
-    #: As the brokers have it; None if they do not know the id.
+    #: The brokers' value; None if they do not know the id.
     producer_id: int | None
     producer_epoch: int | None
-    #: Since the transaction began, by the broker's clock; None if none is open.
+    #: Age of the transaction by the broker's clock; None if none is open.
     age_ms: int | None
-    #: After which the broker aborts it.
+    #: Age at which the broker aborts it.
     timeout_ms: int | None
     standing: Standing
     named: NamedTransaction | None
@@ -428,10 +428,10 @@ def all_ids_of(job: StoredJob, wire: KafkaWire) -> frozenset[str]:
 
 
 def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[FoundTransaction, ...]:
-    """Return the job's transactions that are open, to be decided or to be finished, by id."""
+    """Return the job's open, undecided and unfinished transactions, by id."""
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
-    # This order matters: a transaction that is named by now was on the brokers before.
+    # This order matters: a transaction that is named now was on the brokers before.
     listed = {one.transactional_id for one in TransactionClient.over(wire).list_of_job(job.uuid)}
     listed.update(_parse_ids(job, also))
     names = Names.of(job.job_dir)
@@ -445,7 +445,7 @@ def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = froz
 def _parse_ids(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
     for text in texts:
         parsed = TransactionalId.parse(text)
-        # Leading zeros parse to the same numbers; only the spelling we write is ours.
+        # Leading zeros parse to the same numbers; only ids in our own spelling are ours.
         if parsed is not None and parsed.job == job.uuid and str(parsed) == text:
             yield parsed
 
@@ -498,9 +498,9 @@ OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 @dataclass(frozen=True, slots=True)
 class Ending:
     found: FoundTransaction
-    #: Why it is not touched; empty if it is to be ended.
+    #: Why it is not ended; empty if it will be.
     refusal: str = ""
-    #: What came of it; None until it was tried, and where it is not.
+    #: The result of ending it; None if it was not tried.
     answer: CommitAnswer | None = None
 
     @property
@@ -517,23 +517,23 @@ class Ending:
 
 
 def lock_of(job: StoredJob) -> OwnerLock:
-    """Return the job's lock; in a bucket, what tells that nobody has the job."""
-    # Here and not above: other commands hold no lock.
+    """Return the job's lock; in a bucket, a lease that detects a running owner."""
+    # Imported here, since other commands hold no lock.
     from flinkish_spark.checkpoint.ownership import BeatLease, JobLock
 
     if job.place.is_local:
         return JobLock(job.place.folder / "owner.lock")
     from flinkish_spark.core.config import CheckpointConfig
 
-    # In a bucket nothing keeps a start away. It does no harm: its transactions have ids with an epoch of its
-    # own, and what is decided may be committed by two, as after any takeover.
+    # In a bucket nothing prevents a start meanwhile. That is harmless: its transactions have ids with its own
+    # epoch, and two processes may commit decided data, as after any takeover.
     lease_ms = CheckpointConfig().owner_lease_ms
     return BeatLease(job.job_dir, job.place.url, job.clock, SystemThreads(), lease_ms)
 
 
 @contextmanager
 def holding(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
-    """Hold the job's lock: nobody owns it meanwhile, and a start in between is refused."""
+    """Hold the job's lock, so that starts of the job are refused for the block."""
     try:
         _acquire(job, lock)
     except OwnedElsewhereError as owned:
@@ -563,9 +563,9 @@ def _acquire(job: StoredJob, lock: OwnerLock) -> None:
 
 
 # Transactions are planned and ended with the job's lock held, so that no owner stages, decides or ends
-# anything meanwhile. A commit is what the next start would do; an abort touches nothing that anybody names.
+# anything meanwhile. A commit does what the next start would do; an abort never touches a named transaction.
 def plan_commits(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
-    """Return what committing means: all that is decided, or what of that is `wanted`."""
+    """Plan the commit of all decided transactions, or of the `wanted` ones."""
     decided = [one for one in found if one.standing is Standing.DECIDED]
     ends = []
     for one in found:
@@ -579,7 +579,7 @@ def plan_commits(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> l
 
 
 def _why_not_committed(one: FoundTransaction, decided: Sequence[FoundTransaction], wanted: frozenset[str]) -> str:
-    # What a sink has in a checkpoint is committed as a whole: what of it is lost must be its end.
+    # The transactions of a sink in a checkpoint are committed together, and none of them may be unknown.
     together = [other for other in decided if _whole_of(other) == _whole_of(one)]
     unknown = [str(other.name) for other in together if other.state == UNKNOWN_STATE]
     if unknown:
@@ -594,7 +594,7 @@ def _why_not_committed(one: FoundTransaction, decided: Sequence[FoundTransaction
 
 
 def plan_aborts(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
-    """Return what aborting means: all open leftovers, or what of them is `wanted`."""
+    """Plan the abort of all open leftovers, or of the `wanted` ones."""
     ends = []
     for one in found:
         if wanted and str(one.name) not in wanted:
@@ -608,14 +608,14 @@ def plan_aborts(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> li
 def _why_not_aborted(one: FoundTransaction) -> str:
     if one.standing is Standing.STAGED:
         return f"the next start keeps it or aborts it: {one.text}"
-    # With the lock held nobody writes what nobody names, the newest owner neither.
+    # With the lock held no owner writes to unnamed transactions, not even the newest one.
     if one.standing not in (Standing.LEFTOVER, Standing.OF_NEWEST_OWNER):
         return f"a decision names it: {one.text}"
     return "" if one.state in OPEN_STATES else f"nothing is open under it (state {one.state})"
 
 
 def commit(job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
-    """Commit what each sink has in the decision, by the rules and in the order of the job's own committer."""
+    """Commit the transactions of each sink with the job's own committer, in its order."""
     done: list[Ending] = []
     for _, group in groupby(
         sorted(ends, key=lambda end: _order(end.found)), lambda end: _whole_of(end.found)
@@ -633,7 +633,7 @@ def _commit(job: StoredJob, client: TransactionClient, ends: list[Ending]) -> li
     answers = list(_committer(job, client, committables[0].sink).commit(checkpoint, committables))
     last = ends[len(answers) - 1].found.name
     behind = [replace(end, refusal=f"{last} comes before it and is not done") for end in ends[len(answers) :]]
-    # Shorter where it stopped.
+    # There are fewer answers if the committer stopped.
     tried = zip(ends, answers, strict=False)
     return [*(replace(end, answer=answer) for end, answer in tried), *behind]
 

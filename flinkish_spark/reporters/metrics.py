@@ -1,8 +1,8 @@
-"""The metrics of a job by Flink's names: which there are, and what they show, out of a snapshot of the job.
+"""The metrics of a job with Flink's names: the catalogue, and the values from a snapshot of the job.
 
-This is the one place where a metric gets its value. The REST server, the Prometheus endpoint, OpenTelemetry
-and Spark's metric system show what is said here. Everything comes from the job directory, so it is the same
-in any process, and of a job that is down. It is as of the newest complete checkpoint.
+All metric values are computed here; the REST server, the Prometheus endpoint, OpenTelemetry and Spark's
+metric system show them. They come from the job directory, so they are the same in any process, also for a job
+that is down, and are those of the newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Number = int | float
 
 
 class Scope(enum.Enum):
-    """The subject of a metric, in Flink's words. A task is here a whole vertex of the job graph."""
+    """The scope of a metric, as in Flink. A task is a whole vertex of the job graph."""
 
     JOB = "job"
     TASK = "task"
@@ -28,7 +28,7 @@ class Scope(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """The type of a metric: a counter only grows, for the life of the job directory."""
+    """The type of a metric; a counter only grows during the life of the job directory."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -47,9 +47,9 @@ class Metric:
 class Measurement:
     metric: Metric
     value: Number
-    #: The vertex, of a metric of a task.
+    #: The vertex of a task metric.
     task: JobVertex | None = None
-    #: The uid, of a metric of an operator; empty where all operators share it.
+    #: The uid of an operator metric; empty if all operators share the value.
     operator: str = ""
 
 
@@ -59,7 +59,7 @@ def _all(scope: Scope, *rows: tuple[str, Kind, str, str]) -> list[Metric]:
 
 _COUNTER, _GAUGE = Kind.COUNTER, Kind.GAUGE
 _RECORDS, _SHARE = "{record}", "ms/s"
-#: Every metric of the product.
+#: The catalogue of all metrics.
 CATALOGUE: tuple[Metric, ...] = (
     *_all(
         Scope.JOB,
@@ -119,7 +119,7 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
 )
 _BY_NAME = {(one.scope, one.name): one for one in CATALOGUE}
-#: Those of the catalogue that the job's statistics hold as they are.
+#: Metrics of the catalogue whose values the job's statistics contain unchanged.
 _OPERATORS_TOTALS = frozenset(one.name for one in CATALOGUE if one.scope is Scope.OPERATOR)
 
 
@@ -166,7 +166,7 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
     written = _sum(totals.get(uid, {}).get("numRecordsOut") for uid in sinks)
     read = _sum(totals.get(uid, {}).get("numRecordsIn") for uid in sources)
     found: dict[str, Number | None] = {
-        # A vertex of sinks gets what it writes.
+        # The input of a vertex of sinks is what it writes.
         "numRecordsIn": written if len(sinks) == len(vertex.operators) else read,
         "numRecordsOut": written,
         "busyTimeMsPerSecond": _to_ms_per_second(busy),
@@ -187,10 +187,10 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
 
 
 def operator_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
-    """Yield what is known of sources, operators with event time, and sinks."""
+    """Yield measurements of sources, event-time operators, and sinks."""
     pending = snapshot.pending_committables
     totals, watermarks = snapshot.history.totals, snapshot.watermarks_ms
-    # Those of operators that the program has no more stay in the totals; nobody would know what they are.
+    # Measurements of removed operators stay in the totals only.
     known = snapshot.graph.by_uid
     for uid in [uid for uid in known if uid in totals or uid in watermarks or uid in pending]:
         found: dict[str, Number | None] = {
@@ -209,12 +209,12 @@ def _times(snapshot: JobSnapshot, uid: str) -> dict[str, Number | None]:
 
 
 def user_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
-    """Yield what functions have measured; a gauge and a distribution are summed up in several ways."""
+    """Yield users' metrics; a gauge and a distribution give several aggregates."""
     for uid, own in snapshot.history.user_metrics.items():
         for name, one in own.items():
             for end, kind, value in _values(one):
                 if (Scope.OPERATOR, f"{name}{end}") in _BY_NAME:
-                    # Two values by one name would be neither.
+                    # Two values with the same name would be wrong.
                     continue
                 metric = Metric(f"{name}{end}", kind, Scope.OPERATOR, "1", f"{one.kind.value} of a function")
                 yield Measurement(metric, value, operator=uid)
@@ -223,7 +223,7 @@ def user_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
 def _values(one: UserMetric) -> Iterator[tuple[str, Kind, Number]]:
     match one.kind:
         case UserMetricKind.COUNTER:
-            # It may be decremented.
+            # A counter may be decremented, so it is a gauge.
             yield "", Kind.GAUGE, one.count
         case UserMetricKind.METER:
             yield ".count", Kind.COUNTER, one.count

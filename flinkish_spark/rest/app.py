@@ -1,4 +1,4 @@
-"""The paths of the server: what each answers, and what it asks of a job."""
+"""The paths of the server with their handlers."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from flinkish_spark.rest.operations import (
 
 LOG = logging.getLogger(__name__)
 
-#: Checkpoints of one answer: by default as many as Flink's history has, and at most.
+#: Number of checkpoints in one answer: by default (as in Flink's history), and at most.
 _FLINK_HISTORY, _MOST_LISTED = 10, 500
 _MOST_EXCEPTIONS = 16
-#: How long a job may take for what was asked of it, and to begin with a cancel.
+#: Time limits for a job to carry out a request, and to begin with a cancel.
 _ANSWERED_WITHIN_S, _CANCELLED_WITHIN_S = 3_600.0, 20.0
-#: How long a job that seems to run may take to take a request.
+#: Time limit for a job that seems to run to take a request.
 _TAKEN_WITHIN_MS = 15_000
 _POLL_MS = 200
-#: Between two looks for changes that a page is told of, and between two signs of life.
+#: Intervals of looks for changes, which pages are notified of, and of keep-alive comments.
 _LOOK_S, _LOOK_IN_BUCKET_S, _LIFE_S = 1.0, 5.0, 15.0
 _CLOSED_WITHIN_S = 0.2
 _MOST_LISTENERS = 64
@@ -69,9 +69,9 @@ class RequestError(Exception):
 class ServedJobs:
     jobs: JobsInPlaces
     access: Access
-    #: Where savepoints go if a request says nothing; empty for nowhere.
+    #: Default directory of savepoints; empty for none.
     savepoint_dir: str = ""
-    #: Set when the server is to end: those who are told of changes are told of no more.
+    #: Set when the server must end: streams of changes end, too.
     closing: threading.Event = field(default_factory=threading.Event)
 
 
@@ -92,7 +92,7 @@ def application(served: ServedJobs) -> Starlette:
 
 
 class _FlinkAnswer(JSONResponse):
-    """Leaves out what is not known: clients that were made from Flink's OpenAPI document take no null."""
+    """An answer without null members, which clients generated from Flink's OpenAPI document do not accept."""
 
     def render(self, content: Any) -> bytes:
         return super().render(_drop_nulls(content))
@@ -121,7 +121,7 @@ def _page() -> list[Route]:
 
 
 class _Paths:
-    """One method per group of paths; called in threads, since stores are read."""
+    """The handlers, one method per group of paths; called in threads, since they read stores."""
 
     def __init__(self, served: ServedJobs) -> None:
         self._served, self._jobs = served, served.jobs
@@ -201,7 +201,7 @@ class _Paths:
             try:
                 found.append(view(snapshot))
             except FlinkishError as error:
-                # One damaged directory must not hide all others.
+                # A damaged directory must not hide the others.
                 LOG.warning("the job '%s' is not listed: %s", snapshot.job.name, error)
         return _FlinkAnswer({"jobs": found})
 
@@ -310,7 +310,7 @@ class _Paths:
         given: Mapping[str, Any],
         mode: StopMode = StopMode.SUSPEND,
     ) -> Response:
-        """Begin a savepoint in a new directory below `parent`, as Flink makes one."""
+        """Start a savepoint in a new directory below `parent`, as in Flink."""
         folder = _savepoint_parent(parent or self._served.savepoint_dir)
         asked = RequestKind.SAVEPOINT if kind == _SAVEPOINT else RequestKind.STOP_WITH_SAVEPOINT
 
@@ -412,7 +412,7 @@ class _Paths:
         return StreamingResponse(self._changes(look, every_s), media_type="text/event-stream")
 
     async def _changes(self, look: Callable[[], Any], every_s: float) -> AsyncIterator[str]:
-        """Yield an event with each change, the first at once, and a comment when nothing changes for long."""
+        """Yield an event for each change, the first at once, and a comment if nothing changes for long."""
         known, silent_s = None, 0.0
         self._listeners += 1
         try:
@@ -433,7 +433,7 @@ class _Paths:
             self._listeners -= 1
 
     async def _sleep(self, for_s: float) -> None:
-        """Wait, but not when the server is to end."""
+        """Sleep, but return early if the server ends."""
         for _ in range(round(for_s / _CLOSED_WITHIN_S)):
             if self._served.closing.is_set():
                 return
@@ -441,7 +441,7 @@ class _Paths:
 
 
 def _refuse_if_down(snapshot: JobSnapshot) -> None:
-    """Refuse at once what a job that does not run would never take."""
+    """Refuse a request at once if the job does not run."""
     if snapshot.is_over or snapshot.owner_epoch.value == 0:
         raise RequestError(409, f"the job '{snapshot.job.name}' does not run: it is {snapshot.status.value}")
 
@@ -455,7 +455,7 @@ def _ask_job(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode
 
 
 def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dict[str, Any]:
-    """Order the job to go back, tell it if it runs, and wait until the order is closed."""
+    """Order a rewind, send a request to a running job, and wait until the order is closed."""
     job = snapshot.job
     order = order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered over REST")
     waits = {
@@ -484,7 +484,7 @@ def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dic
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object that a request brings; an empty one if it brings nothing."""
+    """Return the JSON object of a request's body; an empty one for an empty body."""
     content = await request.body()
     if not content.strip():
         return {}

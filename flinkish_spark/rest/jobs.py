@@ -1,4 +1,4 @@
-"""The jobs that a server shows, by id: those in job directories, and in folders with job directories."""
+"""The jobs of a server by id, found in job directories and in folders of job directories."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from flinkish_spark.core.job_dir import JOB_KEY, open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.stored_job import StoredJob
 
-#: How old a look at which jobs there are may be; in a bucket a look is a request per job.
+#: Maximum age of the list of jobs; in a bucket a new list costs a request per job.
 _LOOK_MS, _LOOK_IN_BUCKET_MS = 2_000, 30_000
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJobs:
-    #: In the order of their names. An id is the job's uuid. Of a copied directory, which has the same, it
-    #: follows from the place.
+    #: Jobs in the order of their names. The id is the job's uuid; for a copied directory, which has the same
+    #: uuid, it is derived from the path.
     by_id: Mapping[str, StoredJob]
-    #: Why a directory that has a `job.json` is not among them, by its place.
+    #: Errors of unreadable job directories, by path.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 class JobsInPlaces:
-    """Looks for jobs in places, at most every two seconds; any thread may ask."""
+    """Finds jobs in directories, at most every two seconds; thread-safe."""
 
     def __init__(self, places: Iterable[StoreSpec], clock: Clock) -> None:
         self._places, self._clock = tuple(places), clock
@@ -92,7 +92,7 @@ def _scan_folder(folder: Path) -> Iterator[StoreSpec]:
 
 
 def _has_job(folder: Path) -> bool:
-    # A pipe in its place would be waited for.
+    # Reading a named pipe would block.
     return (folder / JOB_KEY).is_file()
 
 
@@ -104,7 +104,7 @@ def _scan_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
     try:
         above = StoreSpec.parse(parent, dict(place.options)).open_bucket()
     except ConfigError:
-        # It is the bucket's own name, which no store is above of.
+        # The place is the bucket itself, which has no parent.
         return
     for key in above.list(name):
         below = place.below(key.rpartition("/")[2])
