@@ -198,13 +198,13 @@ def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, 
             end = known.get(topic, {}).get(there.partition, first) if asked is None else asked
             if first < there.start:
                 raise InputLostError(
-                    f"{topic}-{there.partition} begins at offset {there.start}, and {first} was asked for",
+                    f"{topic}-{there.partition} begins at offset {there.start}, after {first}",
                     why="Kafka's retention removed records",
                     what_to_do="audit from a later offset on",
                 )
             if asked is not None and asked > there.end:
                 raise UserError(
-                    f"{there.topic}-{there.partition} ends at offset {there.end}, and {asked} was asked for",
+                    f"{there.topic}-{there.partition} ends at offset {there.end}, before {asked}",
                     what_to_do="audit up to an earlier offset",
                 )
             if first > end and there.partition in settings.first.get(topic, {}):

@@ -154,7 +154,7 @@ class Partial:
 
     def __str__(self) -> str:
         if self.unread:
-            return f"'{self.sink}' shows in {self.what} a row of {self.unread}, which that had not read"
+            return f"'{self.sink}' shows in {self.what} a row of {self.unread}, which it had not read"
         return f"'{self.sink}' shows {self.visible_rows} rows of {self.what}, decided are {self.decided_rows}"
 
 

@@ -311,7 +311,7 @@ class DeltaLog:
         if unreadable:
             raise UnreadableTable(
                 f"the table {self._table} has {unreadable}",
-                why="its rows are not simply what its files hold",
+                why="its rows are not just the contents of its files",
                 what_to_do="compare it by a query of Spark",
             )
 
@@ -461,11 +461,11 @@ class OutputReader:
                 )
         for topic, keeping in keeping_of(connection, topics).items():
             if keeping is not None and keeping.is_compacted:
-                counts.notes.append(f"{topic} is compacted; what is gone counts as lost")
+                counts.notes.append(f"{topic} is compacted; deleted records count as lost")
         for wanted in ranges:
             if wanted.start:
                 begins = f"{wanted.topic}-{wanted.partition} begins at offset {wanted.start}"
-                counts.notes.append(f"{begins}; what is gone counts as lost")
+                counts.notes.append(f"{begins}; deleted records count as lost")
             orders = KeyOrder(), BatchOrder()
             for batch in reader.read(wanted):
                 self._count_records(counts, origins, orders, batch)
@@ -555,7 +555,7 @@ class OutputReader:
             if checkpoint is not None and version.replaces_rows:
                 raise UnreadableTable(
                     f"the sink '{counts.spec.sink}' replaces rows of the table {counts.spec.place}",
-                    why=f"version {version.number} replaces some, and those would look lost",
+                    why=f"version {version.number} replaces some rows, which would look lost",
                     what_to_do="compare the table by a query of Spark, and audit a sink that appends",
                 )
             if checkpoint is not None:
@@ -610,7 +610,7 @@ class OutputReader:
         missing = [name for name in self.names.all if name not in file.schema_arrow.names]
         if missing:
             raise SchemaError(
-                f"{path} has no column '{missing[0]}', so its rows do not say where they come from",
+                f"{path} has no column '{missing[0]}', so its rows do not name their origins",
                 what_to_do=_NAME_THEM,
             )
         columns = list(self.names.all)

@@ -52,7 +52,7 @@ class TaskTallies(NoTallies):
         except ValueError as error:
             raise UserFunctionError(
                 str(error),
-                why="what functions add under one name is one number of the job",
+                why="a job has one accumulator per name",
                 what_to_do="give one of them another name",
             ) from None
 

@@ -58,7 +58,7 @@ def copy_in_tasks(spark: SparkSession, place: StoreSpec, names: Sequence[tuple[s
         raise StoreError(
             f"cannot copy {len(names)} files of {place.url} in tasks",
             why=said(error),
-            what_to_do="see what the executors say: they read and write these files as the driver does",
+            what_to_do="see the executors' errors: they read and write these files as the driver does",
         ) from error
 
 

@@ -91,7 +91,7 @@ def refuse_other_target(spark: SparkSession) -> None:
         return
     raise ConfigError(
         f"the program's session runs on {context.master}, and --target says {target}",
-        why="what a program gives to SparkSession.builder.master() wins over what it is started with",
+        why="SparkSession.builder.master() in a program overrides --target",
         what_to_do="take .master(...) out of the program; without `flinkish run` Spark's default is local[*]",
         master=context.master,
         target=target,
@@ -296,7 +296,7 @@ def asking_kafka_first(
                 _ask_kafka(spark)
             except Py4JError as error:
                 # Another build of Spark may have other internals; without this the query restarts once.
-                LOG.debug("Kafka's sources could not be asked for the newest offsets: %s", said(error))
+                LOG.debug("the newest offsets of Kafka's sources could not be fetched: %s", said(error))
         writer(frame, batch_id)
 
     return first_asked
@@ -618,7 +618,7 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
     try:
         marker.touch()
     except OSError as error:
-        LOG.debug("nobody was asked whether executors see %s: %s", there, error)
+        LOG.debug("it could not be checked whether executors see %s: %s", there, error)
         return []
     path = str(marker)
 

@@ -97,7 +97,7 @@ def _download(spark: SparkSession, what: str, url: str, scheme: str, target: Pat
     if urlsplit(url).password is not None:
         raise ConfigError(
             f"the URL of {what} has a password in it",
-            why="URLs stand in logs",
+            why="URLs appear in logs",
             what_to_do="give Hadoop the login by its own settings (spark.hadoop.fs...)",
         )
     # Hadoop's file system for S3 has the scheme s3a.
@@ -164,7 +164,7 @@ def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> 
             return
         raise ConfigError(
             f"the session has another archive '{target}'",
-            why="Spark keeps what it has shipped until the session ends, and would mix the two",
+            why="Spark keeps shipped files until the session ends, and would mix the two",
             what_to_do="give another target_dir, or start a new session",
             target_dir=target,
         )
@@ -197,7 +197,7 @@ def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -
         raise ConfigError(
             f"{what} has changed since this session added it",
             why="this process and its workers may have imported it as it was, and Python does so once",
-            what_to_do="start the program anew, in a notebook the kernel",
+            what_to_do="restart the program, or the notebook's kernel",
             path=origin,
         )
     if name not in context._python_includes:
@@ -292,7 +292,7 @@ def _suffix_of(what: str, archive: Path) -> str:
         else:
             why = "it must be a file whose name ends with .zip, .tar, .tar.gz or .tgz"
     except (zipfile.BadZipFile, tarfile.TarError, OSError, EOFError) as error:
-        why = f"it cannot be read as what its name says: {error}"
+        why = f"its content does not fit its suffix: {error}"
     if why:
         raise ConfigError(
             f"{what} is no archive that Spark unpacks: {archive}",

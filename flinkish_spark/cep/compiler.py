@@ -38,7 +38,7 @@ def _check_names(pattern: Stages) -> None:
         if names.count(name) > 1:
             raise PatternError(
                 f"the pattern has two names '{name}'",
-                why="a match says by name what it has taken",
+                why="a match contains events by name",
                 what_to_do="give each another one",
                 name=name,
             )
@@ -49,7 +49,7 @@ def _check_names(pattern: Stages) -> None:
         raise PatternError(
             f"a match is to be skipped to '{skipped_to}', which the pattern does not have",
             why=why,
-            what_to_do="skip to one of the names that are in no group",
+            what_to_do="skip to one of the names outside groups",
             name=skipped_to,
         )
 
@@ -265,8 +265,8 @@ class _Compiler:
             ended = self._ended.get(past.name)
             if ended is None:
                 raise PatternError(
-                    f"{stage} is optional, greedy and has an until() behind what must not come",
-                    why="its states cannot be told apart",
+                    f"{stage} is optional and greedy, has an until(), and follows a negated name",
+                    why="its states cannot be distinguished",
                     what_to_do="leave one of these out",
                     name=stage.name,
                 )
@@ -386,9 +386,9 @@ class _Compiler:
         waits = last.name in self._states and self._states[last.name].from_previous_ms is not None
         if last.contiguity is Contiguity.NOT_FOLLOWED_BY and window is None and not waits:
             raise PatternError(
-                f"{last} must not come, and nothing comes behind it",
-                why="without a window it is never known that it has not come",
-                what_to_do="call within() behind it",
+                f"{last} is negated and is the last one",
+                why="without a window it is never known that no such event comes",
+                what_to_do="call within() after it",
                 name=last.name,
             )
 
@@ -418,9 +418,9 @@ class _Compiler:
                 if target.kind is StateKind.STOP:
                     name = target.stage
                     raise PatternError(
-                        f"'{name}' must not come, and all that stands before it may be missing",
-                        why="where it is missing nobody could say from which event on",
-                        what_to_do="use two patterns, one with what may be missing and one without",
+                        f"'{name}' is negated, and all names before it are optional",
+                        why="without an event of them the negation has no first event",
+                        what_to_do="use two patterns, one with the optional names and one without",
                         name=name,
                     )
                 seen.add(target.name)

@@ -163,7 +163,7 @@ class ColumnCondition(Leaf):
         known = given.facts.get(self)
         if known is None:
             raise PatternError(
-                f"nobody has evaluated the condition {self.text!r}",
+                f"the condition {self.text!r} was not evaluated",
                 why="Spark evaluates SQL text when an event is read, and this one was read without Spark, or "
                 "when the program had another text",
                 what_to_do="give the pattern a function of an event; or take the savepoint with a drain, so "
@@ -203,7 +203,7 @@ class Comparison(Leaf):
             return known
         if self.expression is None:
             raise PatternError(
-                f"the condition {self.text!r} is asked about an event whose fields nobody has said",
+                f"the condition {self.text!r} is evaluated on an event whose fields are not known",
                 what_to_do="give the pattern to a stream: CEP.pattern(stream, pattern)",
             )
         return self.expression.value(self._frame(self.expression, given), None) is True
@@ -313,7 +313,7 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
             return ContextCondition(given, label)
     raise PatternError(
         f"{where}() got {given!r} ({type(given).__name__})",
-        why="it can be asked about no event",
+        why="it cannot be called with an event",
         what_to_do="give a function of an event, one of an event and a context, SQL text, a SqlCondition or "
         "an IterativeCondition",
     )

@@ -107,7 +107,7 @@ class Pattern(Stages):
         if not last.is_loop:
             self._refuse(
                 "has an until()",
-                "only what comes any number of times can be ended by it",
+                "it can end only a name that repeats any number of times",
                 "call one_or_more() or times_or_more() before it",
             )
         return self._last_as(until=condition_of(condition, f"{last.name}.until"))
@@ -122,9 +122,9 @@ class Pattern(Stages):
                 "leave one of the two out",
             )
         if last.is_optional:
-            self._refuse("is optional twice", "once says it all", "leave the second out")
+            self._refuse("is optional twice", "once is enough", "leave the second out")
         if last.contiguity.is_negation:
-            self._refuse("is optional", "it says what must not come", "leave optional() out")
+            self._refuse("is optional", "the name is negated", "leave optional() out")
         return self._last_as(is_optional=True)
 
     def one_or_more(self, window_ms: Duration | None = None) -> Pattern:
@@ -234,14 +234,14 @@ class Pattern(Stages):
         given: object = name
         if isinstance(given, Pattern):
             raise PatternError(
-                f"what is {contiguity.value} is the group {given.names}",
+                f"{contiguity.value} has the group {given.names}",
                 why="a group has no condition that an event could fail",
                 what_to_do="give a name, and its condition by where()",
             )
         if self._last.is_optional:
             self._refuse(
                 f"is optional, and '{name}' is {contiguity.value}",
-                "where it is missing nobody could say from which event on",
+                "without an event of it the negation has no first event",
                 "use two patterns, one with the optional name and one without",
             )
         return self._add_stage(name, contiguity)
@@ -260,18 +260,18 @@ class Pattern(Stages):
         if last.times is None:
             self._refuse(f"has {call}()", "it comes once", "call times() or one_or_more() before it")
         if last.inner is inner:
-            self._refuse(f"has {call}() twice", "once says it all", "leave the second out")
+            self._refuse(f"has {call}() twice", "once is enough", "leave the second out")
         if last.inner is not Contiguity.RELAXED:
             self._refuse(
                 "has consecutive() and allow_combinations()",
-                "one lets nothing stand between events, the other everything",
+                "one allows no events in between, the other one all",
                 "leave one of the two out",
             )
         return self._last_as(inner=inner)
 
     def _no_negation(self, call: str) -> None:
         if self._last.contiguity.is_negation:
-            self._refuse(f"has {call}()", "it says what must not come", f"leave {call}() out")
+            self._refuse(f"has {call}()", "the name is negated", f"leave {call}() out")
 
     def _no_group(self, call: str) -> None:
         if self._last.group is not None:

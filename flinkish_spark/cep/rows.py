@@ -233,8 +233,8 @@ class _RowCompiler:
         if len(self._states) >= _MOST_STATES:
             raise PatternError(
                 f"a row pattern has more than {_MOST_STATES} states",
-                why="each repetition that is counted has its own, and PERMUTE has those of all orders",
-                what_to_do="use smaller numbers of times, or permute fewer variables",
+                why="each counted repetition has its own states, and PERMUTE has those of all orders",
+                what_to_do="use smaller numbers of repetitions, or permute fewer variables",
             )
         number = self._numbers[name] = self._numbers.get(name, -1) + 1
         unused = f"{name}{DELIMITER}{number}"
@@ -465,7 +465,7 @@ class RowMatcher:
                 why="it has no such row"
                 if at is None
                 else "that is its first row, and it would be found again",
-                what_to_do="skip to a variable that every match has behind its first row",
+                what_to_do="skip to a variable that every match has after its first row",
                 name=names,
             )
         return start + at

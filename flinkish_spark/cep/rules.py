@@ -110,7 +110,7 @@ class KnownToRules:
         elif "TIMES" in properties:
             pattern = pattern.times(least, times.get("to", least), window_ms=window_ms)
         elif times:
-            _refuse(times, "what comes so many times has the property TIMES or LOOPING")
+            _refuse(times, "a node with times needs the property TIMES or LOOPING")
         if "LOOPING" in properties or "TIMES" in properties:
             strategy = said.get("consumingStrategy", "SKIP_TILL_NEXT")
             pattern = _one_of(_BETWEEN, strategy, "a quantifier's consumingStrategy")(pattern)
@@ -220,11 +220,11 @@ def _one_of(known: Mapping[str, Any], value: Any, what: str) -> Any:
 def _check_members(said: Any, needed: set[str], others: set[str]) -> None:
     """Refuse a value that is no object, lacks a required member, or has an unknown one."""
     if not isinstance(said, dict):
-        _refuse(said, "an object stands here")
+        _refuse(said, "this must be an object")
     missing, unknown = needed - said.keys(), said.keys() - needed - others
     if missing or unknown:
         why = [f"it has no {', '.join(sorted(missing))}"] if missing else []
-        why += [f"nobody knows {', '.join(sorted(unknown))}"] if unknown else []
+        why += [f"unknown members: {', '.join(sorted(unknown))}"] if unknown else []
         _refuse(said, "; ".join(why))
 
 

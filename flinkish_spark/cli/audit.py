@@ -51,7 +51,7 @@ _OFFSETS_EXAMPLE = '{"orders": {"0": 100, "1": 100}}'
     default="_topic,_partition,_offset",
     show_default=True,
     metavar="NAMES",
-    help="Headers, JSON fields or columns that say where a row comes from; PARTITION,OFFSET for one topic.",
+    help="Headers, JSON fields or columns with the origin of a row; PARTITION,OFFSET for one topic.",
 )
 @click.option(
     "--complete",
@@ -172,7 +172,7 @@ def _print(result: AuditResult) -> None:
     print_line()
     print_line(
         f"{result.records} records of the input up to checkpoint {result.checkpoint}; "
-        f"{result.checkpoints} checkpoints compared with what was decided"
+        f"{result.checkpoints} checkpoints compared with their decisions"
     )
     print_line(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in result.zeros.items()))
     for text in result.examples:

@@ -234,13 +234,13 @@ def unforeseen(error: Exception) -> FlinkishError:
     """Return the message for an unexpected error, with the place where it was raised."""
     if isinstance(error, OSError):
         return EnvironmentFault(
-            "the command cannot go on",
+            "the command failed",
             why=str(error),
             what_to_do="check the disk, and where the output goes to",
         )
     return InternalError(
-        f"the command cannot go on: {type(error).__name__}: {error} in {_place_of(error.__traceback__)}",
-        why="something that it read is not what a job writes, or this is a bug in flinkish_spark",
+        f"the command failed: {type(error).__name__}: {error} in {_place_of(error.__traceback__)}",
+        why="a file that it read was not written by a job, or this is a bug in flinkish_spark",
         what_to_do="restore the directory from a backup if somebody changed it, else report this line",
     )
 
@@ -386,7 +386,7 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise click.BadParameter(f"{str(path)!r} cannot be looked at: {why}.") from None
+        raise click.BadParameter(f"{str(path)!r} cannot be accessed: {why}.") from None
 
 
 def checkpoint_argument(command: F) -> F:
@@ -427,7 +427,7 @@ def yes_option(command: F) -> F:
 def confirm(explanation: str, question: str, yes: bool, as_json: bool) -> None:
     """Print the consequences on stderr and ask; end the command unless the answer is yes."""
     if as_json and not yes:
-        raise click.UsageError("with --json nobody is asked: add --yes.")
+        raise click.UsageError("--json does not ask for confirmation: add --yes.")
     for line in explanation.split("\n"):
         click.echo(one_line(line), err=True)
     if not yes:

@@ -65,7 +65,7 @@ def demo(folder: Path | None) -> None:
         )
     tell("killed it with SIGKILL in the middle of the next checkpoint: driver, JVM, workers")
     with _running(folder) as job:
-        tell("started it again: it goes on from its last checkpoint")
+        tell("started it again: it continues from its last checkpoint")
         job.wait_until(lambda: job.has_ended)
     tell("it has read all orders, and has ended by itself")
     found = count(rows_in(folder), _ORDERS)
@@ -140,7 +140,7 @@ class _Job:
             if status is not None and not look():
                 raise self._make_error(f"ended with status {status}")
             if time.monotonic() > until:
-                raise self._make_error(f"did not get on for {_PATIENCE_S:g} s")
+                raise self._make_error(f"made no progress for {_PATIENCE_S:g} s")
             time.sleep(_GLANCE_S)
         return seen
 

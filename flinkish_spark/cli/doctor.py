@@ -36,7 +36,7 @@ _LINES = 12
 
 
 @click.command()
-@click.option("--master", metavar="URL", help="Spark's master; by default what spark-defaults.conf says.")
+@click.option("--master", metavar="URL", help="Spark's master; by default that of spark-defaults.conf.")
 @click.option(
     "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
 )
@@ -106,7 +106,7 @@ def _session(master: str | None, jars: str | None) -> SparkSession:
             raise EnvironmentFault(
                 "Spark does not start here",
                 why=" / ".join([*(line.strip() for line in lines[-_LINES:] if line.strip()), str(error)]),
-                what_to_do="mend what it says; a JDK, 17 or newer, is what Spark runs on",
+                what_to_do="correct this error; Spark needs a JDK, 17 or newer",
             ) from error
     spark.sparkContext.setLogLevel("ERROR")
     return spark

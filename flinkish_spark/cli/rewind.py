@@ -179,9 +179,9 @@ def _what_happens(
     return "\n".join(
         (
             f"The job '{job.name}' goes back to checkpoint {target}, decided at {taken}:",
-            f"- completed checkpoints that are left behind for good: {later}",
+            f"- completed checkpoints that become dead for good: {later}",
             "- state, and the positions of sources and consumer groups, become what they were then",
-            "- what was staged since the last checkpoint is given up",
+            "- data staged since the last checkpoint is aborted",
             f"- tables {rows}",
             "- topics keep what was committed since; its header `flinkish-batch`, if written, tells readers",
             "- savepoints stay",
@@ -266,11 +266,11 @@ def accept(job: StoredJob, yes: bool, as_json: bool) -> None:
     newest = max(job.job_dir.decided_ids(), default=None)
     behind = "its beginning" if newest is None else f"checkpoint {newest}"
     confirm(
-        f"The next start of the job '{job.name}' goes on from {behind} of this directory:\n"
+        f"The next start of the job '{job.name}' continues from {behind} of this directory:\n"
         "- sinks keep what they have; nothing is taken back\n"
-        "- what was read behind that checkpoint is read and written again, so rows may be there twice\n"
-        "- new checkpoints have ids above all that sinks, sources and manifest hold",
-        "Accept what is there?",
+        "- input after that checkpoint is read and written again, so rows may be duplicated\n"
+        "- new checkpoints have ids above all ids that sinks, sources and manifest have",
+        "Accept the external timeline?",
         yes,
         as_json,
     )
@@ -279,4 +279,4 @@ def accept(job: StoredJob, yes: bool, as_json: bool) -> None:
         print_json({**job.to_json(), "outcome": "WAITS_FOR_START"})
         return
     again = " (it was ordered before)" if created is CreateResult.EXISTS else ""
-    say(f"ordered{again}: the next start accepts what sinks, sources and manifest hold")
+    say(f"ordered{again}: the next start accepts the checkpoints of sinks, sources and manifest")

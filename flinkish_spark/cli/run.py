@@ -41,7 +41,7 @@ class Launch:
     "-t",
     metavar="TARGET",
     help="local (all cores), local[N], spark://HOST:PORT, yarn-client, yarn-cluster or k8s://HOST:PORT. "
-    "By default what spark-defaults.conf says.",
+    "By default that of spark-defaults.conf.",
 )
 @click.option(
     "--deploy-mode",
@@ -185,7 +185,7 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
         if not equals or not name.startswith("spark."):
             raise click.UsageError(f"-D takes spark.NAME=VALUE, which {name!r} is not: Spark would drop it")
         if name in _SAID_BY_OPTIONS:
-            raise click.UsageError(f"{name} is said by {_SAID_BY_OPTIONS[name]}")
+            raise click.UsageError(f"{name} has its own option: {_SAID_BY_OPTIONS[name]}")
         if name == TARGET_SETTING:
             raise click.UsageError(f"{name} is set by --target")
         found[name] = value

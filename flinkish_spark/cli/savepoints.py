@@ -71,13 +71,13 @@ def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bo
     "stop_mode",
     flag_value=StopMode.SUSPEND.value,
     default=StopMode.SUSPEND.value,
-    help="The job may be started again from it and goes on as if nothing had been (the default).",
+    help="The job may be started again from it and continues as if it had not stopped (the default).",
 )
 @click.option(
     "--drain",
     "stop_mode",
     flag_value=StopMode.DRAIN.value,
-    help="The job ends for good: event time comes to its end before the savepoint.",
+    help="The job ends for good: the watermark rises to its maximum before the savepoint.",
 )
 @timeout_option
 @json_option
@@ -158,7 +158,7 @@ def _find_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
     seen = set()
     for folder in folders:
         for place, below, files in os.walk(
-            folder, onerror=lambda error: complain(f"not everything was looked at: {error}")
+            folder, onerror=lambda error: complain(f"not all directories could be searched: {error}")
         ):
             if SAVEPOINT_FILE in files and place not in seen:
                 seen.add(place)

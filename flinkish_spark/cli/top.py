@@ -321,7 +321,7 @@ def _format_since(facts: dict[str, Any]) -> str:
 
 def _format_life(facts: dict[str, Any]) -> str:
     if facts["was_cut_off"]:
-        return "it is gone, and the next start goes on"
+        return "it is gone; the next start continues the job"
     return {"ALIVE": "it lives", "ENDED": "it has ended"}.get(facts["owner"]["life"], "not seen from here")
 
 

@@ -227,7 +227,7 @@ def _checkpoint_row(one: NamedTransaction, staged: KafkaStaged, place: tuple[int
     told = {
         Standing.CONFIRMED: "confirmed",
         Standing.DECIDED: "decided and not confirmed",
-        Standing.LEFT_BEHIND: "decided and left behind",
+        Standing.LEFT_BEHIND: "decided, but dead after a rewind",
     }
     whose = f"sink '{one.sink}', {told[one.standing]}"
     if staged.next_sequences is not None:

@@ -58,7 +58,7 @@ def ids_argument(command: F) -> F:
 
 
 def dry_run_option(command: F) -> F:
-    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+    return click.option("--dry-run", is_flag=True, help="Print the planned actions, and do nothing.")(command)
 
 
 @click.group()
@@ -263,7 +263,7 @@ class NamedTransaction:
             case Standing.CONFIRMED:
                 return f"checkpoint {self.checkpoint} is confirmed: {where}"
             case Standing.LEFT_BEHIND:
-                return f"checkpoint {self.checkpoint} was decided and left behind: {where}"
+                return f"checkpoint {self.checkpoint} was decided, but a rewind made it dead: {where}"
             case _:
                 return f"staged and not decided: {where}"
 
@@ -398,8 +398,8 @@ class FoundTransaction:
                 str(self.named) if self.named.handle == handle else f"{self.named}, by another producer epoch"
             )
         if self.standing is Standing.OF_NEWEST_OWNER:
-            return f"nobody names it: owner {self.name.owner_epoch} may be writing it, if it runs"
-        return "a leftover: nobody names it"
+            return f"not named yet: owner {self.name.owner_epoch} may be writing it, if it runs"
+        return "a leftover: the job directory does not name it"
 
     def to_json(self) -> dict[str, Any]:
         named = self.named
@@ -539,7 +539,7 @@ def holding(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
     except OwnedElsewhereError as owned:
         raise OwnedElsewhereError(
             f"the job '{job.name}' runs: {owned.facts.get('holder', 'another process')} owns it",
-            why="it ends its transactions itself, and may be writing those that nobody names yet",
+            why="it ends its transactions itself, and may be writing some that no staged file names yet",
             what_to_do="stop the job first; `flinkish transactions list` works while it runs",
         ) from owned
     try:

@@ -62,7 +62,7 @@ def ui(
     try:
         server.join()
     except KeyboardInterrupt:
-        complain("the page is closed; the jobs go on")
+        complain("the page is closed; the jobs continue")
     finally:
         server.stop()
 

@@ -26,7 +26,7 @@ _IVY_MODULE = (
 )
 _GET_DELTA = (
     "start the session with flinkish_spark.configure_spark_with_packages(...), which downloads it, or with "
-    "configure_spark_with_jars(...) behind `flinkish jars DIR`"
+    "configure_spark_with_jars(...) after `flinkish jars DIR`"
 )
 #: Number of lines of the resolver's output in messages.
 _MOST_LINES = 3
@@ -82,7 +82,7 @@ def find_pinned(role: Role, spark: str | None = None) -> list[str]:
         raise JarMissing(
             f"no JARs are pinned for Spark {minor}",
             why=f"this version of flinkish_spark was tried with Spark {' and '.join(spark_minors())}",
-            what_to_do="use one of these, or a version of flinkish_spark that knows yours",
+            what_to_do="use one of these, or a version of flinkish_spark that supports yours",
             minor=minor,
         )
     return [coordinate for known, minors, coordinate in _lines() if known == role and minor in minors]
@@ -167,7 +167,7 @@ def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> Non
         raise JarMissing(
             f"the JARs cannot be put into {where}",
             why=" / ".join(said[:_MOST_LINES]) or f"Spark's resolver ended with {done.returncode}",
-            what_to_do="see to the network (JAVA_TOOL_OPTIONS says a proxy) and to the rights there",
+            what_to_do="check the network (JAVA_TOOL_OPTIONS sets a proxy) and the permissions there",
             directory=where,
         )
 

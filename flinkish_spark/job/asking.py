@@ -27,7 +27,7 @@ _POLL_MS = 100
 #: A job takes a request within half a second, even while it recovers or waits for a restart; only during a
 #: takeover it needs longer.
 TAKEN_WITHIN_MS = 30_000
-_OVER = "the job does not run: it has ended, or has only begun to start; nothing was asked of it"
+_OVER = "the job does not run: it has ended, or is just starting; no request was sent"
 _LEFT_TO_NEXT_START = (
     "the next start finishes the checkpoint if it was decided, and writes no savepoint of it; "
     "look at `flinkish checkpoints list`"
@@ -97,7 +97,7 @@ def ask_until_interrupted(
             ReplyKind.NOT_ANSWERED, text="interrupted; the job has taken the request and carries it out"
         )
         if _take_back(request, files):
-            reply = Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
+            reply = Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was withdrawn")
         raise RequestInterrupt(reply) from None
     finally:
         files.delete()
@@ -136,8 +136,8 @@ def _not_taken(job: StoredJob, request: OutsideRequest, waited_ms: int) -> str:
     if newest != request.owner_epoch:
         return f"the job was taken over by owner {newest} meanwhile; ask again"
     return (
-        f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
-        "the job does not run, or has only begun to start; a standby takes none"
+        f"nobody took the request within {_seconds(waited_ms)}, and it was withdrawn: "
+        "the job does not run, or is just starting; a standby takes no requests"
     )
 
 

@@ -112,8 +112,8 @@ class QueryCancellation:
         return CancellationTimedOut(
             f"a micro-batch did not end, {for_ms // 1000} s after it was cancelled; {done}",
             why=f"it was in {attempt.hangs_in}" if attempt.hangs_in else "what it does cannot be interrupted",
-            what_to_do=f"{restart}: it goes on from the last checkpoint. Let functions and sinks wait with a "
-            "timeout",
+            what_to_do=f"{restart}: it continues from the last checkpoint. Let functions and sinks wait with "
+            "a timeout",
             process=JobProcess.DRIVER,
             exit_code=None,
             for_ms=for_ms,
@@ -138,8 +138,8 @@ def make_timeout_error(waits: Sequence[Wait], for_ms: int) -> CancellationTimedO
     return CancellationTimedOut(
         f"the job did not end, {for_ms // 1000} s after it was cancelled: it waits for {waits[0].what}",
         why="; ".join(stands),
-        what_to_do="start the job again: what is decided is committed then, and the thread that is left here "
-        "does nothing more for it. End this process first if what hangs must not come to its end; let sinks "
+        what_to_do="start the job again: decided checkpoints are committed then, and the hanging thread "
+        "does nothing more for it. End this process first if the hanging call must not complete; let sinks "
         "and listeners wait with a timeout",
         process=JobProcess.DRIVER,
         exit_code=None,
@@ -160,7 +160,7 @@ class _StoppableJob(Protocol):
 
 
 _HEARD = (
-    "stopping the job behind a last checkpoint; Ctrl-C, or SIGTERM, once more cancels it without a checkpoint"
+    "stopping the job with a last checkpoint; Ctrl-C, or SIGTERM, once more cancels it without a checkpoint"
 )
 
 
@@ -199,7 +199,7 @@ class SignalledStop:
             self._since_ms, self._seen = now_ms, done
         elif exceeds(now_ms - self._since_ms, self._rules.timeout_ms):
             LOG.error(
-                "the job was told to stop, and neither a micro-batch nor a checkpoint has ended for %s s; "
+                "the job is stopping, and neither a micro-batch nor a checkpoint has ended for %s s; "
                 "it is cancelled",
                 (now_ms - self._since_ms) // 1000,
             )
@@ -207,7 +207,7 @@ class SignalledStop:
 
     def _cancel(self) -> None:
         if not self._is_cancelled:
-            self._news.append("cancelling the job; its next start goes on from its last checkpoint")
+            self._news.append("cancelling the job; its next start continues from its last checkpoint")
         self._is_cancelled = True
         self._job.cancel()
 

@@ -394,7 +394,7 @@ class JobClient:
             The job failed.
         """
         if self._is_told_by_this_thread():
-            raise RuntimeError("a listener cannot wait for the end of the job that tells it")
+            raise RuntimeError("a listener cannot wait for the end of the job that calls it")
         has_ended = self._ended.wait(None if timeout_ms is None else to_ms("timeout_ms", timeout_ms) / 1000)
         if has_ended and self._failure is not None:
             raise self._failure

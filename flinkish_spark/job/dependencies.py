@@ -149,7 +149,7 @@ def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]
             ) from error
         return [("", scratch)]
     raise ConfigError(
-        f"{what} is none that Python imports",
+        f"{what} cannot be imported by Python",
         why="it is no folder, and its name does not end with .py, .zip, .egg or .whl",
         what_to_do="name the module, the folder or the package; other files go by register_cached_file(), "
         "compiled modules in a folder",

@@ -185,7 +185,7 @@ def _run_check(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Fi
         says = f"{error.what}, because {error.why}" if error.why else error.what
         yield Finding(about, Health.REFUSED, says, error.what_to_do)
     except Exception as error:
-        yield Finding(about, Health.REFUSED, said(error) or type(error).__name__, "see what it says")
+        yield Finding(about, Health.REFUSED, said(error) or type(error).__name__, "see the error")
 
 
 def _software() -> Iterator[Finding]:
@@ -357,10 +357,10 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
         knows_writers = not isinstance(store, ObjectStore) or store.write_id_at(key) is not None
         store.delete(key)
     except (FlinkishError, AnswerLost) as error:
-        yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see what the store says")
+        yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see the store's error")
         return
     if (first, second) != (CreateResult.CREATED, CreateResult.EXISTS) or not knows_writers:
-        says = "of two that create one object not exactly one is told so"
+        says = "when two processes create the same object, not exactly one of them succeeds"
         yield Finding(about, Health.REFUSED, says, "use a store with conditional puts and metadata")
         return
     took_ms = SystemClock().monotonic_ms() - began_ms

@@ -130,10 +130,10 @@ def check_before_start(
         for node in graph.sources
         if node.source.is_checked_apart
     }
-    with span("Spark to be asked whether it sees the job directory"):
+    with span("Spark to access the job directory"):
         _check_seen(spark, graph, settings, job_dir, restore)
     graph = replace(graph, begun_chains=begun_chains(graph, job_dir, settings.job_dir, restore))
-    with span("the plan that is looked at before the start"):
+    with span("the plan to be checked before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
     _check_state(planned)
@@ -276,7 +276,7 @@ def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
     theirs = before[newest]
     raise JobDirError(
         f"Spark {newest} has run on this job directory, and this is Spark {running}",
-        why="what another major version of Spark makes of Spark's checkpoint is not known"
+        why="it is not known whether another major version of Spark can read Spark's checkpoint"
         if step is VersionStep.ANOTHER_MAJOR
         else f"Spark {ours} need not read what Spark {theirs} has written into Spark's checkpoint",
         what_to_do=f"start with Spark {theirs} again; to go to Spark {ours}, take a savepoint with "
@@ -304,7 +304,7 @@ def _record_spark_version(job_dir: JobDir, running: str) -> None:
     if check_spark_version(job_dir, running) is VersionStep.FORWARD:
         before = max(map(_minor, job_dir.spark_versions()))
         LOG.warning(
-            "Spark %s goes on with a job directory of Spark %s; from now on it refuses Spark %s",
+            "Spark %s continues a job directory of Spark %s; from now on the directory refuses Spark %s",
             running,
             before,
             before,
@@ -367,7 +367,7 @@ def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
         if groups.setdefault(uid, alignment.group) != alignment.group:
             raise GraphError(
                 f"the source '{uid}' is aligned with the groups '{groups[uid]}' and '{alignment.group}'",
-                why="it can be held back as a whole only, for all who read it",
+                why="it can be held back only as a whole, for all of its readers",
                 what_to_do="give all of its strategies one group",
                 uid=uid,
             )
@@ -387,7 +387,7 @@ def _check_state(planned: PlannedJob) -> None:
         raise GraphError(
             f"a transform contains {parts[0]}",
             why="transforms are stateless: state of Spark's own is not part of the job's checkpoints",
-            what_to_do="do that behind key_by(...).process(...), or in a query of its own",
+            what_to_do="do that with key_by(...).process(...), or in a separate query",
             part=parts[0],
         )
 

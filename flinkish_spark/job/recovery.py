@@ -169,7 +169,7 @@ class Recovery:
 
     def _why_dead(self, staged: StagedBatch) -> str:
         if staged.times is not None and staged.times.drained:
-            return f"it was drained for checkpoint {staged.times.drained}, behind which the job did not stop"
+            return f"it was drained for checkpoint {staged.times.drained}, after which the job did not stop"
         for sink, committables in _group_by_sink(staged.committables).items():
             if sink not in self._committers:
                 return f"the job has no sink '{sink}' any more"

@@ -77,7 +77,7 @@ class Replayer:
         if known is not None and known.batches != decision.batches:
             # A deposed owner has finished its replay meanwhile: its staged data is confirmed, or lost as
             # well.
-            LOG.warning("checkpoint %s was replayed by somebody else meanwhile", decision.checkpoint)
+            LOG.warning("checkpoint %s was replayed by another process meanwhile", decision.checkpoint)
             return
         replay = _Replay(self, decision, lost, 1 if known is None else known.number + 1)
         plan = replay.plan()
@@ -111,7 +111,7 @@ class _Replay:
     def plan(self) -> ReplayPlan:
         facts, uid = self.lost.facts, str(self.lost.facts["sink"])
         if "position" not in facts:
-            raise self.make_error("it is not what a micro-batch staged", "see to the sink's system")
+            raise self.make_error("it was not staged by a micro-batch", "see to the sink's system")
         if not facts["is_proven_aborted"]:
             why = "nothing proves that it was never visible, so it may be there already"
             raise self.make_error(why, _RESTORE)
@@ -234,7 +234,7 @@ class _Replay:
         job.log.end_replay()
         if created is CreateResult.EXISTS:
             # Our staged data is unnamed and is swept; the confirmation uses the stored replay.
-            LOG.warning("checkpoint %s was replayed by somebody else at the same time", checkpoint)
+            LOG.warning("checkpoint %s was replayed by another process at the same time", checkpoint)
 
 
 @dataclass

@@ -44,7 +44,7 @@ class JobReporter(QuietListener):
         try:
             earlier = self._job_dir.newest_report()
         except FlinkishError as error:
-            LOG.warning("the reports begin anew: %s", error)
+            LOG.warning("the reports start over: %s", error)
             earlier = None
         now_ms = self._clock.wall_ms()
         self._report = JobReport.begun(epoch, now_ms, self._vertices, self._settings, earlier)
@@ -80,7 +80,7 @@ class JobReporter(QuietListener):
         try:
             self._job_dir.put_report(report)
         except FlinkishError as error:
-            LOG.warning("the report of what the job does is not stored: %s", error)
+            LOG.warning("the job's report is not stored: %s", error)
 
 
 def collect_reported_settings(

@@ -295,7 +295,7 @@ class Inbox:
                     taken.append(request)
             self._forget(found)
         except StoreError as error:
-            LOG.warning("requests from outside are looked at later: %s", error)
+            LOG.warning("requests of other processes are read later: %s", error)
         # Requests claimed before the store failed must not get lost.
         return tuple(sorted(taken, key=lambda request: (request.asked_at_ms, request.name)))
 
@@ -370,7 +370,7 @@ class Inbox:
             LOG.info("a request for %s is refused: %s", request.kind.value, refusal)
             self._answer(name, Reply(ReplyKind.REFUSED, text=refusal))
             return False
-        LOG.info("asked from outside: %s %s", request.kind.value, request.target)
+        LOG.info("request from another process: %s %s", request.kind.value, request.target)
         with self._lock:
             self._taken.add(name)
         return True
@@ -378,7 +378,7 @@ class Inbox:
     def _refusal(self, request: OutsideRequest) -> str:
         if request.owner_epoch not in self._mine:
             return (
-                f"it was asked of owner {request.owner_epoch}, and owner {self._mine[-1]} has the job now; "
+                f"it was sent to owner {request.owner_epoch}, and owner {self._mine[-1]} has the job now; "
                 "ask again"
             )
         age_ms = self._clock.wall_ms() - request.asked_at_ms
@@ -473,7 +473,7 @@ class Outside:
             self._trouble = ""
         except FlinkishError as error:
             if str(error) != self._trouble:
-                LOG.warning("orders and requests from outside are looked at later: %s", error)
+                LOG.warning("orders and requests of other processes are read later: %s", error)
             self._trouble = str(error)
 
     def raise_if_ordered(self) -> None:

@@ -123,7 +123,7 @@ class RestartPolicy:
             return True
         if control.stop_wanted.is_set() and self._failed_while_stopping:
             # The query was restarted once for its last checkpoint; more restarts would never end.
-            LOG.error("stopped without a last checkpoint; the next start goes on: %s", error)
+            LOG.error("stopped without a last checkpoint; the next start continues: %s", error)
             return True
         self._failed_while_stopping = control.stop_wanted.is_set()
         return False
@@ -178,7 +178,7 @@ class RestartPolicy:
         reason = (
             f"it failed {tries} times {where} with no checkpoint in between, so another restart will not help"
         )
-        mend = first.what_to_do or "correct what it names; the job goes on from its last checkpoint then"
+        mend = first.what_to_do or "correct the cause; then the job continues from its last checkpoint"
         raise NoProgressError(
             first.what,
             why=f"{first.why}; {reason}" if first.why else reason,
@@ -406,7 +406,7 @@ class Supervisor:
             with self._waiting("the driver that owns the job to end"):
                 lock = wait_for_lock(waiting, self._settings, self.control.end_wanted)
             if lock is LockWait.GIVEN_UP:
-                self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
+                self.states.on(JobEvent.SUSPEND, "stopped while it was a standby")
                 return
             self._lock = waiting
             while self._run_owned():
@@ -481,7 +481,7 @@ class Supervisor:
         try:
             # This order matters: nothing is recovered, committed or aborted if external systems hold another
             # timeline.
-            with self._waiting("sinks and sources to say what they hold"):
+            with self._waiting("sinks and sources to report their newest checkpoints"):
                 is_to_be_taken_over_again = settle_timeline(job)
             if is_to_be_taken_over_again:
                 return True
@@ -509,7 +509,7 @@ class Supervisor:
             try:
                 if self._run_query(owned) is QueryEnd.OVER:
                     return False
-                self._goes_on("behind the last checkpoint timers were left, or input went on")
+                self._goes_on("after the last checkpoint timers were left, or the input continued")
             except Interrupted:
                 return False
             except RestartForRewind as order:
@@ -628,7 +628,7 @@ class Supervisor:
     def _raise_if_lost(self, inputs: Inputs) -> None:
         """Raise the sources' error about their input if a restart cannot mend it."""
         try:
-            with self._waiting("the sources to be asked what is left of their input"):
+            with self._waiting("the sources to check their input"):
                 inputs.check()
         except Exception as error:
             known = classify_alive(error)
@@ -686,7 +686,7 @@ class Supervisor:
         # This order matters: source positions are read from entries of the log, and a damaged entry must be
         # reported with its file.
         owned.job.log.check()
-        with self._waiting("the sources to be asked before the start"):
+        with self._waiting("the sources to be checked before the start"):
             if not ask_until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise Interrupted("waiting for the input")
 

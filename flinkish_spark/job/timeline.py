@@ -23,7 +23,7 @@ from flinkish_spark.protocol.timeline import Mark
 
 LOG = logging.getLogger(__name__)
 _PAUSE_MS = 1_000
-_ASKING = "asking what sinks and sources hold"
+_ASKING = "reading the newest checkpoints of sinks and sources"
 
 
 #: The holder of a mark, in words, and the mark.
@@ -64,7 +64,7 @@ def _all_marks(job: JobContext) -> list[_Found]:
             raise Interrupted(_ASKING) from None
         except Exception as error:
             fault = patience.takes(error)
-            LOG.warning("the start waits for what sinks and sources hold: %s", fault)
+            LOG.warning("the start waits for the newest checkpoints of sinks and sources: %s", fault)
             note_failure(str(fault))
             if job.must_give_up():
                 raise Interrupted(_ASKING) from error
@@ -89,9 +89,9 @@ def _accept(job: JobContext, marks: Sequence[Mark], why: str) -> None:
     upto = max([ownership.timeline.newest, *(mark.checkpoint for mark in marks)])
     newest = max([epoch, *(mark.owner_epoch for mark in marks if mark.owner_epoch is not None)])
     ownership.check()
-    LOG.warning("what is there is accepted, and checkpoints go on above %s: %s", upto, why)
+    LOG.warning("the external timeline is accepted, and checkpoint ids continue above %s: %s", upto, why)
     if job_dir.decision(upto) is None:
-        reason = "given up: what others have committed up to here was accepted as it is"
+        reason = "aborted: the external timeline up to here was accepted"
         job_dir.create_decision(Decision(upto, Verdict.ABORT, epoch, job.clock.wall_ms(), reason=reason))
     if newest > epoch:
         job_dir.create_owner(OwnerEpoch(int(newest)), {"owner_epoch": int(newest), "accepted_by": int(epoch)})

@@ -97,9 +97,9 @@ CATALOGUE: tuple[Metric, ...] = (
         ("pendingRecords", _GAUGE, _RECORDS, "of a source: records that are there and not read"),
         ("numRecordsOut", _COUNTER, _RECORDS, "of a sink: records that it has written"),
         ("numBytesOut", _COUNTER, "By", "of a sink: bytes that it has written, where it tells"),
-        ("numLateRecordsDropped", _COUNTER, _RECORDS, "of a window or a join: records that came too late"),
+        ("numLateRecordsDropped", _COUNTER, _RECORDS, "of a window or a join: late records"),
         ("currentInputWatermark", _GAUGE, "ms", "its watermark"),
-        ("watermarkLag", _GAUGE, "ms", "how far that was behind the wall clock"),
+        ("watermarkLag", _GAUGE, "ms", "lag of the watermark behind the wall clock"),
         ("totalCommittables", _COUNTER, "{committable}", "of a sink: what was staged and decided"),
         (
             "successfulCommittables",

@@ -211,7 +211,7 @@ def _origins(planned: PlannedJob, sink: PlannedSink, streams: int) -> dict[str, 
         found = origins_of(select_sink_rows(planned.frame, sink, streams))
     except Exception as error:
         # Another version of Spark may have other plans; then columns are left out.
-        LOG.info("where the columns of sink '%s' come from is not told: %s", sink.uid, error)
+        LOG.info("the origins of the columns of sink '%s' are not reported: %s", sink.uid, error)
         return {}
     return {
         name: sorted((source_of(uid), column) for uid, column in found[name])

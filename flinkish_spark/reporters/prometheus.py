@@ -149,7 +149,7 @@ class PrometheusReporter(Reporter):
             self._server = client.start_http_server(self._wanted, self._host, registry)
         except OSError as error:
             raise EnvironmentFault(
-                f"nobody can listen on port {self._wanted} of {self._host}",
+                f"the reporter cannot listen on port {self._wanted} of {self._host}",
                 why=str(error),
                 what_to_do="choose another port for the PrometheusReporter, or 0 for one that is free",
             ) from None

@@ -98,7 +98,7 @@ class UiServer:
         if not self._server.started:
             self.stop()
             raise EnvironmentFault(
-                f"the page of the job does not come up at {self.url}",
+                f"the page of the job did not start at {self.url}",
                 what_to_do="look at the log of this process, or leave ui out",
             )
 
@@ -165,7 +165,7 @@ def _listening(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         raise EnvironmentFault(
-            f"nobody can listen on port {port} of {host}",
+            f"the server cannot listen on port {port} of {host}",
             why=str(error),
             what_to_do="choose another port, or 0 for one that is free",
         ) from None

@@ -67,7 +67,7 @@ def kill_process_group() -> None:
     if os.getpgid(0) != os.getpid():
         raise ConfigError(
             "this process does not lead its process group",
-            why="whoever started it would be killed too",
+            why="the process that started it would be killed, too",
             what_to_do="start it with start_new_session=True",
         )
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -470,7 +470,7 @@ class ProgramHarness:
         reached_ms = max(self._watermark_ms, MIN_WATERMARK_MS if watermark_ms is None else watermark_ms)
         if len(elements) > len(self._sources):
             raise ConfigError(
-                f"the program has {len(self._sources)} inputs, and elements came for {len(elements)}",
+                f"the program has {len(self._sources)} inputs, but elements were given for {len(elements)}",
                 what_to_do="give a list for each input",
             )
         found = self._frames(elements, channel)

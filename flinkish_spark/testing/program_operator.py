@@ -74,7 +74,7 @@ from flinkish_spark.worker.runners import InputRows, OutRows, runner_of
 #: A function as for mapInArrow.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _CONTROL = [T.StructField(name, T.LongType()) for name in (C.CHANNEL, C.SEQUENCE, C.TIME)]
-_NEEDS_SPARK = "give the harness a program that begins behind it, and test it with a Spark session"
+_NEEDS_SPARK = "give the harness a program that begins after it, and test that step with a Spark session"
 
 
 def frame_type(fields: T.StructType) -> T.StructType:

@@ -225,7 +225,7 @@ def a_commit_may_be_repeated(subject: SinkUnderTest) -> None:
     staged = process.stage(rows, checkpoint=checkpoint)
     process.commit(checkpoint, staged)
     process.commit(checkpoint, staged)
-    subject.expect_visible(rows, when="behind the second commit")
+    subject.expect_visible(rows, when="after the second commit")
 
 
 def another_process_can_commit(subject: SinkUnderTest) -> None:
@@ -238,7 +238,7 @@ def another_process_can_commit(subject: SinkUnderTest) -> None:
     second.commit(checkpoint, staged)
     second.committer.close()
     subject.start().commit(checkpoint, staged)
-    subject.expect_visible(rows, when="behind the commits of two processes")
+    subject.expect_visible(rows, when="after the commits of two processes")
 
 
 def an_abort_may_be_repeated_and_shows_nothing(subject: SinkUnderTest) -> None:
@@ -252,7 +252,7 @@ def an_abort_may_be_repeated_and_shows_nothing(subject: SinkUnderTest) -> None:
     subject.start().abort(aborted)
     process.commit(checkpoint, staged)
     subject.expect_hidden(rows, when="behind the aborts")
-    subject.expect_visible(later, when="behind the commit of another micro-batch")
+    subject.expect_visible(later, when="after the commit of another micro-batch")
 
 
 def a_failed_attempt_is_staged_again(subject: SinkUnderTest) -> None:
@@ -262,7 +262,7 @@ def a_failed_attempt_is_staged_again(subject: SinkUnderTest) -> None:
     counts = process.stage(rows, checkpoint=checkpoint)
     process.commit(checkpoint, counts)
     process.sweep()
-    subject.expect_visible(rows, when="behind the commit of the second attempt")
+    subject.expect_visible(rows, when="after the commit of the second attempt")
 
 
 def a_task_that_is_tried_again_writes_once(subject: SinkUnderTest) -> None:
@@ -273,7 +273,7 @@ def a_task_that_is_tried_again_writes_once(subject: SinkUnderTest) -> None:
     )
     process.commit(checkpoint, staged)
     process.sweep()
-    subject.expect_visible(rows, when="behind a failed attempt of each task")
+    subject.expect_visible(rows, when="after a failed attempt of each task")
 
 
 def micro_batches_of_one_checkpoint_come_together(subject: SinkUnderTest) -> None:
@@ -284,7 +284,7 @@ def micro_batches_of_one_checkpoint_come_together(subject: SinkUnderTest) -> Non
     second = process.stage(two, checkpoint=checkpoint)
     process.commit(checkpoint, first, second)
     process.commit(checkpoint, first, second)
-    subject.expect_visible(one, two, when="behind the commit of two micro-batches")
+    subject.expect_visible(one, two, when="after the commit of two micro-batches")
 
 
 def what_an_aborted_checkpoint_staged_passes_to_the_next(subject: SinkUnderTest) -> None:
@@ -293,7 +293,7 @@ def what_an_aborted_checkpoint_staged_passes_to_the_next(subject: SinkUnderTest)
     staged = process.stage(rows, checkpoint=subject.next_checkpoint())
     later = subject.next_checkpoint()
     process.commit(later, staged)
-    subject.expect_visible(rows, when="behind the commit under a later id")
+    subject.expect_visible(rows, when="after the commit under a later id")
 
 
 def an_empty_micro_batch_shows_nothing(subject: SinkUnderTest) -> None:
@@ -305,7 +305,7 @@ def an_empty_micro_batch_shows_nothing(subject: SinkUnderTest) -> None:
         if len(staged.ack.barriers) != 1 or staged.ack.rows != len(rows):
             raise SinkContractError(f"{staged.ack.rows} rows and {staged.ack.barriers}")
         process.commit(checkpoint, staged)
-    subject.expect_visible(before, after, when="behind an empty micro-batch")
+    subject.expect_visible(before, after, when="after an empty micro-batch")
 
 
 def a_sweep_removes_leftovers_and_nothing_else(subject: SinkUnderTest) -> None:
@@ -322,7 +322,7 @@ def a_sweep_removes_leftovers_and_nothing_else(subject: SinkUnderTest) -> None:
     subject.expect_hidden(forgotten, when="behind the sweep")
     left = subject.count_open() if subject.count_open else 0
     if left:
-        raise SinkContractError(f"{left} leftovers are still open behind the sweep")
+        raise SinkContractError(f"{left} leftovers are still open after the sweep")
 
 
 def a_sweep_leaves_running_and_newer_work_alone(subject: SinkUnderTest) -> None:

@@ -314,7 +314,7 @@ def test_an_interrupt_while_the_request_is_written_leaves_nothing(
 
     monkeypatch.setattr(RequestFiles, "create", interrupted)
     result = flinkish("checkpoints", "trigger", job.root)
-    assert result.exit_code == 3 and "the request was taken back" in result.stderr
+    assert result.exit_code == 3 and "the request was withdrawn" in result.stderr
     assert requests(job) == []
 
 

@@ -164,7 +164,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_with_its_place(
     result = flinkish("checkpoints", "list", job.root)
     assert_civil(result)
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
-    assert "the command cannot go on: LookupError: " in result.stderr
+    assert "the command failed: LookupError: " in result.stderr
     assert "in flinkish_spark.cli.checkpoints, line " in result.stderr
     assert str(ROOT) not in result.stderr
 
@@ -187,7 +187,7 @@ def test_an_output_that_is_full_is_a_line(job: JobOnDisk, buffering: dict[str, s
             env=surroundings | buffering,
         )
     assert run.returncode == 1
-    assert run.stderr.startswith("flinkish: the command cannot go on. ")
+    assert run.stderr.startswith("flinkish: the command failed. ")
     assert run.stderr.count("\n") == 1
 
 

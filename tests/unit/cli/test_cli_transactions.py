@@ -134,7 +134,7 @@ def test_only_what_is_decided_is_committed(job: Transactions) -> None:
     refusals = {one.found.name.block: one.refusal for one in plan_commits(found, asked)}
     assert refusals[11] == refusals[12] == "" and refusals.keys() == {10, 11, 12, 13, 14}
     assert "checkpoint 1 is confirmed" in refusals[10] and "staged and not decided" in refusals[13]
-    assert "nobody names it" in refusals[14]
+    assert "not named yet" in refusals[14]
 
 
 def test_what_a_sink_has_in_a_checkpoint_is_committed_as_a_whole(job: Transactions) -> None:
@@ -213,7 +213,7 @@ def test_what_names_a_transaction_is_said_in_words(job: Transactions) -> None:
     job.commit(2, job.staged(1, 11))
     assert "checkpoint 2 is decided and not confirmed: micro-batch 0/1 of sink 'out'" in job.found(11).text
     assert "by another producer epoch" in job.found(11, epoch=9).text
-    assert job.found(15, owner=1).text == "a leftover: nobody names it"
+    assert job.found(15, owner=1).text == "a leftover: the job directory does not name it"
     assert isinstance(job.found(11).named, NamedTransaction)
     assert job.found(11).to_json()["checkpoint"] == 2 and job.found(14).to_json()["sink"] is None
     assert Standing.STAGED.value in {one.value for one in Standing}

@@ -406,7 +406,7 @@ def test_an_order_that_cannot_be_read_does_not_end_the_job(tmp_path: Path, caplo
     for _ in range(3):
         here.outside.look()
         here.outside.raise_if_ordered()
-    assert sum("looked at later" in record.message for record in caplog.records) == 1
+    assert sum("are read later" in record.message for record in caplog.records) == 1
 
 
 def test_the_thread_that_looks_ends_with_the_ownership(tmp_path: Path) -> None:

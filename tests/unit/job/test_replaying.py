@@ -412,7 +412,7 @@ def lost_nothing(job):
 @pytest.mark.parametrize(
     ("spoilt", "why"),
     [
-        (cannot_be_found, "it is not what a micro-batch staged"),
+        (cannot_be_found, "it was not staged by a micro-batch"),
         (is_not_proven, "nothing proves that it was never visible"),
         (has_lost_its_input, "orders-0 from 3 to 9 is gone"),
         (has_lost_its_offsets, "no entry offsets/2 any more"),
