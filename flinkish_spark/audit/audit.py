@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, find_lost
-from flinkish_spark.audit.decided import JobDecisions, NothingToAudit, Partial, partial_checkpoints
+from flinkish_spark.audit.decided import JobDecisions, Partial, partial_checkpoints
 from flinkish_spark.audit.outputs import (
     OriginNames,
     OutputCounts,
@@ -141,7 +141,7 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
     # before the second look.
     before = JobDecisions.read(job_dir)
     if before.newest is None:
-        raise NothingToAudit("the job has no confirmed checkpoint", what_to_do="audit it when it has one")
+        raise UserError("the job has no confirmed checkpoint", what_to_do="audit it when it has one")
     for spec in settings.outputs:
         before.check_sink(spec.sink)
     extents = extents_of(settings, LoggedOffsets.parse(before.newest.offsets_text))

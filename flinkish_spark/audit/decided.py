@@ -25,10 +25,6 @@ _BATCH_NAME = re.compile(r"([0-9]{1,18})/([0-9]{1,18})")
 _Order = tuple[int, int]
 
 
-class NothingToAudit(UserError):
-    """The job has no confirmed checkpoint yet, or its checkpoints have no such sink."""
-
-
 @dataclass(frozen=True, slots=True)
 class BatchName:
     """The name of a micro-batch in records."""
@@ -124,10 +120,10 @@ class JobDecisions:
         return False
 
     def check_sink(self, uid: str) -> None:
-        """Raise NothingToAudit unless some checkpoint has acknowledged rows of a sink, even none."""
+        """Raise UserError unless some checkpoint has acknowledged rows of a sink, even none."""
         known = {sink for one in self.checkpoints.values() for sink in one.rows}
         if uid not in known:
-            raise NothingToAudit(
+            raise UserError(
                 f"the job's checkpoints have no sink '{uid}'",
                 what_to_do=f"choose from {', '.join(sorted(known)) or 'none: nothing is decided yet'}",
             )

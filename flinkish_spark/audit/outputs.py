@@ -247,10 +247,6 @@ def _fill_nulls(column: Any) -> Int64s:
 _LOG = "_delta_log"
 
 
-class UnreadableTable(EnvironmentFault):
-    """The table uses a feature that cannot be read without Delta's own code."""
-
-
 @dataclass(frozen=True, slots=True)
 class TableVersion:
     number: int
@@ -279,7 +275,7 @@ class DeltaLog:
                 text = (self._table / _LOG / f"{self._next:020}.json").read_text(encoding="utf-8")
             except FileNotFoundError:
                 if self._next == 0 and any((self._table / _LOG).glob("*.json")):
-                    raise UnreadableTable(
+                    raise EnvironmentFault(
                         f"the log of the table {self._table} does not begin at version 0 any more",
                         why="Delta has cleaned it up (delta.logRetentionDuration)",
                         what_to_do="audit earlier, or raise delta.logRetentionDuration",
@@ -309,7 +305,7 @@ class DeltaLog:
         if action.get("add", {}).get("deletionVector"):
             unreadable = "deletion vectors"
         if unreadable:
-            raise UnreadableTable(
+            raise EnvironmentFault(
                 f"the table {self._table} has {unreadable}",
                 why="its rows are not just the contents of its files",
                 what_to_do="compare it by a query of Spark",
@@ -553,7 +549,7 @@ class OutputReader:
         for version in table.versions:
             checkpoint = version.mark_of(mark)
             if checkpoint is not None and version.replaces_rows:
-                raise UnreadableTable(
+                raise EnvironmentFault(
                     f"the sink '{counts.spec.sink}' replaces rows of the table {counts.spec.place}",
                     why=f"version {version.number} replaces some rows, which would look lost",
                     what_to_do="compare the table by a query of Spark, and audit a sink that appends",

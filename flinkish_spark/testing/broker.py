@@ -46,14 +46,6 @@ _PORTS = range(20_000, 30_000)
 _POLL_S = 0.05
 
 
-class BrokerDidNotStart(EnvironmentFault):
-    """The broker process ended, or did not answer in time."""
-
-
-class PortInUse(EnvironmentFault):
-    """Another process listens on the broker's port."""
-
-
 class LocalBroker:
     """A single-node Kafka broker (KRaft) on 127.0.0.1 that a test starts, pauses, kills and restarts.
 
@@ -165,16 +157,15 @@ class LocalBroker:
 
         Raises
         ------
-        PortInUse
-            If another process listens on the port.
-        BrokerDidNotStart
-            If the process ended or did not answer; the message has the end of its log.
+        EnvironmentFault
+            If another process listens on the port, or the broker ended or did not answer; then the message
+            has the end of its log.
         """
         if self._process is not None:
             return self
         for port in self._ports:
             if not _is_free(port):
-                raise PortInUse(
+                raise EnvironmentFault(
                     f"Port {port} of {_HOST} is taken",
                     why="another process listens there",
                     what_to_do="stop it, or give another port (0 picks a free one)",
@@ -354,9 +345,9 @@ class LocalBroker:
         finally:
             admin.close()
 
-    def _did_not_start(self, why: str) -> BrokerDidNotStart:
+    def _did_not_start(self, why: str) -> EnvironmentFault:
         tail = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
-        return BrokerDidNotStart(
+        return EnvironmentFault(
             "The Kafka broker did not start",
             why=why,
             what_to_do=f"read {self.log}, which ends: {' / '.join(tail)}",
@@ -404,7 +395,7 @@ def free_port(*given_away: int) -> int:
     for port in candidates:
         if port not in given_away and _is_free(port):
             return port
-    raise PortInUse(
+    raise EnvironmentFault(
         f"No free port between {_PORTS.start} and {_PORTS.stop}",
         what_to_do="stop what occupies them, or give the broker a port",
     )

@@ -25,10 +25,6 @@ _POLL_S = 0.1
 _T = TypeVar("_T")
 
 
-class ClusterDidNotSettle(EnvironmentFault):
-    """The cluster did not reach the requested state in time."""
-
-
 class _Node(LocalBroker):
     """One broker and controller; its first start waits for a second one, since a quorum needs two."""
 
@@ -115,7 +111,7 @@ class BrokerCluster:
 
         Raises
         ------
-        PortInUse, BrokerDidNotStart
+        EnvironmentFault
             As of :meth:`LocalBroker.start`; none runs then.
         """
         errors: list[BaseException] = []
@@ -154,7 +150,7 @@ class BrokerCluster:
 
         Raises
         ------
-        ClusterDidNotSettle
+        EnvironmentFault
             From this and all later requests: no broker answered within a minute.
         """
 
@@ -245,7 +241,7 @@ class BrokerCluster:
         deadline = time.monotonic() + _ASK_S
         while not self._ask(what, holds):
             if time.monotonic() > deadline:
-                raise ClusterDidNotSettle(
+                raise EnvironmentFault(
                     f"It did not come about within {_ASK_S:g} s that {what}",
                     what_to_do="see the brokers' logs in the cluster's folder",
                 )
@@ -267,7 +263,7 @@ class BrokerCluster:
             except (KafkaError, OSError, StopIteration, RuntimeError) as failed:
                 last = f"{type(failed).__name__}: {failed}"
                 time.sleep(_POLL_S)
-        raise ClusterDidNotSettle(
+        raise EnvironmentFault(
             f"The brokers could not {what} within {_ASK_S:g} s",
             why=last,
             what_to_do="see the brokers' logs in the cluster's folder",

@@ -29,10 +29,6 @@ _MOST_WORKERS = 100
 _LEAST_MEMORY_MB = 512
 
 
-class ClusterDidNotStart(EnvironmentFault):
-    """A process of the cluster ended, or workers did not register in time."""
-
-
 class MiniCluster:
     """A Spark standalone cluster from pyspark's JARs; ends with its `with` block.
 
@@ -104,7 +100,7 @@ class MiniCluster:
 
         Raises
         ------
-        ClusterDidNotStart
+        EnvironmentFault
             A process ended, or a worker did not register in time; all processes are stopped then.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -156,7 +152,7 @@ class MiniCluster:
         java = shutil.which("java", path=os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
         java = java or shutil.which("java")
         if java is None:
-            raise ClusterDidNotStart(
+            raise EnvironmentFault(
                 "the mini cluster did not start",
                 why="there is no Java",
                 what_to_do="install a JDK 17, or set JAVA_HOME",
@@ -185,7 +181,7 @@ class MiniCluster:
             if alive == self._count:
                 return
             if ended is not None or time.monotonic() > deadline:
-                raise ClusterDidNotStart(
+                raise EnvironmentFault(
                     "the mini cluster did not start",
                     why=f"{alive} of {self._count} workers came, and "
                     + ("all processes run" if ended is None else f"a process ended with {ended.returncode}"),

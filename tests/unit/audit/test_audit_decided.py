@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.audit.decided import JobDecisions, NothingToAudit, Visible, partial_checkpoints
+from flinkish_spark.audit.decided import JobDecisions, Visible, partial_checkpoints
+from flinkish_spark.core.errors import UserError
 from flinkish_spark.protocol.decisions import RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import RewindKind
@@ -117,5 +118,5 @@ def test_a_sink_is_one_of_the_job_s(job: JobOnDisk) -> None:
     job.complete(1)
     decided = JobDecisions.read(job.job_dir)
     decided.check_sink("out")
-    with pytest.raises(NothingToAudit, match=r"no sink 'in'.*out"):
+    with pytest.raises(UserError, match=r"no sink 'in'.*out"):
         decided.check_sink("in")

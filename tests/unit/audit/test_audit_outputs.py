@@ -12,7 +12,8 @@ from pyarrow import parquet
 
 from flinkish_spark.audit.counting import Extent, InputOffsets
 from flinkish_spark.audit.decided import JobDecisions, partial_checkpoints
-from flinkish_spark.audit.outputs import OriginNames, OutputKind, OutputReader, OutputSpec, UnreadableTable
+from flinkish_spark.audit.outputs import OriginNames, OutputKind, OutputReader, OutputSpec
+from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.connectors.delta.table import app_id
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
@@ -51,7 +52,7 @@ def test_a_table_that_the_sink_merges_into_is_refused_and_not_called_lost(tmp_pa
     found = read(table)
     assert found.rows == 0 and found.by_checkpoint == {1: 2}
     write_version(table, 3, mark(ours, 2), added(table, "c.parquet", 1), {"remove": {"path": "b.parquet"}})
-    with pytest.raises(UnreadableTable, match="'out' replaces rows of the table"):
+    with pytest.raises(EnvironmentFault, match="'out' replaces rows of the table"):
         read(table)
 
 
