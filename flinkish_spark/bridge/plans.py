@@ -231,14 +231,14 @@ class ComputedColumn:
 
 
 @dataclass(frozen=True)
-class Computing:
+class Projection:
     """Columns that are computed together and added to the existing ones."""
 
     columns: tuple[ComputedColumn, ...]
 
 
 @dataclass(frozen=True)
-class Keeping:
+class RowFilter:
     """A filter."""
 
     condition: Column
@@ -249,7 +249,7 @@ class Keeping:
 @dataclass(frozen=True)
 class RowPlan:
     #: The steps in order. Their columns are unresolved: they name columns of the frame, or of earlier steps.
-    steps: tuple[Computing | Keeping, ...]
+    steps: tuple[Projection | RowFilter, ...]
     #: The column of each output field, in order.
     outputs: tuple[str, ...]
 
@@ -261,7 +261,7 @@ def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: 
     try:
         beginning, end = (frame._jdf.queryExecution().analyzed() for frame in (given, made))
         ids = [one.exprId().id() for one in _each(beginning.output())]
-        reading = _Reading(given.sparkSession, dict(zip(ids, names, strict=True)), prefix)
+        reading = _PlanReader(given.sparkSession, dict(zip(ids, names, strict=True)), prefix)
         return reading.of(end, beginning)
     except _NoSuchPlan as error:
         return NotRowByRow(error.what)
@@ -285,7 +285,7 @@ class _NoSuchPlan(Exception):
         self.what = what
 
 
-class _Reading:
+class _PlanReader:
     """The analysis of one plan."""
 
     def __init__(self, session: Any, known: dict[int, str], prefix: str) -> None:
@@ -301,15 +301,15 @@ class _Reading:
 
     def of(self, plan: Any, beginning: Any) -> RowPlan:
         """Return the steps of a plan, from its first node up."""
-        steps: list[Computing | Keeping] = []
+        steps: list[Projection | RowFilter] = []
         for kind, node in reversed(list(_nodes(plan, beginning))):
             if kind == "Project":
                 columns = self._add_projection(node)
                 if columns:
-                    steps.append(Computing(columns))
+                    steps.append(Projection(columns))
             elif kind == "Filter":
                 condition = node.condition()
-                steps.append(Keeping(self._column(condition), self._try_arrow(condition)))
+                steps.append(RowFilter(self._column(condition), self._try_arrow(condition)))
         return RowPlan(tuple(steps), tuple(self._name_of(one) for one in _each(plan.output())))
 
     def _add_projection(self, node: Any) -> tuple[ComputedColumn, ...]:

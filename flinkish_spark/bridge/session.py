@@ -276,7 +276,7 @@ def streaming_options(frame: DataFrame) -> list[Mapping[str, str]]:
 _KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 
 
-def asking_kafka_first(
+def ask_kafka_first(
     spark: SparkSession, writer: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
     """Wrap a foreachBatch writer so that Spark 4.1's Kafka source fetches the newest offsets first."""

@@ -285,10 +285,10 @@ def _suffix_of(what: str, archive: Path) -> str:
     try:
         if suffix == ".zip":
             with zipfile.ZipFile(archive) as opened:
-                why = _leaving(opened.namelist())
+                why = _why_outside(opened.namelist())
         elif suffix and archive.is_file():
             with tarfile.open(archive) as tar:
-                why = _leaving(member.name for member in tar)
+                why = _why_outside(member.name for member in tar)
         else:
             why = "it must be a file whose name ends with .zip, .tar, .tar.gz or .tgz"
     except (zipfile.BadZipFile, tarfile.TarError, OSError, EOFError) as error:
@@ -303,7 +303,7 @@ def _suffix_of(what: str, archive: Path) -> str:
     return suffix
 
 
-def _leaving(names: Iterable[str]) -> str:
+def _why_outside(names: Iterable[str]) -> str:
     """Return why an archive would write outside its folder; empty if it does not."""
     found = next((name for name in names if name.startswith("/") or ".." in Path(name).parts), None)
     return "" if found is None else f"{found!r} in it lies outside of the folder that it is unpacked into"

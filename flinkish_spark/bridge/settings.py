@@ -175,7 +175,7 @@ def query_conf(
         yield wanted
 
 
-def session_of_its_own(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
+def make_session(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
     """Return a new session with the query's settings, for reading a query's files."""
     own = spark.newSession()
     for name, value in _choose_settings(spark, shuffle_partitions, is_on_disk=True).items():

@@ -170,7 +170,7 @@ class _Compiler:
                 place.stage.from_previous_ms is not None or self._first_to_last_ms is not None
             ):
                 # At the end of a pattern with a window it is a state that waits until the window is over.
-                sink, unwanted = self._taking(place.stage, StateKind.PENDING), place.take()
+                sink, unwanted = self._make_state(place.stage, StateKind.PENDING), place.take()
                 sink.add(Action.PROCEED, self._stop(place.stage.name, unwanted), unwanted)
                 sink.add(Action.IGNORE, sink, Not(unwanted))
             # Elsewhere a negated stage is a condition of the states around it.
@@ -181,7 +181,7 @@ class _Compiler:
         return sink
 
     def _not_next(self, place: _Place, sink: Draft) -> Draft:
-        state = self._taking(place.stage, StateKind.NORMAL)
+        state = self._make_state(place.stage, StateKind.NORMAL)
         unwanted = place.take()
         stop = self._stop(place.stage.name, unwanted)
         # A proceed into the final state would be followed before the next event comes.
@@ -239,7 +239,7 @@ class _Compiler:
                 assert past is not None
                 first.add(Action.PROCEED, past, place.proceed())
             return first
-        state = self._taking(stage, StateKind.NORMAL)
+        state = self._make_state(stage, StateKind.NORMAL)
         onwards = self._drop_negations(place, sink)
         state.add(Action.TAKE, onwards, take)
         if is_optional:
@@ -278,7 +278,7 @@ class _Compiler:
         """Return a state that takes any number of events, and can be left for `sink` at each event."""
         stage, until = place.stage, place.stage.until
         if stage.group is not None:
-            again = self._taking(stage, StateKind.NORMAL)
+            again = self._make_state(stage, StateKind.NORMAL)
             first = self._chain(stage.group.stages, again, place.following, _Enclosing(stage, is_first=False))
             first.add(Action.PROCEED, sink, place.proceed())
             again.add(Action.PROCEED, first, place.proceed())
@@ -287,7 +287,7 @@ class _Compiler:
         if ignore is not None:
             ignore = _unless(until, ignore)
         take, proceed = _unless(until, place.take()), place.proceed()
-        state = self._taking(stage, StateKind.NORMAL)
+        state = self._make_state(stage, StateKind.NORMAL)
         if stage.is_greedy:
             if until is not None:
                 # The event that ends a greedy loop may also be the one that follows it, which the loop would
@@ -359,7 +359,7 @@ class _Compiler:
             copy.add(action, copy if target is of else target, asked)
         return copy
 
-    def _taking(self, stage: Stage, kind: StateKind) -> Draft:
+    def _make_state(self, stage: Stage, kind: StateKind) -> Draft:
         """Return a new state of a stage, with the window between it and the previous event."""
         state = self._state(stage.name if stage.group is None else _GROUP, kind)
         if stage.times is None:

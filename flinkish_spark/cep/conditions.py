@@ -252,7 +252,7 @@ class Not(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class _Two(Condition):
+class _BinaryCondition(Condition):
     first: Condition
     second: Condition
 
@@ -266,7 +266,7 @@ class _Two(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class And(_Two):
+class And(_BinaryCondition):
     def holds(self, given: ConditionInput) -> bool:
         return self.first.holds(given) and self.second.holds(given)
 
@@ -275,7 +275,7 @@ class And(_Two):
 
 
 @dataclass(frozen=True, slots=True)
-class Or(_Two):
+class Or(_BinaryCondition):
     def holds(self, given: ConditionInput) -> bool:
         return self.first.holds(given) or self.second.holds(given)
 

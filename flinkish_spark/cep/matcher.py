@@ -521,14 +521,14 @@ class Matcher:
             state.held.pop()
             assert first.last is not None
             path = first.last.path()
-            is_over = self._skipping(path)
+            is_over = self._make_skip_predicate(path)
             if is_over is not None:
                 state.partial.remove(is_over)
                 state.held.remove(is_over)
             found.append((first, _match(path, self.take)))
         return found
 
-    def _skipping(self, path: list[TakenEvent]) -> Callable[[PartialMatch], bool] | None:
+    def _make_skip_predicate(self, path: list[TakenEvent]) -> Callable[[PartialMatch], bool] | None:
         """Return the predicate for matches that this one discards; None if it discards none."""
         match self._skip.kind:
             case Skip.NONE:

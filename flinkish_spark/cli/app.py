@@ -12,7 +12,7 @@ import click
 from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
-from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
+from flinkish_spark.cli.client import ExitStatus, complain, one_line, describe_unexpected
 from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.demo import demo
 from flinkish_spark.cli.doctor import doctor
@@ -58,7 +58,7 @@ class _OneLineErrors(click.Group):
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 # The reader of the output has closed the pipe; click handles that.
                 raise
-            complain(str(unforeseen(error)))
+            complain(str(describe_unexpected(error)))
         ctx.exit(ExitStatus.NOT_DONE)
 
 

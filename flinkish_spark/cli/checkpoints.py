@@ -23,7 +23,7 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.job.asking import (
-    Patience,
+    RequestTimeouts,
     ask,
 )
 from flinkish_spark.job.requests import RequestKind
@@ -268,7 +268,7 @@ def show_checkpoint(job: StoredJob, checkpoint: int, as_json: bool) -> None:
 @timeout_option
 @json_option
 def trigger_checkpoint(job: StoredJob, timeout_s: float, as_json: bool) -> None:
-    reply = ask(job, RequestKind.CHECKPOINT, Patience.from_seconds(timeout_s))
+    reply = ask(job, RequestKind.CHECKPOINT, RequestTimeouts.from_seconds(timeout_s))
     report(reply, job.to_json(), lambda r: f"checkpoint {r.checkpoint} is confirmed", as_json)
 
 

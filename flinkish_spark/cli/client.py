@@ -230,7 +230,7 @@ _PACKAGE = __package__.partition(".")[0]
 
 # Objects with a valid checksum may still have any content: a command ends with a message and a status, never
 # with a traceback.
-def unforeseen(error: Exception) -> FlinkishError:
+def describe_unexpected(error: Exception) -> FlinkishError:
     """Return the message for an unexpected error, with the place where it was raised."""
     if isinstance(error, OSError):
         return EnvironmentFault(

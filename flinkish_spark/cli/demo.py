@@ -50,7 +50,7 @@ def demo(folder: Path | None) -> None:
         say(f"{time.monotonic() - began:04.1f} s  {text}")
 
     tell(f"wrote a job with a test and a notebook: {folder}")
-    with _running(folder) as job:
+    with _run_job(folder) as job:
         tell(
             f"started it: {_ORDERS:,} orders, a running total per user, a checkpoint every {_INTERVAL_S:g} s"
         )
@@ -64,7 +64,7 @@ def demo(folder: Path | None) -> None:
             "the job of the demo has ended before it could be killed", what_to_do="run it again"
         )
     tell("killed it with SIGKILL in the middle of the next checkpoint: driver, JVM, workers")
-    with _running(folder) as job:
+    with _run_job(folder) as job:
         tell("started it again: it continues from its last checkpoint")
         job.wait_until(lambda: job.has_ended)
     tell("it has read all orders, and has ended by itself")
@@ -155,7 +155,7 @@ class _Job:
 
 
 @contextlib.contextmanager
-def _running(folder: Path) -> Iterator[_Job]:
+def _run_job(folder: Path) -> Iterator[_Job]:
     """Run the job in its own process session; kill all of its processes after the block."""
     log = folder / "job.log"
     with log.open("ab") as written:

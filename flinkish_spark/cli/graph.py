@@ -16,7 +16,7 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.job.stored_job import (
     StoredJob,
-    as_damage,
+    raise_as_corrupt,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
 
     Shows the graph of the job's newest start; the job may run or not.
     """
-    with as_damage("the job graph"):
+    with raise_as_corrupt("the job graph"):
         found = job.job_dir.job_graph()
     if found is None:
         complain("there is no job graph yet: the job has never started")
@@ -43,7 +43,7 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
     if as_json:
         print_json({**job.to_json(), "graph": found.to_json(), "plan": found.job_plan(str(job.uuid))})
         return
-    with as_damage("the statistics"):
+    with raise_as_corrupt("the statistics"):
         history = job.job_dir.statistics()
     for line in _render(found, form, history).splitlines():
         click.echo("".join(letter if letter.isprintable() else "?" for letter in line))

@@ -30,12 +30,12 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.job.asking import (
-    Patience,
+    RequestTimeouts,
     ask_until_interrupted,
     describe,
 )
 from flinkish_spark.job.requests import ReplyKind, RequestKind
-from flinkish_spark.job.rewind import RewindStatus, what_became_of
+from flinkish_spark.job.rewind import RewindStatus, find_rewind_status
 from flinkish_spark.job.stored_job import (
     CheckpointView,
     StoredJob,
@@ -191,11 +191,11 @@ def _what_happens(
 
 def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
     """Send the request, and wait until the order is closed; `owner` is the newest one before the order."""
-    patience = Patience.from_seconds(timeout_s, _TAKEN_WITHIN_MS)
+    patience = RequestTimeouts.from_seconds(timeout_s, _TAKEN_WITHIN_MS)
     begin_ms = job.clock.monotonic_ms()
     reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
     while True:
-        status = what_became_of(job.job_dir, order)
+        status = find_rewind_status(job.job_dir, order)
         if status.state.is_closed:
             return _report_closed(status)
         # A job that has found the order by itself takes no request while it rewinds, and gets a new owner
@@ -217,7 +217,7 @@ def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: fl
 
 def _report_interrupt(job: StoredJob, order: RewindOrder) -> OrderReport:
     """Return the report after Ctrl-C, which withdraws the request but not the order."""
-    status = what_became_of(job.job_dir, order)
+    status = find_rewind_status(job.job_dir, order)
     if status.state.is_closed:
         return _report_closed(status)
     text = (

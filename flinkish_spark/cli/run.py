@@ -112,7 +112,7 @@ def launch(
     if master is not None:
         wanted[TARGET_SETTING] = master
     if is_detached:
-        wanted[_detaching(master, is_on_cluster)] = "false"
+        wanted[_find_detach_setting(master, is_on_cluster)] = "false"
     words = [] if master is None else ["--master", master]
     words += ["--deploy-mode", "cluster"] if is_on_cluster else []
     words += [word for name, value in wanted.items() for word in ("--conf", f"{name}={value}")]
@@ -166,7 +166,7 @@ def _check_program(program: str, is_on_cluster: bool) -> None:
         raise click.UsageError(f"there is no program {program!r}; give the path of a Python file")
 
 
-def _detaching(master: str | None, is_on_cluster: bool) -> str:
+def _find_detach_setting(master: str | None, is_on_cluster: bool) -> str:
     """Return the setting for submitting a driver to the cluster without waiting."""
     if master is None or not is_on_cluster:
         raise click.UsageError(

@@ -30,13 +30,13 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError
 from flinkish_spark.job.asking import (
-    Patience,
+    RequestTimeouts,
     ask,
 )
 from flinkish_spark.job.requests import RequestKind, StopMode
 from flinkish_spark.job.stored_job import (
     StoredJob,
-    as_damage,
+    raise_as_corrupt,
 )
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 
@@ -59,7 +59,7 @@ def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bo
     The job continues. TARGET must be on a file system that driver and executors share.
     """
     _refuse_inside(job, target)
-    reply = ask(job, RequestKind.SAVEPOINT, Patience.from_seconds(timeout_s), target=target)
+    reply = ask(job, RequestKind.SAVEPOINT, RequestTimeouts.from_seconds(timeout_s), target=target)
     report(reply, {**job.to_json(), "target": target}, lambda r: _format_savepoint(r.checkpoint, target), as_json)
 
 
@@ -89,7 +89,7 @@ def stop_with_savepoint(job: StoredJob, target: str, stop_mode: str, timeout_s: 
     """
     _refuse_inside(job, target)
     mode = StopMode(stop_mode)
-    patience = Patience.from_seconds(timeout_s)
+    patience = RequestTimeouts.from_seconds(timeout_s)
     reply = ask(job, RequestKind.STOP_WITH_SAVEPOINT, patience, target=target, stop_mode=mode)
     asked = {**job.to_json(), "target": target, "stop_mode": mode.value}
     report(reply, asked, lambda r: f"{_format_savepoint(r.checkpoint, target)}; the job stops", as_json)
@@ -176,7 +176,7 @@ def _read(path: Path) -> FoundSavepoint:
         if not (path / SAVEPOINT_FILE).is_file():
             # Reading a named pipe would block.
             raise CorruptObjectError(f"{path / SAVEPOINT_FILE} is no file")
-        with as_damage(f"the savepoint {path}"):
+        with raise_as_corrupt(f"the savepoint {path}"):
             metadata = directory.metadata()
             claim = directory.claimed_by(metadata.savepoint)
     except FlinkishError as error:
@@ -239,5 +239,5 @@ def cancel(job: StoredJob, yes: bool, timeout_s: float, as_json: bool) -> None:
     checkpoints of the job are deleted, and the next start begins without state; savepoints stay in any case.
     """
     confirm(f"The job '{job.name}' ends without a last checkpoint.", "Cancel it?", yes, as_json)
-    reply = ask(job, RequestKind.CANCEL, Patience.from_seconds(timeout_s))
+    reply = ask(job, RequestKind.CANCEL, RequestTimeouts.from_seconds(timeout_s))
     report(reply, job.to_json(), lambda _: "the job is being cancelled", as_json)

@@ -124,11 +124,11 @@ def _view_or_error(job: StoredJob, last: RenderableType, console: Console) -> Re
         return _view(job, console)
     except FlinkishError as error:
         # The view must continue after an outage.
-        shown = last.renderables[1] if isinstance(last, _Stale) else last
-        return _Stale(Text(f"cannot be read now: {one_line(str(error))}", style="red"), shown)
+        shown = last.renderables[1] if isinstance(last, _StaleView) else last
+        return _StaleView(Text(f"cannot be read now: {one_line(str(error))}", style="red"), shown)
 
 
-class _Stale(Group):
+class _StaleView(Group):
     """An outdated view."""
 
 

@@ -32,7 +32,7 @@ from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.job.stored_job import (
     StoredJob,
-    as_damage,
+    raise_as_corrupt,
 )
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
@@ -141,14 +141,14 @@ def _end(
     plan, carry_out, verb = how
     wanted, lock = frozenset(ids), lock_of(job)
     with open_wire(connection) as wire:
-        with holding(job, lock):
+        with hold_lock(job, lock):
             found = transactions_of(job, wire, wanted)
             ends = plan(found, wanted)
         chosen = frozenset(str(one.found.name) for one in ends if not one.refusal)
         if chosen and not dry_run:
             # Without the lock: the user may take a while, and the job may start meanwhile.
             confirm(_what_happens(ends, verb), f"{verb.capitalize()} them?", yes, as_json)
-            with holding(job, lock):
+            with hold_lock(job, lock):
                 again = plan(transactions_of(job, wire, wanted), wanted or chosen)
                 agreed = [one for one in again if str(one.found.name) in chosen or one.refusal]
                 ends = carry_out(job, TransactionClient.over(wire), agreed)
@@ -361,7 +361,7 @@ def _handle(payload: Mapping[str, Any]) -> Handle | None:
     """Return the handle in a Kafka sink's payload; None for other sinks."""
     if "transactional_id" not in payload:
         return None
-    with as_damage("a committable of a Kafka sink"):
+    with raise_as_corrupt("a committable of a Kafka sink"):
         handle = (payload["transactional_id"], payload["producer_id"], payload["producer_epoch"])
         if not isinstance(handle[0], str) or not all(isinstance(number, int) for number in handle[1:]):
             raise ValueError(f"{handle!r} is no transaction")
@@ -532,7 +532,7 @@ def lock_of(job: StoredJob) -> OwnerLock:
 
 
 @contextmanager
-def holding(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
+def hold_lock(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
     """Hold the job's lock, so that starts of the job are refused for the block."""
     try:
         _acquire(job, lock)

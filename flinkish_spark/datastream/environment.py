@@ -85,7 +85,7 @@ from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import MOST_MS, Limit, checked_choice, checked_limit, checked_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.savepoints import RestoreRules
-from flinkish_spark.reporters.reporter import ReportedJob, Reporter, Reporting
+from flinkish_spark.reporters.reporter import ReportedJob, Reporter, ReporterGroup
 from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.comparison import (
     Comparison,
@@ -605,7 +605,7 @@ class StreamExecutionEnvironment:
             self._check_idle("start it twice")
             interval_ms = self.latency_tracking_interval_ms
             latencies = None if interval_ms is None else LatencyTracker(interval_ms)
-            reporting = Reporting(self._place, self._reporters)
+            reporting = ReporterGroup(self._place, self._reporters)
             try:
                 page = self._page(ui)
                 supervisor = self._supervisor(latencies, reporting)
@@ -807,7 +807,7 @@ class StreamExecutionEnvironment:
         self._observer = observer
 
     def _supervisor(
-        self, latencies: LatencyTracker | None = None, reporting: Reporting | None = None
+        self, latencies: LatencyTracker | None = None, reporting: ReporterGroup | None = None
     ) -> Supervisor:
         partitions = self._partitions()
         if self._parallelism is not None:

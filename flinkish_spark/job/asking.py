@@ -37,14 +37,14 @@ assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RequestTimeouts:
     """The asker's timeouts in milliseconds: until the job takes the request, and in all."""
 
     taken_within_ms: int
     answered_within_ms: int
 
     @classmethod
-    def from_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
+    def from_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> RequestTimeouts:
         timeout_ms = max(1, round(timeout_s * 1_000))
         return cls(min(timeout_ms, taken_within_ms), timeout_ms)
 
@@ -60,7 +60,7 @@ class RequestInterrupt(KeyboardInterrupt):
 def ask(
     job: StoredJob,
     kind: RequestKind,
-    patience: Patience,
+    patience: RequestTimeouts,
     *,
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
@@ -75,7 +75,7 @@ def ask(
 def ask_until_interrupted(
     job: StoredJob,
     kind: RequestKind,
-    patience: Patience,
+    patience: RequestTimeouts,
     *,
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
@@ -103,7 +103,7 @@ def ask_until_interrupted(
         files.delete()
 
 
-def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience: Patience) -> Reply:
+def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience: RequestTimeouts) -> Reply:
     begin_ms, is_taken = job.clock.monotonic_ms(), False
     while True:
         answer = files.answer()

@@ -110,12 +110,12 @@ def _edges(graph: JobGraph) -> Iterator[tuple[str, str, str]]:
         for one in vertex.operators:
             for edge in one.inputs:
                 if vertex_of[edge.source] != vertex.id:
-                    found.setdefault(vertex_of[edge.source], []).append(_says(edge, one))
+                    found.setdefault(vertex_of[edge.source], []).append(_label(edge, one))
         for front, says in found.items():
             yield front, vertex.id, ", ".join(dict.fromkeys(says))
 
 
-def _says(edge: JobEdge, behind: JobOperator) -> str:
+def _label(edge: JobEdge, behind: JobOperator) -> str:
     by = f" {', '.join(behind.keys)}" if edge.ship.value == "HASH" and behind.keys else ""
     output = f" [{edge.output}]" if edge.output else ""
     return _short(f"{edge.ship.value}{by}{output}", 22)
@@ -153,7 +153,7 @@ _WIDTH = 120
 
 def tree(graph: JobGraph, history: StatisticsHistory | None = None) -> Tree:
     """Return the graph as a tree that starts at the sources; a vertex with several inputs is shown once."""
-    return _Reading(graph, _newest(history)).tree()
+    return _TreeBuilder(graph, _newest(history)).tree()
 
 
 def text(graph: JobGraph, history: StatisticsHistory | None = None) -> str:
@@ -174,7 +174,7 @@ def _newest(history: StatisticsHistory | None) -> CheckpointStatistics | None:
     return next((one for one in done if one.rows), done[0] if done else None)
 
 
-class _Reading:
+class _TreeBuilder:
     def __init__(self, graph: JobGraph, newest: CheckpointStatistics | None) -> None:
         self._graph, self._newest = graph, newest
         self._numbers = {vertex.id: number for number, vertex in enumerate(graph.vertices, start=1)}

@@ -132,7 +132,7 @@ class Recovery:
             decided=decided,
             staged=tuple(
                 R.StagedFact(
-                    s.batch, name, self._why_dead(s) if s.batch in commits else "", self._overtakes(s)
+                    s.batch, name, self._why_dead(s) if s.batch in commits else "", self._find_overtaking(s)
                 )
                 for name, s in staged.items()
                 if newest is None or s.batch > newest
@@ -180,7 +180,7 @@ class Recovery:
                 return str(next(iter(dead.values())))
         return ""
 
-    def _overtakes(self, staged: StagedBatch) -> str:
+    def _find_overtaking(self, staged: StagedBatch) -> str:
         """Return a sink whose lost data would be staged again after this commit; empty if there is none."""
         # Without the state there is no replay: later data becomes visible first, or the job never runs again.
         lost = {str(e.facts["sink"]) for c, (_, e) in self._lost.items() if c not in self._unpinnable}
@@ -354,7 +354,7 @@ class RestoredSavepoint:
     times: EventTime | None = None
 
 
-def tell_restored(
+def notify_restored(
     job: JobContext, newest: Decision | None, savepoint: RestoredSavepoint | None
 ) -> EventTime | None:
     """Restore hooks and statistics to the checkpoint that the query starts from; return its event time."""

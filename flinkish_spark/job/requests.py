@@ -337,9 +337,9 @@ class Inbox:
         if request is None or request.owner_epoch > self._mine[-1]:
             # It was withdrawn, or it is for a later owner.
             return None
-        return request if self._claims(files, request) else None
+        return request if self._claim(files, request) else None
 
-    def _claims(self, files: RequestFiles, request: OutsideRequest) -> bool:
+    def _claim(self, files: RequestFiles, request: OutsideRequest) -> bool:
         """Claim a request; return True if it must be carried out, otherwise settle it."""
         name = request.name
         try:
@@ -421,7 +421,7 @@ class RestartForRewind(EnvironmentFault):
     restartable = True
 
 
-class Outside:
+class RequestWatcher:
     """Looks for requests and rewind orders in a thread of one ownership, also while no query runs."""
 
     def __init__(

@@ -264,7 +264,7 @@ class RewindStatus:
     first_removed: BatchId | None = None
 
 
-def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
+def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
     target = order.target
     # This order matters: an order is closed by creating a new object, and deleted only then. If it were read
     # last, an order closed meanwhile would be found in none of its places.
@@ -307,7 +307,7 @@ class PendingRewind:
 
     @property
     def status(self) -> RewindStatus:
-        return what_became_of(self._job_dir, self.order)
+        return find_rewind_status(self._job_dir, self.order)
 
     def wait(self, timeout_ms: Duration) -> RewindStatus:
         """Wait until the order is closed, at most `timeout_ms`; return its status. The order stays."""

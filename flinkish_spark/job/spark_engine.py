@@ -21,7 +21,7 @@ from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.bridge.query_threads import JobThreads
 from flinkish_spark.bridge.session import (
     active_session,
-    asking_kafka_first,
+    ask_kafka_first,
     is_cold,
     preload_workers,
     runs_tasks_itself,
@@ -127,7 +127,7 @@ def start_query(
 ) -> StreamingQuery:
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
         frame = job.frame if job.deferred is None else job.deferred.frame
-        stream = frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
+        stream = frame.writeStream.outputMode("append").foreachBatch(ask_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
         taken = {query.name for query in spark.streams.active}
         stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)

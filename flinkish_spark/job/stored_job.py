@@ -40,7 +40,7 @@ WRONG_SHAPE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticErr
 
 
 @contextmanager
-def as_damage(what: str) -> Iterator[None]:
+def raise_as_corrupt(what: str) -> Iterator[None]:
     """Raise CorruptObjectError if decoding `what` fails because of its structure."""
     try:
         yield
@@ -63,7 +63,7 @@ class StoredJob:
     @classmethod
     def read(cls, place: StoreSpec) -> StoredJob:
         job_dir = open_job_dir(place)
-        with as_damage(f"{JOB_KEY} in the job directory"):
+        with raise_as_corrupt(f"{JOB_KEY} in the job directory"):
             settings = job_dir.known_settings() or {}
             name = checked_name(settings["job"], "job name")
             return cls(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())

@@ -64,9 +64,9 @@ from flinkish_spark.core.watchdog import Wait, Watchdog
 from flinkish_spark.job.cancellation import make_timeout_error
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import Inputs, ask_until_answered
-from flinkish_spark.job.recovery import RecoveryResult, Recovery, RestoredSavepoint, sweep_after_stop, tell_restored
+from flinkish_spark.job.recovery import RecoveryResult, Recovery, RestoredSavepoint, sweep_after_stop, notify_restored
 from flinkish_spark.job.replay import Replayer
-from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, Outside, RestartForRewind
+from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, RequestWatcher, RestartForRewind
 from flinkish_spark.job.rewind import PendingRewind, RewindError, order_rewind
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.timeline import settle_timeline
@@ -350,7 +350,7 @@ class Supervisor:
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
         look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
-        self._outside = Outside(
+        self._outside = RequestWatcher(
             job_dir,
             settings.clock,
             self.control.ask,
@@ -509,16 +509,16 @@ class Supervisor:
             try:
                 if self._run_query(owned) is QueryEnd.OVER:
                     return False
-                self._goes_on("after the last checkpoint timers were left, or the input continued")
+                self._restart("after the last checkpoint timers were left, or the input continued")
             except Interrupted:
                 return False
             except RestartForRewind as order:
-                self._goes_on(str(order))
+                self._restart(str(order))
                 # Spark continues to clean the folder of an ended query by the highest version that it saw, so
                 # the rewound query gets a folder that Spark does not know.
                 return True
             except Exception as error:
-                if not self._survives(classify(error, self._place()), owned.inputs):
+                if not self._try_restart(classify(error, self._place()), owned.inputs):
                     return False
             # A zombie must not seal an id that the newer owner is about to decide.
             ownership.check()
@@ -580,7 +580,7 @@ class Supervisor:
         completed = CompletedCheckpoints(self._job_dir, *keeping)
         return _OwnedJob(context, Inputs(engine.sources, self._job_dir, log), completed)
 
-    def _goes_on(self, why: str) -> None:
+    def _restart(self, why: str) -> None:
         LOG.warning("%s", why)
         self.states.on(JobEvent.FAILURE, why)
         self.states.on(JobEvent.RESTART, why)
@@ -594,7 +594,7 @@ class Supervisor:
         owned.completed.cancelled(self._settings.clock)
         self.states.on(JobEvent.ALL_ENDED)
 
-    def _survives(self, error: FlinkishError, inputs: Inputs) -> bool:
+    def _try_restart(self, error: FlinkishError, inputs: Inputs) -> bool:
         """Wait before the next attempt; return False if there is none, raise if the job has failed."""
         control, clock = self.control, self._settings.clock
         self.progress.last_error = str(error)
@@ -675,7 +675,7 @@ class Supervisor:
     def _restore_hooks(
         self, job: JobContext, newest: Decision | None, savepoint: RestoredSavepoint | None
     ) -> EventTime | None:
-        tell = partial(tell_restored, job, newest, savepoint)
+        tell = partial(notify_restored, job, newest, savepoint)
         try:
             # A stop waits for the hooks: it needs a last checkpoint, and most hooks are quick.
             return outcome_of(tell, "flinkish-restore-hooks", job.threads, job.clock, job.is_cancelled)

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Keeping, NotRowByRow, RowPlan, Selection, row_plan
+from flinkish_spark.bridge.plans import RowFilter, NotRowByRow, RowPlan, Selection, row_plan
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
 from flinkish_spark.core.foreign_errors import said
@@ -404,7 +404,7 @@ class RowByRow(ReadRows):
         """Return what comes out of a source's records in the pass that reads them; None where it cannot."""
         steps: list[Mapping[str, Expression] | Expression] = []
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 made: Any = step.in_arrow
             else:
                 found = {one.name: one.in_arrow for one in step.columns}
@@ -424,7 +424,7 @@ class RowByRow(ReadRows):
         """Return what comes out where all rows are records: their control columns and fields."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 records = records.where(step.condition)
             else:
                 records = records.withColumns({one.name: one.value for one in step.columns})
@@ -446,7 +446,7 @@ class RowByRow(ReadRows):
     def _noted(self, records: DataFrame, place: str) -> DataFrame:
         has_place = _has_place(records, place)
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 kept = F.when(has_place, F.when(step.condition, F.col(place))).otherwise(F.col(place))
                 records = records.withColumn(place, kept)
             else:
@@ -456,7 +456,7 @@ class RowByRow(ReadRows):
 
     @property
     def drops(self) -> bool:
-        return any(isinstance(step, Keeping) for step in self.plan.steps)
+        return any(isinstance(step, RowFilter) for step in self.plan.steps)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -467,7 +467,7 @@ class RowByRow(ReadRows):
         """The steps of the plan as control rows pass them."""
         is_record, found = F.col(C.KIND) == int(C.Kind.RECORD), list[Selection | Column]()
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 found.append(F.when(is_record, step.condition).otherwise(F.lit(True)))
             else:
                 made = [F.when(is_record, one.value).alias(one.name) for one in step.columns]

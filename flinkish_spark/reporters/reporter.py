@@ -90,7 +90,7 @@ class EndedCheckpoints:
         return found
 
 
-class _Telling:
+class _ReporterThread:
     """One reporter with its thread, so that a system that hangs does not block the others."""
 
     def __init__(self, reporter: Reporter, place: StoreSpec) -> None:
@@ -127,12 +127,12 @@ class _Telling:
             LOG.debug("the trace", exc_info=True)
 
 
-class Reporting(QuietListener, ExecutionListener):
+class ReporterGroup(QuietListener, ExecutionListener):
     """The reporters of one execution."""
 
     def __init__(self, place: StoreSpec, reporters: Sequence[Reporter]) -> None:
-        self._tellings = [_Telling(reporter, place) for reporter in reporters]
-        self._opened: list[_Telling] = []
+        self._tellings = [_ReporterThread(reporter, place) for reporter in reporters]
+        self._opened: list[_ReporterThread] = []
 
     def begin(self, job: ReportedJob) -> None:
         """Open all reporters; if one fails, :meth:`end` closes the open ones."""

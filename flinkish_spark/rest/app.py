@@ -22,9 +22,9 @@ from starlette.routing import Mount, Route
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.asking import Patience, ask_until_interrupted, describe
+from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted, describe
 from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind, StopMode
-from flinkish_spark.job.rewind import order_rewind, what_became_of
+from flinkish_spark.job.rewind import order_rewind, find_rewind_status
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId
@@ -329,7 +329,7 @@ class _Paths:
         tables = _tables(given)
 
         def work(job: StoredJob) -> dict[str, Any]:
-            return _rewound(self._snapshot(request), CheckpointId(number), tables)
+            return _rewind_and_wait(self._snapshot(request), CheckpointId(number), tables)
 
         return await run_in_threadpool(self._begin, request, _REWIND, work, given)
 
@@ -378,7 +378,7 @@ class _Paths:
             raise RequestError(400, "mode can be cancel; to stop with a savepoint POST to stop")
         snapshot = self._snapshot(request)
         _refuse_if_down(snapshot)
-        patience = Patience.from_seconds(_CANCELLED_WITHIN_S, _TAKEN_WITHIN_MS)
+        patience = RequestTimeouts.from_seconds(_CANCELLED_WITHIN_S, _TAKEN_WITHIN_MS)
         reply = ask_until_interrupted(snapshot.job, RequestKind.CANCEL, patience)
         if reply.kind is not ReplyKind.COMPLETED:
             raise RequestError(504 if reply.kind is ReplyKind.NOT_TAKEN else 409, describe(reply))
@@ -447,14 +447,14 @@ def _refuse_if_down(snapshot: JobSnapshot) -> None:
 
 
 def _ask_job(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode = StopMode.SUSPEND) -> Reply:
-    patience = Patience.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
+    patience = RequestTimeouts.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     reply = ask_until_interrupted(job, kind, patience, target=target, stop_mode=mode)
     if reply.kind is not ReplyKind.COMPLETED:
         raise OperationError(describe(reply))
     return reply
 
 
-def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dict[str, Any]:
+def _rewind_and_wait(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dict[str, Any]:
     """Order a rewind, send a request to a running job, and wait until the order is closed."""
     job = snapshot.job
     order = order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered over REST")
@@ -465,11 +465,11 @@ def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dic
     }
     if snapshot.is_over:
         return waits
-    patience = Patience.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
+    patience = RequestTimeouts.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     owner, begin_ms = job.job_dir.newest_owner(), job.clock.monotonic_ms()
     reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
     while True:
-        status = what_became_of(job.job_dir, order)
+        status = find_rewind_status(job.job_dir, order)
         if status.state.is_closed:
             return {
                 "outcome": status.state.value,

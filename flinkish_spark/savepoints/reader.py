@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session import move_to_session
-from flinkish_spark.bridge.settings import session_of_its_own
+from flinkish_spark.bridge.settings import make_session
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, StoreError
@@ -411,7 +411,7 @@ def _in_checkpoint(
     pass_on(spark, view)
     try:
         # Spark makes up its mind about the store's format while it loads.
-        own = session_of_its_own(spark, shuffle_partitions(spark))
+        own = make_session(spark, shuffle_partitions(spark))
         # With its streams a session gets whom state stores report to; without it, in a session that has had
         # no query, snapshots of RocksDB cannot be read.
         _ = own.streams.active

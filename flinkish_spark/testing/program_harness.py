@@ -536,7 +536,7 @@ class ProgramHarness:
         ConfigError
             There is no such state, or there are several.
         """
-        operator = self._having("keyed state", state, uid, {one: one.state_names for one in self._operators})
+        operator = self._find_operator("keyed state", state, uid, {one: one.state_names for one in self._operators})
         return {row.slot: row.value for group in operator.group_states() for row in group.rows(state)}
 
     def copies(self, state: str, uid: str | None = None) -> list[dict[Any, Any]]:
@@ -553,7 +553,7 @@ class ProgramHarness:
             There is no such state, or there are several.
         """
         names = {one: one.broadcast_names for one in self._operators}
-        return self._having("broadcast state", state, uid, names).copies(state)
+        return self._find_operator("broadcast state", state, uid, names).copies(state)
 
     def timer_count(self) -> int:
         """Return the number of registered timers, of both clocks and all operators."""
@@ -570,7 +570,7 @@ class ProgramHarness:
         return self._watermark_ms
 
     @staticmethod
-    def _having(
+    def _find_operator(
         kind: str, state: str, uid: str | None, names: Mapping[ProgramOperator, Collection[str]]
     ) -> ProgramOperator:
         having = [one for one, own in names.items() if state in own and uid in (None, one.node.uid)]

@@ -118,7 +118,7 @@ def records_in(frame: pa.RecordBatch) -> tuple[list[Any], list[int | None]]:
 
 
 @contextmanager
-def blaming(uid: str | None = None) -> Iterator[None]:
+def blame(uid: str | None = None) -> Iterator[None]:
     """Raise errors of a user function unchanged, with a note that names the operator."""
     blamed: BaseException | None = None
     try:
@@ -168,7 +168,7 @@ class StagedPath:
         rows = found[id(self.base)]
         for stage in self.stages:
             if rows.num_rows:
-                with blaming():
+                with blame():
                     rows = pa.concat_batches(list(stage(iter([rows]))))
         if not rows.num_rows:
             return pa.RecordBatch.from_pylist([], schema=schema)
@@ -381,7 +381,7 @@ class ProgramOperator:
         out: list[tuple[int, OutRows]] = []
         for index, runner in enumerate(self._runners):
             if runner.side is not None:
-                with running_as(self._subtask(index)), blaming(self.node.uid):
+                with running_as(self._subtask(index)), blame(self.node.uid):
                     done = runner.side.begin(self._partitions[index], whole(index), progress)
                 self._partitions[index] = self._partitions[index] if done.value is None else done.value
                 out += [(self.node.max_parallelism + index, rows) for rows in done.rows]
@@ -400,7 +400,7 @@ class ProgramOperator:
         runner = self._runners[index]
         state = GroupState(self._layout, self._groups.get(group), NoBases())
         state.clean_up(progress.processing_time_ms)
-        with running_as(self._subtask(index)), blaming(self.node.uid):
+        with running_as(self._subtask(index)), blame(self.node.uid):
             out = list(runner.process(inputs, state, progress))
             if state.is_changed:
                 self._groups[group] = state.dump(group, NO_BASE, progress.processing_time_ms)
@@ -429,12 +429,12 @@ class ProgramOperator:
         for number, (rows, one) in enumerate(zip(given, self._inputs, strict=True)):
             if not rows.num_rows:
                 continue
-            with blaming(self.node.uid):
-                travelling = _travelling(rows, one, self.node.max_parallelism)
+            with blame(self.node.uid):
+                travelling = _to_transport(rows, one, self.node.max_parallelism)
             if one.given.distribution is not Distribution.BY_KEY:
                 others[number] = travelling.drop_columns([C.ROUTE])
                 continue
-            with blaming(self.node.uid):
+            with blame(self.node.uid):
                 for group, block in _blocks(travelling, one.sent):
                     blocks.setdefault(group, [[] for _ in given])[number].append(block)
 
@@ -540,7 +540,7 @@ def _key_field(uid: str, key: Key, fields: T.StructType) -> T.StructField:
     return fields[key]
 
 
-def _travelling(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatch:
+def _to_transport(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatch:
     """Return the records with their key groups and the transported columns."""
     if one.keys is not None:
         (rows,) = one.keys(iter([rows]))

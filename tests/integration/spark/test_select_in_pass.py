@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Computing, RowPlan, name_scan, origins_of, row_plan
+from flinkish_spark.bridge.plans import Projection, RowPlan, name_scan, origins_of, row_plan
 from flinkish_spark.planning.between import RecordStream, transform_records
 from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.transport import columns as C
@@ -176,5 +176,5 @@ def test_another_calendar_is_for_the_jvm(spark: Any) -> None:
         read = row_plan(given, given.select(F.date_format("at", "yyyy").alias("v")), ("at",), "made")
     finally:
         spark.conf.unset("spark.sql.legacy.timeParserPolicy")
-    assert isinstance(read, RowPlan) and isinstance(read.steps[0], Computing)
+    assert isinstance(read, RowPlan) and isinstance(read.steps[0], Projection)
     assert read.steps[0].columns[0].in_arrow is None

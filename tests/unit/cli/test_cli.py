@@ -278,8 +278,8 @@ def test_a_request_that_is_taken_in_the_last_moment_is_waited_for(
 
     monkeypatch.setattr(asking, "_take_back", too_late)
     monkeypatch.setattr(asking, "TAKEN_WITHIN_MS", 100)
-    patience = asking.Patience(taken_within_ms=100, answered_within_ms=5_000)
-    monkeypatch.setattr(asking.Patience, "from_seconds", lambda *words: patience)
+    patience = asking.RequestTimeouts(taken_within_ms=100, answered_within_ms=5_000)
+    monkeypatch.setattr(asking.RequestTimeouts, "from_seconds", lambda *words: patience)
     result = flinkish("checkpoints", "trigger", job.root)
     assert (result.exit_code, result.stdout) == (0, "checkpoint 7 is confirmed\n")
 

@@ -11,7 +11,7 @@ import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.cli import rewind
-from flinkish_spark.cli.client import local_time, one_line, unforeseen
+from flinkish_spark.cli.client import local_time, one_line, describe_unexpected
 from flinkish_spark.job import asking
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId
@@ -170,7 +170,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_with_its_place(
 
 
 def test_an_error_from_nowhere_has_no_place() -> None:
-    assert "in an unknown place" in str(unforeseen(ValueError("x")))
+    assert "in an unknown place" in str(describe_unexpected(ValueError("x")))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

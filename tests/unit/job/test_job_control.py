@@ -39,7 +39,7 @@ from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.inputs import Inputs, ask_until_answered
 from flinkish_spark.job.requests import (
-    Outside,
+    RequestWatcher,
     OutsideRequest,
     RequestFiles,
     RequestKind,
@@ -360,7 +360,7 @@ class Here:
     def __init__(self, folder: Path) -> None:
         self.clock, self.job_dir = ManualClock(), JobDir(LocalStore(folder))
         self.cancelled: list[str] = []
-        self.outside = Outside(
+        self.outside = RequestWatcher(
             self.job_dir, self.clock, lambda asked: None, lambda: self.cancelled.append("cancel")
         )
 
@@ -385,7 +385,7 @@ def test_an_order_is_obeyed_once_and_only_while_it_waits(tmp_path: Path) -> None
 )
 def test_how_a_job_is_to_stop_is_passed_on(tmp_path: Path, mode: StopMode, purpose: P) -> None:
     here, asked = Here(tmp_path), list[Asked]()
-    here.outside = Outside(here.job_dir, here.clock, asked.append, lambda: None)
+    here.outside = RequestWatcher(here.job_dir, here.clock, asked.append, lambda: None)
     here.outside._inbox.took_over(OwnerEpoch(1))
     kind, name = RequestKind.STOP_WITH_SAVEPOINT, "b" * 32
     request = OutsideRequest(name, kind, OwnerEpoch(1), here.clock.wall_ms(), "/sp", mode)
