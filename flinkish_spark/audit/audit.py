@@ -14,8 +14,8 @@ from flinkish_spark.audit.outputs import (
     OutputCounts,
     OutputReader,
     OutputSpec,
-    ranges_of,
     drop_barriers,
+    ranges_of,
 )
 from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.connectors.kafka.checks import keeping_of

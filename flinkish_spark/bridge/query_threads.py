@@ -98,7 +98,9 @@ class JobThreads:
         waiting = deque(zip(works, ends, strict=True))
         properties, session = context._jsc.sc().getLocalProperties(), self._sessions.getActiveSession()
         threads = [
-            threading.Thread(target=self._run_in_thread, args=(properties.clone(), session, waiting), daemon=True)
+            threading.Thread(
+                target=self._run_in_thread, args=(properties.clone(), session, waiting), daemon=True
+            )
             for _ in range(min(len(works), _MOST_JOBS) - 1)
         ]
         for thread in threads:

@@ -31,12 +31,12 @@ from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.foreign_errors import describe_failure, said
 from flinkish_spark.jars import (
+    find_pinned,
+    find_pinned_jars,
     has_pinned_delta,
     is_delta,
     ivy_settings,
     log_settings,
-    find_pinned,
-    find_pinned_jars,
     running_minor,
     shim_jar,
     spark_home,

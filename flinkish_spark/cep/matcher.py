@@ -441,7 +441,9 @@ class Matcher:
             return EventAnswers(facts, {})
         self._step.facts, self._step.last = facts, None
         begins = self._step.find_ways(self.automaton.start)
-        return EventAnswers(facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins))
+        return EventAnswers(
+            facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins)
+        )
 
     def advance(self, state: MatchState, time_ms: int) -> tuple[list[TimedMatch], list[TimedMatch]]:
         """Advance the time, before which no event comes any more; return completed and timed-out matches."""
@@ -509,7 +511,9 @@ class Matcher:
             return one.last.first.time_ms + window
         return None
 
-    def _collect_matches(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
+    def _collect_matches(
+        self, state: MatchState, complete: list[PartialMatch]
+    ) -> list[tuple[PartialMatch, Match]]:
         """Return the matches that can be emitted now, in the order of their first events."""
         for one in MatchQueue.of(complete):
             state.held.add(one)

@@ -19,8 +19,8 @@ from flinkish_spark.cep.expressions import (
     Expression,
     Frame,
     MatchNumber,
-    UnknownRowError,
     Navigation,
+    UnknownRowError,
 )
 from flinkish_spark.cep.stages import DELIMITER, Skip
 from flinkish_spark.core.errors import PatternError
@@ -425,7 +425,9 @@ class RowMatcher:
         names = dict.fromkeys(state.stage.removeprefix(_HIDDEN) for state in taking)
         return list(names) if all(name in self._of_place for name in names) else []
 
-    def _tell(self, state: RowState, labels: list[str], hidden: list[bool], is_ended: bool) -> Iterator[OutputRow]:
+    def _tell(
+        self, state: RowState, labels: list[str], hidden: list[bool], is_ended: bool
+    ) -> Iterator[OutputRow]:
         search = self.search
         first, number = state.rows[state.start], state.matches + 1
         last_ms = state.times_ms[state.start + max(len(labels) - 1, 0)]

@@ -12,7 +12,7 @@ import click
 from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
-from flinkish_spark.cli.client import ExitStatus, complain, one_line, describe_unexpected
+from flinkish_spark.cli.client import ExitStatus, complain, describe_unexpected, one_line
 from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.demo import demo
 from flinkish_spark.cli.doctor import doctor

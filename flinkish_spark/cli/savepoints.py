@@ -60,7 +60,9 @@ def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bo
     """
     _refuse_inside(job, target)
     reply = ask(job, RequestKind.SAVEPOINT, RequestTimeouts.from_seconds(timeout_s), target=target)
-    report(reply, {**job.to_json(), "target": target}, lambda r: _format_savepoint(r.checkpoint, target), as_json)
+    report(
+        reply, {**job.to_json(), "target": target}, lambda r: _format_savepoint(r.checkpoint, target), as_json
+    )
 
 
 @savepoint.command("stop")

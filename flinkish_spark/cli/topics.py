@@ -144,7 +144,9 @@ def _owners(
     views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
     now_ms = job.clock.wall_ms()
     return {
-        one: _find_unlisted_owner(one, named[one]) if one not in listed else _owner(listed[one], ours, views, now_ms)
+        one: _find_unlisted_owner(one, named[one])
+        if one not in listed
+        else _owner(listed[one], ours, views, now_ms)
         for one in wanted
     }
 
@@ -170,7 +172,9 @@ def _find_unlisted_owner(producer_id: int, named: NamedTransaction | None) -> _O
     return _Owner(_HANGING, None, whose)
 
 
-def _owner(name: str, ours: Mapping[str, FoundTransaction], views: Mapping[str, TransactionView], now_ms: int) -> _Owner:
+def _owner(
+    name: str, ours: Mapping[str, FoundTransaction], views: Mapping[str, TransactionView], now_ms: int
+) -> _Owner:
     view = views.get(name)
     began_at_ms = None if view is None else view.began_at_ms
     age_ms = None if began_at_ms is None else max(0, now_ms - began_at_ms)
@@ -223,7 +227,9 @@ def _fate(reader: EvidenceReader, staged: KafkaStaged) -> str:
     return fate
 
 
-def _checkpoint_row(one: NamedTransaction, staged: KafkaStaged, place: tuple[int, int | None], fate: str) -> TopicRow:
+def _checkpoint_row(
+    one: NamedTransaction, staged: KafkaStaged, place: tuple[int, int | None], fate: str
+) -> TopicRow:
     told = {
         Standing.CONFIRMED: "confirmed",
         Standing.DECIDED: "decided and not confirmed",

@@ -427,7 +427,9 @@ def all_ids_of(job: StoredJob, wire: KafkaWire) -> frozenset[str]:
     return frozenset(map(str, _parse_ids(job, (row.transactional_id for row in wire.list_transactions()))))
 
 
-def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[FoundTransaction, ...]:
+def transactions_of(
+    job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()
+) -> tuple[FoundTransaction, ...]:
     """Return the job's open, undecided and unfinished transactions, by id."""
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
@@ -473,7 +475,9 @@ def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
     )
 
 
-def _look_up(name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int) -> FoundTransaction:
+def _look_up(
+    name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int
+) -> FoundTransaction:
     if view is None or view.code:
         named = names.find_by_id(str(name))
         standing = names.standing_by(name, named)
@@ -578,7 +582,9 @@ def plan_commits(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> l
     return ends
 
 
-def _why_not_committed(one: FoundTransaction, decided: Sequence[FoundTransaction], wanted: frozenset[str]) -> str:
+def _why_not_committed(
+    one: FoundTransaction, decided: Sequence[FoundTransaction], wanted: frozenset[str]
+) -> str:
     # The transactions of a sink in a checkpoint are committed together, and none of them may be unknown.
     together = [other for other in decided if _whole_of(other) == _whole_of(one)]
     unknown = [str(other.name) for other in together if other.state == UNKNOWN_STATE]

@@ -837,7 +837,9 @@ class StreamExecutionEnvironment:
         engine = SparkEngine(self.spark, self.graph.as_declared(), settings, job_dir)
         if reporting is not None:
             reporting.begin(ReportedJob(self.job, tuple(engine.sources), lambda: engine.planned))
-        reported = collect_reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
+        reported = collect_reported_settings(
+            self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions
+        )
         reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
         # It comes first: what a listener of the user's does then, it does with a report that is true.
         told = (reporter,) if reporting is None else (reporter, reporting)

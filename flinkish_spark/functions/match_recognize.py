@@ -17,8 +17,8 @@ from flinkish_spark.cep import expressions as E
 from flinkish_spark.cep import values as V
 from flinkish_spark.cep.rows import (
     Anchor,
-    Exclusion,
     Concatenation,
+    Exclusion,
     OneOf,
     Repetition,
     RowPattern,

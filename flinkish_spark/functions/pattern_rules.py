@@ -14,9 +14,9 @@ from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.compiler import compile_pattern
-from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, ContextCondition
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, ContextCondition, Leaf
 from flinkish_spark.cep.expressions import Expression, Frame
-from flinkish_spark.cep.matcher import Event, FlatMatches, EventAnswers, Matcher
+from flinkish_spark.cep.matcher import Event, EventAnswers, FlatMatches, Matcher
 from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.rules import KnownToRules
 from flinkish_spark.cep.stages import OpenMatches

@@ -182,7 +182,9 @@ class SinkPass:
         return sum(self.writers[sink.uid].passes * sink.readings for sink in self.sinks)
 
 
-def _plan_joint_passes(rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]) -> list[SinkPass]:
+def _plan_joint_passes(
+    rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]
+) -> list[SinkPass]:
     """Group the sinks whose writers stage in one pass: two or more with writers of one class."""
     spark = rows.frame.sparkSession
     by_class: dict[type, list[tuple[PlannedSink, Mapping[str, Column]]]] = {}

@@ -64,7 +64,13 @@ from flinkish_spark.core.watchdog import Wait, Watchdog
 from flinkish_spark.job.cancellation import make_timeout_error
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import Inputs, ask_until_answered
-from flinkish_spark.job.recovery import RecoveryResult, Recovery, RestoredSavepoint, sweep_after_stop, notify_restored
+from flinkish_spark.job.recovery import (
+    Recovery,
+    RecoveryResult,
+    RestoredSavepoint,
+    notify_restored,
+    sweep_after_stop,
+)
 from flinkish_spark.job.replay import Replayer
 from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, RequestWatcher, RestartForRewind
 from flinkish_spark.job.rewind import PendingRewind, RewindError, order_rewind

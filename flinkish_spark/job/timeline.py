@@ -1,4 +1,4 @@
-"""The check after a takeover: do sinks, sources or the manifest know more than the job directory does?
+"""The check after a takeover that sinks, sources and manifest know no more than the job directory.
 
 If they do, the directory is an older copy of itself, or a copy of it runs elsewhere: the start fails before
 it changes any external system. If a user has ordered to accept their state, new ids are greater than all of

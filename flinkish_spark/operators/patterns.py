@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
-from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, ContextCondition
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, ContextCondition, Leaf
 from flinkish_spark.cep.expressions import Expression
-from flinkish_spark.cep.matcher import Event, FlatMatches, EventAnswers, Matcher, PartialMatch
+from flinkish_spark.cep.matcher import Event, EventAnswers, FlatMatches, Matcher, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Stage
 from flinkish_spark.core.elements import (
     CLOSED,

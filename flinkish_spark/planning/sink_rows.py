@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Projection, NotRowByRow, Selection, layout_of, row_plan
+from flinkish_spark.bridge.plans import NotRowByRow, Projection, Selection, layout_of, row_plan
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.operators.recorded_answers import Recording

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import RowFilter, NotRowByRow, RowPlan, Selection, row_plan
+from flinkish_spark.bridge.plans import NotRowByRow, RowFilter, RowPlan, Selection, row_plan
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
 from flinkish_spark.core.foreign_errors import said

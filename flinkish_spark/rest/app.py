@@ -24,7 +24,7 @@ from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted, describe
 from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind, StopMode
-from flinkish_spark.job.rewind import order_rewind, find_rewind_status
+from flinkish_spark.job.rewind import find_rewind_status, order_rewind
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId
@@ -174,7 +174,9 @@ class _Paths:
     def _own(self, base: str) -> list[Route]:
         return [
             Route("/flinkish/jobs", lambda request: self._list(ours.summarize_job)),
-            Route("/flinkish/unreadable", lambda request: JSONResponse(dict(self._jobs.find().unreadable))),
+            Route(
+                "/flinkish/unreadable", lambda request: JSONResponse(dict(self._jobs.list_jobs().unreadable))
+            ),
             Route("/flinkish/events", self._all_events),
             Route(base, self._serve_own_job(ours.job)),
             Route(f"{base}/graph", self._serve_own_job(ours.graph)),
@@ -185,7 +187,10 @@ class _Paths:
             Route(f"{base}/checkpoints/{{checkpoint}}", self._own_checkpoint),
             Route(f"{base}/decisions", self._serve_list(ours.decisions)),
             Route(f"{base}/audit", self._serve_own_job(lambda one: ours.audit(one, _MOST_LISTED))),
-            Route(f"{base}/chained", self._serve_own_job(lambda one: ours.find_chained_jobs(one, self._jobs.find()))),
+            Route(
+                f"{base}/chained",
+                self._serve_own_job(lambda one: ours.find_chained_jobs(one, self._jobs.list_jobs())),
+            ),
             Route(f"{base}/rewind", self._serve_own_job(lambda one: ours.rewind(one, 50)), methods=["GET"]),
             Route(f"{base}/rewind", self._rewind, methods=["POST"]),
             Route(f"{base}/rewind/{{trigger}}", self._state_of(_REWIND)),
@@ -193,7 +198,7 @@ class _Paths:
         ]
 
     def _all(self) -> list[JobSnapshot]:
-        return [JobSnapshot(job_id, job) for job_id, job in self._jobs.find().by_id.items()]
+        return [JobSnapshot(job_id, job) for job_id, job in self._jobs.list_jobs().by_id.items()]
 
     def _list(self, view: Callable[[JobSnapshot], dict[str, Any]]) -> Response:
         found = []
@@ -241,7 +246,9 @@ class _Paths:
 
         return answer
 
-    def _serve_list(self, view: Callable[[JobSnapshot, int, int | None], Any]) -> Callable[[Request], Response]:
+    def _serve_list(
+        self, view: Callable[[JobSnapshot, int, int | None], Any]
+    ) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             at_most, before = _number(request, "limit", 50), _number(request, "before", None)
             return JSONResponse(view(self._snapshot(request), min(at_most or 0, _MOST_LISTED), before))
@@ -354,7 +361,9 @@ class _Paths:
         except TriggerIdConflict:
             raise RequestError(409, "that trigger id belongs to another operation") from None
         except TooManyOperations:
-            raise RequestError(503, "too many operations are under way; ask again when some have ended") from None
+            raise RequestError(
+                503, "too many operations are under way; ask again when some have ended"
+            ) from None
         return JSONResponse({"request-id": name}, status_code=202)
 
     def _state_of(self, *kinds: str) -> Callable[[Request], Response]:
@@ -531,7 +540,9 @@ def _number(request: Request, name: str, default: int | None) -> int | None:
 
 def _savepoint_parent(text: str) -> str:
     if not text:
-        raise RequestError(400, "the request names no target directory, and the server has no --savepoint-dir")
+        raise RequestError(
+            400, "the request names no target directory, and the server has no --savepoint-dir"
+        )
     try:
         place = StoreSpec.parse(text)
     except ConfigError as error:

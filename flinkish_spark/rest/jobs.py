@@ -41,7 +41,7 @@ class JobsInPlaces:
         is_local = all(place.is_local for place in self._places)
         self._look_ms = _LOOK_MS if is_local else _LOOK_IN_BUCKET_MS
 
-    def find(self) -> FoundJobs:
+    def list_jobs(self) -> FoundJobs:
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._looked_ms is None or now_ms - self._looked_ms >= self._look_ms:
@@ -50,7 +50,7 @@ class JobsInPlaces:
             return self._found
 
     def find(self, job_id: str) -> StoredJob | None:
-        return self.find().by_id.get(job_id) if _ID.fullmatch(job_id) else None
+        return self.list_jobs().by_id.get(job_id) if _ID.fullmatch(job_id) else None
 
     def _look(self) -> FoundJobs:
         jobs: list[StoredJob] = []

@@ -56,12 +56,12 @@ from flinkish_spark.testing.program_operator import (
     OperatorSnapshot,
     ProgramOperator,
     StagedPath,
+    build_path,
     fields_of,
     frame_of,
     frame_type,
     next_due_ms,
     records_in,
-    build_path,
 )
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.schemas import output_schema
@@ -152,7 +152,9 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
         pair = _require(settings, "key", function, 'key=("user", "payer")')
         first, second = _pair(pair)
         return (
-            lambda left, right: _apply_to_two(left.connect(right).key_by(first, second, key=kind), function, made)
+            lambda left, right: _apply_to_two(
+                left.connect(right).key_by(first, second, key=kind), function, made
+            )
         ), rest
     if isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
         keys = _keys(_require(settings, "key", function, 'key="user"'))
@@ -184,7 +186,9 @@ def _apply_to_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
 
 def _build_unkeyed(function: Any, output: Any, uid: str) -> Program:
     if isinstance(function, CoProcessFunction | CoMapFunction | CoFlatMapFunction):
-        return lambda left, right: _apply_to_two(left.connect(right), function, {"output": output, "name": uid})
+        return lambda left, right: _apply_to_two(
+            left.connect(right), function, {"output": output, "name": uid}
+        )
     if isinstance(function, CheckpointedProcessFunction):
         return lambda stream: stream.process_with_state(function, output=output, uid=uid)
     if isinstance(function, ProcessFunction):
@@ -536,7 +540,9 @@ class ProgramHarness:
         ConfigError
             There is no such state, or there are several.
         """
-        operator = self._find_operator("keyed state", state, uid, {one: one.state_names for one in self._operators})
+        operator = self._find_operator(
+            "keyed state", state, uid, {one: one.state_names for one in self._operators}
+        )
         return {row.slot: row.value for group in operator.group_states() for row in group.rows(state)}
 
     def copies(self, state: str, uid: str | None = None) -> list[dict[Any, Any]]:

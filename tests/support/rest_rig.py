@@ -112,7 +112,9 @@ class ShownJob(JobOnDisk):
             (Scan(ScanRole.RECORDS, "orders", "totals"),), (OperatorInstance("totals", "totals"),)
         )
         self.job_dir.recorded_once("layout-0", layout.to_json())
-        settings = collect_reported_settings(CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4)
+        settings = collect_reported_settings(
+            CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4
+        )
         self.report = JobReport.begun(OwnerEpoch(1), self.began_ms, GRAPH.vertices, settings, None)
         self.change(JobStatus.RUNNING, JobEvent.STARTED, 2_000)
         for vertex in GRAPH.vertices:

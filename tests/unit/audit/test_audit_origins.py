@@ -113,7 +113,11 @@ def test_columns_say_it_as_numbers_or_texts() -> None:
         ],
         names=list(NAMES.all),
     )
-    assert places(OriginReader(NAMES, PLACES).read_rows(rows)) == [(0, 4, True), (-1, 5, False), (-1, 0, False)]
+    assert places(OriginReader(NAMES, PLACES).read_rows(rows)) == [
+        (0, 4, True),
+        (-1, 5, False),
+        (-1, 0, False),
+    ]
     one = OriginNames.of("p,o")
     rows = pa.record_batch([pa.array(["0", "2"]), pa.array([1, 2])], names=["p", "o"])
     found = OriginReader(one, [("in", 0), ("in", 2)]).read_rows(rows)

@@ -13,7 +13,6 @@ from pyarrow import parquet
 from flinkish_spark.audit.counting import Extent, InputOffsets
 from flinkish_spark.audit.decided import JobDecisions, partial_checkpoints
 from flinkish_spark.audit.outputs import OriginNames, OutputKind, OutputReader, OutputSpec
-from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.connectors.delta.table import app_id
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
@@ -28,7 +27,10 @@ NOTHING_DECIDED = JobDecisions({}, None, LineageHistory())
 
 
 def read(
-    place: Path, decided: JobDecisions = NOTHING_DECIDED, job: JobUuid = JOB, kind: OutputKind = OutputKind.DELTA
+    place: Path,
+    decided: JobDecisions = NOTHING_DECIDED,
+    job: JobUuid = JOB,
+    kind: OutputKind = OutputKind.DELTA,
 ):
     expected = InputOffsets({("in", 0): Extent(0, 20)})
     reader = OutputReader(expected, OriginNames(), job, decided, lambda: None)

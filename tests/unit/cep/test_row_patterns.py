@@ -18,9 +18,9 @@ from flinkish_spark import OutputTag
 from flinkish_spark.cep.expressions import (
     Aggregate,
     All,
-    FunctionCall,
     Classifier,
     Column,
+    FunctionCall,
     IsNull,
     Literal,
     Navigation,

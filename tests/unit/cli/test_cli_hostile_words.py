@@ -11,7 +11,7 @@ import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.cli import rewind
-from flinkish_spark.cli.client import local_time, one_line, describe_unexpected
+from flinkish_spark.cli.client import describe_unexpected, local_time, one_line
 from flinkish_spark.job import asking
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId

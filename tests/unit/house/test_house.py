@@ -13,7 +13,7 @@ import pytest
 
 from flinkish_spark import jars
 from flinkish_spark.core.errors import EnvironmentFault
-from flinkish_spark.jars import JarMissing, ivy_settings, find_pinned, find_pinned_jars, spark_minors
+from flinkish_spark.jars import JarMissing, find_pinned, find_pinned_jars, ivy_settings, spark_minors
 from tests.support.syntax import walk
 
 ROOT = Path(__file__).resolve().parents[3]

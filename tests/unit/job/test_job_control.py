@@ -39,10 +39,10 @@ from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.inputs import Inputs, ask_until_answered
 from flinkish_spark.job.requests import (
-    RequestWatcher,
     OutsideRequest,
     RequestFiles,
     RequestKind,
+    RequestWatcher,
     RestartForRewind,
     StopMode,
 )

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.testing import MiniCluster, mini_cluster
-from flinkish_spark.core.errors import EnvironmentFault
 
 
 @pytest.mark.parametrize(
