@@ -111,7 +111,7 @@ class QueryCancellation:
         restart = "start the job again" if has_ended else "restart the cluster or its driver, then the job"
         return CancellationTimedOut(
             f"a micro-batch did not end, {for_ms // 1000} s after it was cancelled; {done}",
-            why=f"it was in {attempt.hangs_in}" if attempt.hangs_in else "what it does cannot be interrupted",
+            why=f"it was in {attempt.hangs_in}" if attempt.hangs_in else "its call cannot be interrupted",
             what_to_do=f"{restart}: it continues from the last checkpoint. Let functions and sinks wait with "
             "a timeout",
             process=JobProcess.DRIVER,

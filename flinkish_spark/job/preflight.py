@@ -374,7 +374,7 @@ def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
         if uid not in asked:
             raise GraphError(
                 f"the source '{uid}' is aligned with the group '{alignment.group}', and has no watermarks",
-                why="none of its records reach a keyed operator, and only there anybody asks for times",
+                why="none of its records reach a keyed operator, and only those use watermarks",
                 what_to_do="leave with_watermark_alignment() out",
                 uid=uid,
             )

@@ -818,7 +818,7 @@ class Supervisor:
             if start.last.is_confirmed:
                 return
             start.last.look()
-            with self._waiting("Spark to say how the query is"):
+            with self._waiting("Spark to report the status of the query"):
                 if not query.is_active:
                     self._raise_failure(query, start.writer)
                 self.progress.dropped = query.count_dropped() + self._dropped_by_sinks

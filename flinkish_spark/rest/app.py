@@ -228,7 +228,7 @@ class _Paths:
         checkpoint = ours.checkpoint_id(request.path_params["checkpoint"])
         view = None if checkpoint is None else snapshot.checkpoint(checkpoint.value)
         if view is None:
-            raise RequestError(404, "nothing is known of that checkpoint")
+            raise RequestError(404, "that checkpoint is not known")
         return view
 
     def _serve_job(
@@ -301,7 +301,7 @@ class _Paths:
     async def _trigger_savepoint(self, request: Request) -> Response:
         given = await _body(request)
         if _flag(given, "cancel-job"):
-            raise RequestError(400, "a savepoint does not cancel the job here; POST to stop in place of it")
+            raise RequestError(400, "a savepoint cannot cancel the job here; POST to stop instead")
         return await self._export(request, _SAVEPOINT, _text(given, "target-directory"), given)
 
     async def _stop(self, request: Request) -> Response:
