@@ -57,6 +57,4 @@ def replay_dead_letters(
     if not counts.put_back:
         print_line(f"no letters {verb}")
     if left := counts.not_chosen + counts.not_whole:
-        print_line(
-            f"{left} are left behind: {counts.not_chosen} not chosen, {counts.not_whole} no whole records"
-        )
+        print_line(f"{left} were skipped: {counts.not_chosen} not chosen, {counts.not_whole} incomplete")
