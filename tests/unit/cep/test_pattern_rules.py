@@ -22,7 +22,7 @@ from flinkish_spark.cep import (
     PatternsFromStream,
     WithinType,
 )
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.rules import KnownToRules
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError, PatternError
@@ -244,7 +244,7 @@ def test_a_rule_finds_what_the_matcher_finds(drawn: tuple[Case, list[Any]]) -> N
     case, batches = drawn
     try:
         pattern = pattern_of(case["pattern"], skip_of(case["skip"]))
-        compiled(pattern)
+        compile_pattern(pattern)
     except PatternError:
         assume(False)
     models = {"x": Model(pattern), "y": Model(pattern)}

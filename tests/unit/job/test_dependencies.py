@@ -191,7 +191,7 @@ def test_a_disk_without_room_is_said(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(session_files, "_packed", full)
+    monkeypatch.setattr(session_files, "_pack", full)
     with pytest.raises(EnvironmentFault, match=r"No space left.*spark\.local\.dir"):
         dependencies.register_cached_file(str(tmp_path / "file"), "a", False)
 

@@ -313,7 +313,7 @@ def test_a_claim_that_is_deleted_under_the_other_side_is_made_again(
     def gone(self: RequestFiles) -> None:
         self.delete_claim()
 
-    monkeypatch.setattr(RequestFiles, "claimed", gone)
+    monkeypatch.setattr(RequestFiles, "read_claim", gone)
     assert files.claim(BY_OWNER_1) == BY_OWNER_1
 
 
