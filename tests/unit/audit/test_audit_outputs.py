@@ -108,7 +108,7 @@ def test_a_table_and_files_show_no_input_that_their_checkpoint_had_not_read(tmp_
     for place, kind in ((table, OutputKind.DELTA), (files, OutputKind.PARQUET)):
         found = read(place, decided, job.uuid, kind)
         told = [str(one) for one in partial_checkpoints(decided, found.visible, decided)]
-        assert told == ["'out' shows in checkpoint 1 a row of in-0 offset 6, which that had not read"], kind
+        assert told == ["'out' shows in checkpoint 1 a row of in-0 offset 6, which it had not read"], kind
     assert decided.checkpoints[1].checkpoint == int(CheckpointId(1))
 
 

@@ -105,9 +105,9 @@ def test_a_condition_of_columns_is_asked_of_what_is_known() -> None:
     assert matcher.process(state, 2, 0, yes) == [{"a": [2]}]
     # Where nothing is open an event of the first kind need not be tried.
     assert [one.may_begin for one in (no, yes, unknown)] == [False, True, True]
-    with pytest.raises(PatternError, match="nobody has evaluated the condition 'value > 1'"):
+    with pytest.raises(PatternError, match="condition 'value > 1' was not evaluated"):
         matcher.process(state, 3, 0, unknown)
-    with pytest.raises(PatternError, match="nobody has evaluated the condition 'value > 1'"):
+    with pytest.raises(PatternError, match="condition 'value > 1' was not evaluated"):
         matcher.process(state, 3, 0)
 
 

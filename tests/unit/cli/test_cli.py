@@ -171,7 +171,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(
 def test_nobody_takes_the_request_of_a_job_that_does_not_run(job: JobOnDisk) -> None:
     result = flinkish("checkpoints", "trigger", job.root, "--timeout-s", "0.2", "--json")
     assert result.exit_code == 3
-    assert said(result)["outcome"] == "NOT_TAKEN" and "taken back" in said(result)["text"]
+    assert said(result)["outcome"] == "NOT_TAKEN" and "withdrawn" in said(result)["text"]
     assert requests(job) == []
 
 

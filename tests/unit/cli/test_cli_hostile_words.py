@@ -136,7 +136,7 @@ def test_a_directory_that_may_not_be_entered_is_wrong_usage(
 
     monkeypatch.setattr("flinkish_spark.cli.client.os.stat", refuse)
     result = flinkish("checkpoints", "list", job.root)
-    assert result.exit_code == 2 and "cannot be looked at: Permission denied" in result.stderr
+    assert result.exit_code == 2 and "cannot be accessed: Permission denied" in result.stderr
 
 
 def test_a_working_directory_that_is_gone_is_wrong_usage(tmp_path: Path) -> None:
